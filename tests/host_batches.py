@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batch import IGNORED_LABEL, Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch, Budget, HostBatch
 from mlbert.data.loading.synthetic import SyntheticSource
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.mds_samples import COLUMNS
-from mlbert.data.formats.mds_write import MdsWriter
 from mlbert.data.formats.ragged import Ragged
 
 

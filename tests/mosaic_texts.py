@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

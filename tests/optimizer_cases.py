@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from mlbert.optim.acclip import ACClip
-from mlbert.optim.adam import Adam
-from mlbert.optim.adamw import AdamW, DecoupledAdamW
+from mlbert.optim.adamw import Adam, AdamW, DecoupledAdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbert.data.formats.mds_write import MdsWriter
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.loading.batches import HostBatch
 
 WORDS = [
     "the",

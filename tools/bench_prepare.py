@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardWriter
 from mlbert.data.formats.ragged import Ragged
@@ -38,9 +38,9 @@ from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import write_text
 from mlbert.data.prepare.generator import Generator, NativeGenerator, PlainGenerator
 from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
-from mlbert.data.prepare.vocab import count_words, train_vocabulary
 from mlbert.host import native
 from mlbert.host.errors import UserError
 

@@ -28,7 +28,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops

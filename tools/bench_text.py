@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.token_shards import TEXT, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.loading.masking_rates import MaskingRate
 from mlbert.data.loading.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.data.loading.text_run import MaskingRate
 from mlbert.data.prepare import python_text
 from mlbert.host import native
 from mlbert.host.errors import UserError

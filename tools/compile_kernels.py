@@ -32,8 +32,7 @@ from triton.runtime.jit import JITFunction
 import attention_model
 import sass
 from mlbert.data.loading import triton_expand
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
@@ -41,10 +40,9 @@ from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.compiled import CompiledOptimizer
-from mlbert.optim.flat import FlatParameters
+from mlbert.optim.flat import FlatParameters, pieces_of
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
-from mlbert.optim.pieces import pieces_of
 from mlbert.optim.sgd import SGD
 from mlbert.optim.stableadamw import StableAdamW
 from mlbert.optim.triton_update import TritonUpdate

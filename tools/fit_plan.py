@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.report.planner.model import Job, seconds_to_train
-from mlbert.report.planner.parameters import GPUS, PATH, Parameters
+from mlbert.report.planner.timing import GPUS, PATH, Job, Parameters, seconds_to_train
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"

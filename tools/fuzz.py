@@ -40,7 +40,7 @@ _IMPORTED = (
     *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build"),
     *(
         "mlbert.training.experiment",
-        "mlbert.models.weights.convert.nvidia_pt",
+        "mlbert.models.weights.convert",
         "matplotlib.pyplot",
         "tokenizers",
         "pandas",

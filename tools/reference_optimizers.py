@@ -66,7 +66,7 @@ class ReferenceAdamW(Reference):
 
     Args:
         weights, **settings: as in `Reference`.
-        bias_correction: as in `mlbert.optim.adam.Adam`.
+        bias_correction: as in `mlbert.optim.adamw.Adam`.
         base_lr: the decay's share of a step is lr / base_lr times `weight_decay` (decoupled); None: lr times it.
     """
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from mlbert.data.formats.deals import by_length, contiguous
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.formats.order import by_length, contiguous
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.groups import exchange_group

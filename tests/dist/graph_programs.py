@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.capture import NoCapture

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from mlbert.cli.main import exit_code
-from mlbert.distributed import meeting
+from mlbert.distributed import rendezvous
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
@@ -26,8 +26,8 @@ def stop(*_: object, **__: object) -> NoReturn:
 
 def meet(victim: int, where: str) -> None:
     """Connects up to the watch, with short deadlines; one rank stops."""
-    meeting.GRACE_SECONDS = 1.5
-    meeting.JOIN_SECONDS = DEADLINE
+    rendezvous.GRACE_SECONDS = 1.5
+    rendezvous.JOIN_SECONDS = DEADLINE
     world = World.identify()
     if world.rank == victim:
         if where == "holding the store":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.prepare.vocab import count_words, train_vocabulary
+from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 
 SHAPE = BertConfig(
     vocab_size=200,

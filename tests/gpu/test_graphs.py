@@ -11,8 +11,7 @@ from torch import Tensor
 from gpu_check.trainer import Trainer
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY

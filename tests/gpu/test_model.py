@@ -12,7 +12,7 @@ import torch
 from gpu_check.profile import profile_step
 from gpu_check.trainer import Trainer
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products

@@ -11,9 +11,8 @@ import torch
 
 from host_batches import assert_same, made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading import host_batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading import batches
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.data.loading.synthetic import SyntheticSource, sequences
 from mlbert.distributed.capture import CudaCapture
 from mlbert.distributed.world import World
@@ -45,7 +44,7 @@ def batch_of(lengths: list[int], masked: bool) -> HostBatch:
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, form):
     if form == "plain":
-        monkeypatch.setattr(host_batch, "expansion", lambda _: host_batch.expand_plain)
+        monkeypatch.setattr(batches, "expansion", lambda _: batches.expand_plain)
     batch = batch_of(lengths, masked)
     arrived = batch.to(device)
     assert all(value.is_cuda for value in vars(arrived).values() if isinstance(value, torch.Tensor))
@@ -91,7 +90,7 @@ def test_a_copy_runs_beside_the_computation(device):
     working = torch.cuda.Event()
     working.record()
     sent.to(device)
-    host_batch._copy_stream(torch.device(device)).synchronize()
+    batches._copy_stream(torch.device(device)).synchronize()
     assert not working.query()
 
 

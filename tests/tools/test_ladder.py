@@ -11,7 +11,7 @@ import torch
 from gpu_check import ladder
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from gpu_check.parts import tiny_scale
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.ops import registry
 from mlbert.programs.bench.step import make_batch
 

@@ -27,8 +27,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY
 from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert.common import Checkpoint, write_own
-from mlbert.models.weights.convert.nvidia_pt import torch_to_nvidia
+from mlbert.models.weights.convert import Checkpoint, torch_to_nvidia, write_own
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored

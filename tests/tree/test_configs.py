@@ -25,9 +25,8 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import find
-from mlbert.report.planner import memory
-from mlbert.report.planner.parameters import GPUS
-from mlbert.report.planner.shapes import BENCHMARK
+from mlbert.report.planner import estimate
+from mlbert.report.planner.timing import BENCHMARK, GPUS
 from mlbert.report.run_plan import Plan, make_plan, planned_world_size
 from mlbert.training.config import EvaluationConfig, RunConfig
 from tf2_bert import recipe as tensorflow2
@@ -312,6 +311,6 @@ def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
     sharded, in_fp8 = ranks[config[DistributedConfig].sharded_optimizer], config[ComputeConfig].precision == "fp8"
-    held = memory.of(shape, gpu, sequences, sharded, fp8=in_fp8)
-    room = memory.USABLE * GPUS[gpu].memory_gb
+    held = estimate.of(shape, gpu, sequences, sharded, fp8=in_fp8)
+    room = estimate.USABLE * GPUS[gpu].memory_gb
     assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"

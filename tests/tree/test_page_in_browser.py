@@ -15,7 +15,7 @@ import pytest
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.report.page import findings_page, report_page
 from mlbert.report.results import read_result
-from mlbert.report.sources import read_systems
+from mlbert.report.runs import read_systems
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)

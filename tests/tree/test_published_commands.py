@@ -20,7 +20,7 @@ from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.data.formats.open import open_store
 from mlbert.data.loading.config import DataConfig
-from mlbert.data.prepare.bins_hdf5 import make_hdf5_bins
+from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.distributed.config import DistributedConfig
 from mlbert.mlperf.config import SubmissionConfig
@@ -28,8 +28,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert.common import Checkpoint, write_own
-from mlbert.models.weights.convert.nvidia_pt import torch_to_nvidia
+from mlbert.models.weights.convert import Checkpoint, torch_to_nvidia, write_own
 from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.run_files import NAMES
+from mlbert.mlperf.result_set import NAMES
 from mlbert.mlperf.seal import SUMS
 
 SYSTEM_FIELDS = set(

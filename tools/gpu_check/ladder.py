@@ -25,9 +25,7 @@ from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Batch, Budget, HostBatch
 from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.host.errors import UserError
 from mlbert.models.flops import Work, training_flops

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.models.flops import Work
 from mlbert.ops.api import dropout_key
 

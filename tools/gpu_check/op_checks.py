@@ -1,6 +1,6 @@
 """Whether every implementation of every op computes what its plain twin says.
 
-The rule is that of `mlbert.ops.error_rule`, applied as before a run (`mlbert.ops.comparison`).
+The rule is that of `mlbert.ops.comparison`, applied as before a run (`mlbert.ops.comparison`).
 
 Legend: S sequences, T tokens, N heads, H head size, R rows, F columns.
 """
@@ -18,14 +18,13 @@ from torch import Tensor
 
 from gpu_check.op_cases import Case, OpCases
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.api import dropout_key
-from mlbert.ops.comparison import compare
+from mlbert.ops.comparison import FLOOR_STEPS, MAX_RATIO, compare
 from mlbert.ops.dropout import dropout_scale, dropout_threshold
-from mlbert.ops.error_rule import FLOOR_STEPS, MAX_RATIO
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from reference_optimizers import ReferenceLamb

@@ -21,7 +21,7 @@ from gpu_check.op_speed import speed_rows
 from gpu_check.profile import profile_step
 from gpu_check.rows import Rows
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.ops import api as ops
 from mlbert.programs.bench.step import make_batch
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World

@@ -10,12 +10,11 @@ import pytest
 from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.glue import TASKS
-from mlbert.data.prepare import python_glue
-from mlbert.data.prepare.vocab import count_words, train_vocabulary
-from mlbert.programs.glue_jobs import Job
+from mlbert.data.prepare import glue_files
+from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.programs.mosaic import glue_yaml
-from mlbert.programs.mosaic.leaves import Leaves
-from mlbert.programs.nested_yaml import read_nested
+from mlbert.programs.mosaic.glue_runner import Job
+from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from user_errors import assert_error_line
 
 SHAPE = BertConfig(
@@ -47,7 +46,7 @@ tasks:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
-    python_glue.make(made / "glue", size=0.1)
+    glue_files.make(made / "glue", size=0.1)
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 400)) + "\n")
     (made / "shape.json").write_text(SHAPE.to_json())

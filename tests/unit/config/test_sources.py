@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.config.sources import Export, check_exports, parse_config_name, read_yaml
-from mlbert.host.names import nearest
+from mlbert.host.errors import nearest
 from user_errors import user_error
 
 

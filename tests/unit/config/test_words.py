@@ -10,7 +10,7 @@ from mlbert.config.resolution import split_arguments
 from mlbert.config.section import settings_of
 from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
 from mlbert.config.words import _OTHERS, default_words, hint_at, markdown_table
-from mlbert.host.names import name_shape
+from mlbert.host.errors import name_shape
 from mlbert.training.config import RunConfig
 from user_errors import user_error
 

@@ -9,7 +9,7 @@ import pytest
 
 RAISE = """
 import resource, sys
-from mlbert.distributed.open_files import raise_open_files_limit
+from mlbert.distributed.rendezvous import raise_open_files_limit
 soft, hard, ranks = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 raise_open_files_limit(ranks)

@@ -7,8 +7,8 @@ import socket
 import pytest
 import torch
 
-from mlbert.distributed.meeting import default_join_seconds
 from mlbert.distributed.place import expand_hostlist, expand_tasks_per_node
+from mlbert.distributed.rendezvous import default_join_seconds
 from mlbert.distributed.world import World
 from user_errors import user_error
 

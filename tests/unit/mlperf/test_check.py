@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.mlperf import official, tools
+from mlbert.mlperf import official
 from mlbert.mlperf.check import check
 from mlbert.mlperf.findings import Finding, Outcome, failed
-from mlbert.mlperf.run_files import NAMES
+from mlbert.mlperf.result_set import NAMES
 from mlbert.mlperf.seal import seal
 from mlbert.mlperf.workplace import Workplace
 from user_errors import assert_error_line, user_error
@@ -296,7 +296,7 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
     assert told["own: seal"].outcome is Outcome.PASS
     assert told["own: layout"].outcome is Outcome.PASS
     assert told["result_summarizer"].outcome is Outcome.PASS
-    with tools.started(
+    with official.started(
         official.jobs([official.package_checker(tree), official.repo_checker(tree)]), tmp_path
     ) as answers:
         assert not any("WARNING" in answer.words for answer in answers(lambda step: None))

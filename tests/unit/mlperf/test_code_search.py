@@ -10,8 +10,8 @@ import pytest
 from mlbert.config.sections import settings_by_key
 from mlbert.host.provenance import PACKAGE_HOME
 from mlbert.mlperf.call_sites import Sources
-from mlbert.mlperf.code_search import CodeSearch
 from mlbert.mlperf.logs import Log
+from mlbert.mlperf.trace import CodeSearch
 
 RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
 SHARED = {

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mlbert.cli.submission import app
 from mlbert.mlperf.compare import Comparison, compare_sides, read_side
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.run_numbers import minutes_to_train, samples_per_second, samples_to_target
+from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target
 from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.mlperf.describe import describe_system, write_description
-from mlbert.mlperf.templates import FIELDS
+from mlbert.mlperf.describe import FIELDS, describe_system, write_description
 from user_errors import user_error
 
 CPUINFO = """\

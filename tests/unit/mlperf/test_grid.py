@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from mlbert.mlperf.checks.evaluation import check_grid
 from mlbert.mlperf.findings import Complaint, Outcome
-from mlbert.mlperf.grid import check_grid
 from mlbert.mlperf.rules import eval_interval
 
 BATCHES = (96, 448, 576, 768, 1024, 1536, 4608, 6144, 8192, 16384)

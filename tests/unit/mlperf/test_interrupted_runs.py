@@ -12,7 +12,7 @@ from interrupted_runs import train
 from mlbert.mlperf.check import check
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.run_numbers import samples_per_second
+from mlbert.mlperf.result_set import samples_per_second
 
 STEP = 120  # at which a run is interrupted
 REQUEUED = 128 + signal.SIGUSR1  # what `run.sub` requeues a job for

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.config.sources import check_exports, parse_config_name
+from mlbert.mlperf.describe import FOLDER, unfilled
 from mlbert.mlperf.new_system import IMPLEMENTATIONS, new_system
-from mlbert.mlperf.templates import FOLDER, unfilled
 from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker.mlp_parser import ruleset_500
 
-from mlbert.mlperf import official, tools
+from mlbert.mlperf import official
 from mlbert.mlperf.describe import describe_system
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.tools_worker import text_from_token
@@ -58,7 +58,7 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(
     calls.append(replace(calls[-1], arguments=["--wrong"]))
     folder = tmp_path / "workers"
     folder.mkdir()
-    with tools.started(official.jobs(calls), folder) as answers:
+    with official.started(official.jobs(calls), folder) as answers:
         side_by_side = answers(lambda step: None)
     for call, answer in zip(calls, side_by_side, strict=True):
         status, words = _plain_run(call, scratch)
@@ -81,7 +81,7 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, scratch: Path, log: Path) ->
     hanging = tmp_path / "fifo"
     os.mkfifo(hanging)
     calls = [official.compliance_checker(path, "x") for path in (hanging, log)]
-    with tools.started(official.jobs(calls), scratch, seconds=3) as answers:
+    with official.started(official.jobs(calls), scratch, seconds=3) as answers:
         told = [call.judge(answer)[0] for call, answer in zip(calls, answers(lambda step: None), strict=True)]
     assert told[0].outcome is Outcome.ERROR
     assert "no answer within 3 seconds" in told[0].words
@@ -93,7 +93,7 @@ def test_tools_end_with_their_check(tmp_path: Path, scratch: Path) -> None:
     os.mkfifo(fifo)
 
     def interrupt() -> None:
-        with tools.started(official.jobs([official.compliance_checker(fifo, "x")]), scratch):
+        with official.started(official.jobs([official.compliance_checker(fifo, "x")]), scratch):
             writers.append(os.open(fifo, os.O_WRONLY))  # returns when the tool reads
             raise KeyboardInterrupt
 

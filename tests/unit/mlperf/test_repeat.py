@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.mlperf.agreement import judge, remarks
 from mlbert.mlperf.compare import alike
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.repeat import code_of, make_plan, other_settings, read_repeatable
+from mlbert.mlperf.repeat import code_of, judge, make_plan, other_settings, read_repeatable, remarks
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
 from user_errors import assert_error_line, user_error

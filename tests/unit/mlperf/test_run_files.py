@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.mlperf.run_files import NAMES, run_file
+from mlbert.mlperf.result_set import NAMES, run_file
 
 
 @pytest.mark.parametrize("place", ["bert/run_3/{}", "run_3.{}"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.mlperf.significance import compare
+from mlbert.mlperf.compare import compare
 
 NUMBERS = st.lists(st.integers(1000, 1400), min_size=1, max_size=12, unique=True)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from audit import ROOT, add_line, copy_of_ours, edit, system_of, told
+from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
-from mlbert.mlperf.templates import FIELDS
 
 PUBLISHED = ROOT / "tests/assets/published_logs/2xXE9712x4GB200.tar.xz"
 

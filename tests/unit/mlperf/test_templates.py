@@ -10,8 +10,8 @@ import pytest
 
 from mlbert.mlperf import official
 from mlbert.mlperf.check import check
+from mlbert.mlperf.describe import FIELDS, MARK, template, unfilled
 from mlbert.mlperf.findings import Outcome
-from mlbert.mlperf.templates import FIELDS, MARK, template, unfilled
 
 NewTree = Callable[..., Path]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.linears import Fp8Linears
+from mlbert.models.encoder import Fp8Linears
 from mlbert.ops import api as ops
 from mlbert.ops import registry
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products

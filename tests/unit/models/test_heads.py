@@ -12,8 +12,7 @@ from torch import Tensor
 
 from host_batches import filled, made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Batch, Budget
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.huggingface import huggingface_config, model_config, padded_inputs

@@ -17,13 +17,12 @@ from safetensors.torch import load_file
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
+from mlbert.models.assembly import Compute, choose_compute, make_classifier, make_masked_lm
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from mlbert.models.choose import make_classifier, make_masked_lm
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
-from mlbert.models.start import Compute, choose_compute
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.renaming import load_state, padded

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.renaming import load_state, own_state, parameter_sizes

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from host_batches import made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import IGNORED_LABEL, Batch
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch, Budget
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from model_loss import loss_of

@@ -9,8 +9,8 @@ from mlbert.config.recipe import Recipe
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.world import World
+from mlbert.models.assembly import whole_update
 from mlbert.models.bert import BertForSequenceClassification
-from mlbert.models.update import whole_update
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig

@@ -15,8 +15,7 @@ from emulated_cublaslt import Emulator, compile_emulator
 from mlbert.host import native
 from mlbert.ops import api as ops
 from mlbert.ops import cublaslt, native_library, reference
-from mlbert.ops.comparison import pytorchs_own
-from mlbert.ops.error_rule import ErrorRule, draws_for
+from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
 
 Check = Callable[..., None]
 
@@ -65,7 +64,7 @@ def run(
 
 @pytest.fixture
 def error_rule(use_native: None) -> Check:
-    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `mlbert.ops.error_rule`.
+    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `mlbert.ops.comparison`.
 
     `arguments` may be a function that draws them, where one draw holds too few numbers. `form` stands in for the
     public op.

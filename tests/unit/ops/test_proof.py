@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import api as ops
-from mlbert.ops import device_cache, proof, reference, registry
-from mlbert.ops.proof_cases import Problems
+from mlbert.ops import proof, reference, registry
+from mlbert.ops.proof import Problems
 from user_errors import user_error
 
 CPU = torch.device("cpu")
@@ -143,7 +143,7 @@ def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
     assert proven() == said
     assert not checked
-    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
+    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(registry, "_software", lambda: ("others",))):
         monkeypatch.setattr(registry, "_refused", {})
         change()
         proven()
@@ -206,7 +206,7 @@ def store(folder: str, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         for _ in range(50):
-            device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
+            registry.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
 
 
 def fail(text: str) -> None:
@@ -219,10 +219,10 @@ def test_two_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        found = device_cache.load("proof", CPU, fail)
+        found = registry.load("proof", CPU, fail)
         assert len(found) in (0, 20)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(device_cache.load("proof", CPU, fail)) == 20
+    assert len(registry.load("proof", CPU, fail)) == 20
     assert len(list((tmp_path / "mlbert").iterdir())) == 1, "nothing half-written is left"
 
 

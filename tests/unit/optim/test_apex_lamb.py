@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
-from mlbert.optim.apex_lamb import ApexLamb, find_fused_lamb
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb
+from mlbert.optim.lamb import ApexLamb, Lamb, find_fused_lamb
 from unsharded import unsharded
 from user_errors import user_error
 

@@ -16,8 +16,7 @@ from mlbert.distributed.sharding import ShardLayout
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods
-from mlbert.optim.adam import Adam
-from mlbert.optim.adamw import AdamW
+from mlbert.optim.adamw import Adam, AdamW
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig

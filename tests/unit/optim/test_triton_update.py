@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.optim.acclip import ACClip
-from mlbert.optim.adam import Adam
+from mlbert.optim.adamw import Adam
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from mlbert.programs import console_progress as module
-from mlbert.programs.console_progress import console_progress
+from mlbert.programs import console as module
+from mlbert.programs.console import console_progress
 
 
 def recorded(terminal: bool) -> tuple[Console, io.StringIO]:

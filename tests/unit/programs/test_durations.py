@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.host.errors import UserError
-from mlbert.programs.durations import Durations
+from mlbert.programs.mosaic.common_yaml import Durations
 from user_errors import user_error
 
 PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.programs.glue_jobs import SEEDS, Job, aggregate, job_list
+from mlbert.programs.mosaic.glue_runner import SEEDS, Job, aggregate, job_list
 
 # labels, rate, decay, batch, epochs, steps between evaluations
 PUBLISHED = {

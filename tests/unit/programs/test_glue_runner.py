@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.programs.glue_jobs import Job, job_list
-from mlbert.programs.mosaic.glue_runner import LOG, Runner, State, make_slots
+from mlbert.programs.mosaic.glue_runner import LOG, Job, Runner, State, job_list, make_slots
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.host.errors import UserError
-from mlbert.programs.nested_yaml import read_nested
+from mlbert.programs.mosaic.nested_yaml import read_nested
 from user_errors import user_error
 
 KNOWN = ["run_name", "data", "model.name", "model.config.**", "loader.dataset.local", "callbacks.*", "tasks.*.seeds"]

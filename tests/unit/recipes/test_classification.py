@@ -14,7 +14,7 @@ import transformers
 
 from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.prepare.vocab import count_words, train_vocabulary
+from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 

@@ -60,7 +60,7 @@ def test_a_single_process_trains_alike(tmp_path: Path, changes: dict[str, str]) 
 
 def test_evaluating_does_not_change_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation takes the exact weights, the next step the rounded ones again, their FP8 copies included."""
-    monkeypatch.setattr("mlbert.training.artifacts.gemm_peak_flops", lambda *_: 1.0)  # measuring it takes seconds
+    monkeypatch.setattr("mlbert.training.experiment.gemm_peak_flops", lambda *_: 1.0)  # measuring it takes seconds
     changes = {"sharded_optimizer": "all", "weights_allgather": "e5m2", "precision": "fp8", "max_steps": 6}
     losses = {}
     for name, distance in (("never", 1_000_000), ("often", 8)):

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.mlperf.rules import reference_point
-from mlbert.report.reference import nearest_hyperparameters, scaling
-from mlbert.report.results import FASTEST, MISSED, SLOWEST, read_result
-from mlbert.report.runs import read_run, thin
-from mlbert.report.sources import read_systems
+from mlbert.report.results import FASTEST, MISSED, SLOWEST, nearest_hyperparameters, read_result, scaling
+from mlbert.report.runs import read_run, read_systems, thin
 from simple_logs import write_log
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.models.weights.checkpoint_state import parameter_shapes
-from mlbert.models.weights.convert.tensorflow_checkpoint import tf2_to_torch
+from mlbert.models.weights.convert import tf2_to_torch
 from tf2_bert.checkpoints import copy_weights, initial_values, write_weights
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error

@@ -17,13 +17,13 @@ from host_batches import tokens_of
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.loading.config import DataConfig
-from mlbert.data.loading.evaluation import EvalSet
 from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.pretraining import EvalSet
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.training.config import EvaluationConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining

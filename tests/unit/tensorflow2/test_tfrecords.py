@@ -15,7 +15,7 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import read_widths, write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
-from mlbert.data.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host.errors import UserError
 from sequences_of_rows import sequences_of
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences

@@ -8,16 +8,15 @@ import torch
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
 from mlbert.cli.main import main
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
+from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluation, Evaluator, evaluate
 from mlbert.training.reader import Reader
-from mlbert.training.snapshots import Snapshots
 from recorded_graph import RecordedGraph
 from training_settings import train_arguments
 from user_errors import user_error

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.open import describe
-from mlbert.data.loading.evaluation import EvalSet
+from mlbert.data.loading.pretraining import EvalSet
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining

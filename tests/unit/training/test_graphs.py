@@ -11,7 +11,7 @@ import torch
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from mlbert.cli.main import main
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget
 from mlbert.distributed.capture import NoCapture
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops

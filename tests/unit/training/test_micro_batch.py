@@ -15,7 +15,7 @@ from mlbert.config.sections import Configuration
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM

@@ -13,7 +13,7 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.reduce import GradientReducer, cut_buckets

@@ -12,8 +12,7 @@ from torch import Tensor
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from host_batches import made_up_batches
 from live_memory import LiveMemory, MeasuredPool
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World

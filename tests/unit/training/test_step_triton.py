@@ -12,7 +12,7 @@ from torch import Tensor
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
 from host_batches import made_up_batches
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from host_batches import numbers
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.open import check_same_vocabulary, describe, open_store
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.tfrecord import write_examples
-from mlbert.data.loading.evaluation import EvalSet
 from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.pretraining import EvalSet
 from random_set import VOCAB_SIZE, random_rows
 from stored_sets import names
 from user_errors import user_error

@@ -10,9 +10,8 @@ import torch
 
 from host_batches import tokens_of
 from mlbert.data.formats.bins import BinnedStore
-from mlbert.data.formats.deals import by_length, contiguous
 from mlbert.data.formats.open import open_store
-from mlbert.data.formats.order import EpochOrder
+from mlbert.data.formats.order import EpochOrder, by_length, contiguous
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.split_bins import make_bins
 from stored_sets import make_rows, names, random_lengths, write_set

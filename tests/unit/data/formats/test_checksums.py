@@ -9,8 +9,8 @@ import pytest
 from mlbert.data.formats import open as opening
 from mlbert.data.formats import prepared
 from mlbert.data.formats.checksums import CHECKSUMS, FileChecks, FileSum, file_xxh3, sharers
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardSet, shard_name
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.export_nvidia import export_nvidia

@@ -13,13 +13,13 @@ import pytest
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.checksums import CHECKSUMS
-from mlbert.data.formats.content import CONTENT
-from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.index_cache import CONTENT
 from mlbert.data.formats.open import describe, widths_at_most
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
-from mlbert.data.loading.evaluation import EvalSet
 from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.pretraining import EvalSet
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.verify import verify
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set

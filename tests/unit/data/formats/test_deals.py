@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.deals import by_length, contiguous, snake
-from mlbert.data.formats.order import ComposedOrder, EpochOrder, StepShare, even_mix
+from mlbert.data.formats.order import ComposedOrder, EpochOrder, StepShare, by_length, contiguous, even_mix, snake
 
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:

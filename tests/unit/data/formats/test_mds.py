@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mlbert.data.formats.mds import MdsReader
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[3] / "assets/mds"

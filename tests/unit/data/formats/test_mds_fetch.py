@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from file_limits import largest_file
-from mlbert.data.formats.mds import MdsReader
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from user_errors import user_error
 
 FIRST = "shard.00000.mds"

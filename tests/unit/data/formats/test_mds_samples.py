@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from mds_samples import padded, write_columns, write_mds
-from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.mds_samples import MdsSamples
-from mlbert.data.formats.mds_write import MdsWriter
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import flip, make_rows, names, random_lengths, tree

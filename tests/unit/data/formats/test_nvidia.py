@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from host_batches import assert_same
 from mlbert.data.formats import nvidia, nvidia_index
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.nvidia import NvidiaStore
 from mlbert.data.formats.nvidia_index import Limits
 from mlbert.data.formats.nvidia_shard import Items
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardWriter
 from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
-from mlbert.data.loading.evaluation import EvalSet
 from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.pretraining import EvalSet
 from mlbert.host.errors import UserError
 from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_packed, write_variable
 from user_errors import user_error

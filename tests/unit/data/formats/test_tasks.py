@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.formats.glue import TASKS
-from mlbert.data.formats.task_files import column_names, read_columns
-from mlbert.data.formats.tasks import TaskForm, read_evaluation, read_texts, read_training
+from mlbert.data.formats.tasks import TaskForm, column_names, read_columns, read_evaluation, read_texts, read_training
 from mlbert.data.prepare.glue_files import write_file
 from user_errors import user_error
 

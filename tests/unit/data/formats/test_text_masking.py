@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
-from mlbert.data.formats.text_masking import Masking
 
 SPECIAL, MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
 RULE = Masking(SPECIAL, MASK, VOCAB, seed=7)

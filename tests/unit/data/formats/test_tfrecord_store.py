@@ -10,9 +10,9 @@ import pytest
 
 from host_batches import numbers
 from mlbert.data.formats import tfrecord, tfrecord_plain, tfrecord_store
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.formats.tfrecord import Widths, write_examples
 from mlbert.data.formats.tfrecord_store import TFRecordStore, accepts, describe

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats import token_shards as module
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.formats import tokenizer as module
-from mlbert.data.formats import wordpiece_native
+from mlbert.data.formats import wordpiece
 from mlbert.data.formats.tokenizer import UNCASED_FILE, UNCASED_NAMES, Tokenizer, hub_problem, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host import native
@@ -42,7 +42,7 @@ def test_without_a_compiler(monkeypatch):
 
     texts = ["one two", "", "naïve 東京\nunaffable"]
     expected = of_all(UNCASED, texts)
-    monkeypatch.setattr(wordpiece_native, "_library", unavailable)
+    monkeypatch.setattr(wordpiece, "_library", unavailable)
     plain = UNCASED.clone()
     assert plain._native is None
     assert of_all(plain, texts) == expected
@@ -125,7 +125,7 @@ def test_a_hub_that_cannot_be_used(monkeypatch, attribute, value, words):
 
 def test_the_vocabulary_is_the_one_that_downloads_are_checked_against(tree_root):
     from mlbert.data.formats.manifest import file_md5
-    from mlbert.data.prepare.benchmark_files import __file__ as place
+    from mlbert.data.prepare.download import __file__ as place
 
     files = json.loads(Path(place).with_suffix(".json").read_text())["files"]
     pinned = next(entry for entry in files if entry["name"] == "vocab.txt")

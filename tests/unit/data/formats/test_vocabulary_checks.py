@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlbert.data.formats.checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.vocabulary_checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer
 from mlbert.data.prepare.instances import InstanceOptions, create_instances
 from user_errors import user_error

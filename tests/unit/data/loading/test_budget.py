@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from host_batches import assert_same, filled, made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import IGNORED_LABEL
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import IGNORED_LABEL, Budget, HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from model_loss import loss_of, masked_sums

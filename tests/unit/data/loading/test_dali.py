@@ -10,7 +10,7 @@ import pytest
 
 from host_batches import assert_same
 from mlbert.data.formats import tfrecord
-from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.ragged import DTYPES
 from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.formats.tfrecord_plain import NAMES

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from host_batches import numbers
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.masking import MaskingRule, mask_tokens
-from mlbert.data.formats.order import Lengths, StepShare
+from mlbert.data.formats.order import Lengths, StepShare, contiguous
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from random_set import VOCAB_SIZE

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import host_batches
-from mlbert.data.loading.evaluation import EvalSet
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
+from mlbert.data.loading.pretraining import EvalSet
 from user_errors import user_error
 
 

@@ -11,10 +11,8 @@ import torch
 
 from host_batches import assert_same, made_up_batches, plain_batch, plain_filled
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading import host_batch
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch, expand_plain
+from mlbert.data.loading import batches
+from mlbert.data.loading.batches import Batch, Budget, HostBatch, expand_plain
 
 EXTRAS = [(0, 0, 0), (1, 0, 0), (0, 3, 0), (300, 40, 77)]
 UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 sequences", "long and short", "nothing")
@@ -28,7 +26,7 @@ def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         pytest.importorskip("triton", reason="Triton is not installed")
         request.getfixturevalue("use_triton")
         chosen = importlib.import_module("mlbert.data.loading.triton_expand").expand
-    monkeypatch.setattr(host_batch, "expansion", lambda device: chosen)
+    monkeypatch.setattr(batches, "expansion", lambda device: chosen)
 
 
 def rows_of(lengths: list[int], masked: list[int], generator: np.random.Generator) -> Ragged:

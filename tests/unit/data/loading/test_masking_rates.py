@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.config.sections import settings_by_key
-from mlbert.data.loading.masking_rates import SHAPES, MaskingRate
+from mlbert.data.loading.text_run import SHAPES, MaskingRate
 
 STEPS = 100
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from host_batches import numbers, same
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
-from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.mds_order import World, sample_order
-from mlbert.data.formats.mds_write import MdsWriter
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
-from mlbert.data.loading import text_pieces
-from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading import text_lanes
 from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, describe_text
+from mlbert.data.loading.text_run import MaskingRate
 from text_sets import Row, original, random_texts, rows, write_texts
 from user_errors import user_error
 
@@ -233,7 +233,7 @@ def test_texts_are_read_when_their_shard_is_not_there(folder, monkeypatch):
     expected = {mode: steps([opened(folder, mode)], 30) for mode in MODES}
     close_all()
     shutil.rmtree(next(folder.glob("tokens-*")))
-    monkeypatch.setattr(text_pieces.Ahead, "reach", lambda *_: None)
+    monkeypatch.setattr(text_lanes.Ahead, "reach", lambda *_: None)
     assert {mode: steps([opened(folder, mode)], 30) for mode in MODES} == expected
     assert not list(folder.glob("tokens-*"))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.prepare.baselines import baselines
 from mlbert.data.prepare.generator import flat
+from mlbert.data.prepare.pipeline import baselines
 
 CLS, SEP, MASK = 0, 1, 2
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from host_batches import numbers
 from mlbert.data.formats.base import BinInfo
-from mlbert.data.formats.deals import by_length
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.order import by_length
 from mlbert.data.loading.packed import PackedSource
-from mlbert.data.prepare import bins_hdf5
-from mlbert.data.prepare.bins_hdf5 import make_hdf5_bins
+from mlbert.data.prepare import split_bins
+from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.host.errors import UserError
 from nvidia_shards import PREDICTIONS, bert_rows, pack_counts, write_fixed, write_packed, write_variable
 from stored_sets import make_rows, names, random_lengths, same_sequences, tree, write_set
@@ -43,7 +43,7 @@ def lengths_in(path) -> np.ndarray:
 @given(count=st.integers(40, 200), seed=st.integers(0, 99), layout=st.sampled_from(["fixed", "variable"]))
 @settings(max_examples=8)
 def test_every_sequence_once_and_in_its_bin(tmp_path_factory, monkeypatch, count, seed, layout):
-    monkeypatch.setattr(bins_hdf5, "ROWS_A_FILE", 17)
+    monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
     folder = tmp_path_factory.mktemp("bins")
     rows = make_rows(np.concatenate([random_lengths(count, seed=seed), [7, 12, 20]]), seed)
     source = write_set(folder / "source", rows)
@@ -94,9 +94,9 @@ def test_a_finished_folder_is_left_alone(source, tmp_path):
 
 
 def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(bins_hdf5, "ROWS_A_FILE", 17)
+    monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
     make_hdf5_bins(source, tmp_path / "good", edges=EDGES)
-    real, left = bins_hdf5.write_shard, 4
+    real, left = split_bins.write_shard, 4
 
     def write(*words):
         nonlocal left
@@ -106,7 +106,7 @@ def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
         real(*words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bins_hdf5, "write_shard", write)
+        patch.setattr(split_bins, "write_shard", write)
         with user_error("file.unwritable", "disk", wording=False):
             make_hdf5_bins(source, tmp_path / "out", edges=EDGES)
     assert not (tmp_path / "out").exists()

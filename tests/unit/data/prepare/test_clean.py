@@ -18,7 +18,7 @@ import pytest
 
 from mlbert.data.prepare import clean as module
 from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds
-from mlbert.data.prepare.separate import drawn_articles
+from mlbert.data.prepare.wiki_text import drawn_articles
 from mlbert.host.errors import UserError
 from user_errors import user_error
 

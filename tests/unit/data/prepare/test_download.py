@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.prepare import download
-from mlbert.data.prepare.benchmark_files import LIST, read_list, select
-from mlbert.data.prepare.download import fetch_all
+from mlbert.data.prepare.download import LIST, fetch_all, read_list, select
 from user_errors import assert_error_line, user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.prepare.eval_set import make_eval_set, pick_evenly
+from mlbert.data.prepare.shuffle import make_eval_set, pick_evenly
 from stored_sets import make_rows, names, random_lengths, tree, write_set
 from user_errors import user_error
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats import wordpiece_native
+from mlbert.data.formats import wordpiece
 from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
 from mlbert.data.prepare import generator
@@ -131,7 +131,7 @@ def test_known_chunks_are_forgotten_when_they_take_too_much(monkeypatch):
     rng = random.Random(0)
     text = "\n".join(" ".join("".join(rng.choices(LETTERS, k=6)) for _ in range(8)) for _ in range(300))
     expected, plain = both(text, True)
-    monkeypatch.setattr(wordpiece_native, "MAX_REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(wordpiece, "MAX_REMEMBERED_BYTES", 0)
     assert both(text, True, block_bytes=500)[0] == expected == plain
 
 

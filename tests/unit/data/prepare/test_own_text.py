@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import baselines, own_text
+from mlbert.data.prepare import custom_corpus, pipeline
+from mlbert.data.prepare.custom_corpus import RUN, Facts, Request, prepare
 from mlbert.data.prepare.own_files import documents, find_sources
-from mlbert.data.prepare.own_text import RUN, Facts, Request, prepare
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -138,8 +138,8 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_TOGETHER", 1 << 15), ("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
-        monkeypatch.setattr(own_text, name, value)
-    monkeypatch.setattr(baselines, "_TOGETHER", 1 << 12)
+        monkeypatch.setattr(custom_corpus, name, value)
+    monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
         path = tmp_path / f"{len(peaks)}.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlbert.data.prepare.prose import is_prose, paragraphs, plain, prose_sentences
+from mlbert.data.prepare.corpus import is_prose, paragraphs, plain, prose_sentences
 
 DOCUMENTATION = """Split a string into parts.
 

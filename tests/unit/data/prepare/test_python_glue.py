@@ -8,19 +8,19 @@ import pytest
 
 from mlbert.data.formats.glue import TASKS
 from mlbert.data.formats.tasks import form_of_task, read_evaluation, read_training
-from mlbert.data.prepare import glue_files, python_glue
+from mlbert.data.prepare import glue_files
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("python glue")
-    python_glue.make(folder, size=0.1)
+    glue_files.make(folder, size=0.1)
     return folder
 
 
 def test_the_same_files_again(made: Path, tmp_path: Path) -> None:
     assert glue_files.is_complete(made)
-    python_glue.make(tmp_path, size=0.1)
+    glue_files.make(tmp_path, size=0.1)
     files = sorted(path.relative_to(made) for path in made.rglob("*.tsv"))
     assert len(files) == 17
     assert all((made / name).read_bytes() == (tmp_path / name).read_bytes() for name in files)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbert.data.prepare.clean import Kind, recognise
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.recognise import Kind, recognise
-from mlbert.data.prepare.text_parts import inspect_parts
+from mlbert.data.prepare.jobs import inspect_parts
 from user_errors import user_error
 
 

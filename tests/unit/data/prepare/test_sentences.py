@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.prepare.prose import split_sentences
+from mlbert.data.prepare.corpus import split_sentences
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.prepare.separate import drawn_articles, read_hashes
+from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from user_errors import user_error
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mlbert.data.prepare import text_folder
+from mlbert.data.prepare import corpus
 from user_errors import user_error
 
 
@@ -15,7 +15,7 @@ def test_a_file_is_a_document(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_bytes("\ufeffFirst file.\r\nStill the same.".encode())
     (tmp_path / "notes.md").write_text("not read")
-    assert list(text_folder.documents(tmp_path)) == [
+    assert list(corpus.documents(tmp_path)) == [
         ["First file.", "Still the same."],
         ["Second file.", "With two sentences.", "And a paragraph over two lines."],
     ]
@@ -23,15 +23,15 @@ def test_a_file_is_a_document(tmp_path):
 
 def test_one_sentence_a_line(tmp_path):
     (tmp_path / "a.txt").write_text("One. still one\ntwo\n\n\nthree\n")
-    assert list(text_folder.documents(tmp_path, one_per_line=True)) == [["One. still one", "two"], ["three"]]
+    assert list(corpus.documents(tmp_path, one_per_line=True)) == [["One. still one", "two"], ["three"]]
 
 
 def test_source_name_follows_the_content(tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    before = text_folder.source_name(tmp_path, False)
-    assert text_folder.source_name(tmp_path, False) == before
+    before = corpus.source_name(tmp_path, False)
+    assert corpus.source_name(tmp_path, False) == before
     (tmp_path / "a.txt").write_text("y")
-    assert text_folder.source_name(tmp_path, False) != before
+    assert corpus.source_name(tmp_path, False) != before
 
 
 @pytest.mark.parametrize(
@@ -46,22 +46,22 @@ def test_bad_folders(tmp_path, files, code):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with user_error(code, tmp_path):
-        list(text_folder.documents(tmp_path))
+        list(corpus.documents(tmp_path))
 
 
 def test_a_file_that_is_not_utf8_is_named_with_the_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\nline\n\xff bad")
     with user_error("data.encoding", tmp_path / "a.txt") as caught:
-        list(text_folder.documents(tmp_path))
+        list(corpus.documents(tmp_path))
     assert "line 3 " in str(caught.value)
 
 
 def test_no_folder(tmp_path):
     with user_error("file.missing", tmp_path / "absent"):
-        list(text_folder.documents(tmp_path / "absent"))
+        list(corpus.documents(tmp_path / "absent"))
     (tmp_path / "file").write_text("")
     with user_error("file.missing", tmp_path / "file"):
-        list(text_folder.documents(tmp_path / "file"))
+        list(corpus.documents(tmp_path / "file"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
@@ -69,4 +69,4 @@ def test_unreadable(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "a.txt").chmod(0)
     with user_error("file.unreadable", tmp_path / "a.txt", wording=False):
-        list(text_folder.documents(tmp_path))
+        list(corpus.documents(tmp_path))

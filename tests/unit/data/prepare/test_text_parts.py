@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.prepare.text_parts import expand_inputs, inspect_parts
+from mlbert.data.prepare.jobs import expand_inputs, inspect_parts
 from user_errors import user_error
 
 

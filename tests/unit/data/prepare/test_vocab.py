@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
-from mlbert.data.prepare.vocab import MAX_ALPHABET, count_words, train_vocabulary
+from mlbert.data.prepare.pipeline import MAX_ALPHABET, count_words, train_vocabulary
 from user_errors import user_error
 
 PROGRAM = """
 import sys, hashlib
-from mlbert.data.prepare.vocab import *
+from mlbert.data.prepare.pipeline import *
 words = count_words(open(sys.argv[1]).read().splitlines())
 print(hashlib.sha256("\\n".join(train_vocabulary(words, 400)).encode()).hexdigest())
 """

@@ -14,8 +14,7 @@ import transformers
 
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.models.bert import BertForMaskedLM, BertForPreTraining
-from mlbert.models.neighbours import DISTANCES, begin_with_frequencies
+from mlbert.models.bert import DISTANCES, BertForMaskedLM, BertForPreTraining, begin_with_frequencies
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import padded_inputs, read_config
 from mlbert.models.weights.load import load_weights

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, reference
-from mlbert.ops.comparison import pytorchs_own
-from mlbert.ops.error_rule import ErrorRule, draws_for
+from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
@@ -167,7 +166,7 @@ def check(
     probability: float,
     slopes: Tensor | None = None,
 ) -> None:
-    """The rule of `mlbert.ops.error_rule`, one draw where that holds enough numbers."""
+    """The rule of `mlbert.ops.comparison`, one draw where that holds enough numbers."""
     rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
     while draw < draws:
         qkv, bounds, longest, rows = stream(lengths, num_heads, head_size, draw=draw)

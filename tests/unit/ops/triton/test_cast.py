@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 cast = pytest.importorskip("mlbert.ops.triton.cast", reason="Triton is not installed")
-quantise = pytest.importorskip("mlbert.ops.triton.quantise", reason="Triton is not installed")
+quantise = pytest.importorskip("mlbert.ops.triton.cast", reason="Triton is not installed")
 pytestmark = pytest.mark.usefixtures("use_triton")
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import sequences
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
-from mlbert.programs.bench.mosaic import run
-from mlbert.programs.bench.padded import PaddedMosaicBert
+from mlbert.programs.bench.mosaic import PaddedMosaicBert, run
 from user_errors import user_error
 
 SHAPE = BertConfig(

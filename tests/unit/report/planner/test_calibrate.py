@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from mlbert.report.planner import calibrate, model
+from mlbert.report.planner import calibrate, timing
 from mlbert.report.planner.calibrate import Measured
-from mlbert.report.planner.model import Job
-from mlbert.report.planner.parameters import load
+from mlbert.report.planner.timing import Job, load
 from user_errors import user_error
 
 P = load()
@@ -24,8 +23,8 @@ def test_speed_between_evaluations_without_the_first_stretch():
 
 
 def as_if_measured(true, job):
-    step = model.step(job, true)
-    return Measured(job.gpus, job.batch, job.batch / step.total * 1e3, model.evaluation_seconds(job, true), None)
+    step = timing.step(job, true)
+    return Measured(job.gpus, job.batch, job.batch / step.total * 1e3, timing.evaluation_seconds(job, true), None)
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fit_plan
-from mlbert.report.planner.parameters import GPUS, load
+from mlbert.report.planner.timing import GPUS, load
 
 MEAN_ERROR, NINE_IN_TEN = 0.07, 0.9  # what is promised of the held-out rows
 

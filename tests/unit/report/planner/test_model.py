@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.mlperf import rules
-from mlbert.report.planner import memory, model, shapes, sweep
+from mlbert.report.planner import estimate as memory
+from mlbert.report.planner import request, timing
 from mlbert.report.planner.estimate import Prices, estimate
-from mlbert.report.planner.model import Job
-from mlbert.report.planner.parameters import GPUS, load
+from mlbert.report.planner.timing import GPUS, Job, load
 from user_errors import user_error
 
 P = load()
-LARGE = shapes.named("large")
+LARGE = timing.named("large")
 
 
 def ask(job, shape=LARGE, needed=None, prices=None):
@@ -25,7 +25,7 @@ def ask(job, shape=LARGE, needed=None, prices=None):
 @given(st.sampled_from(sorted(GPUS)), st.integers(1, 64), st.integers(256, 16384))
 def test_parts_are_positive_and_a_larger_batch_is_never_faster_a_step(gpu, nodes, batch):
     gpus = nodes * GPUS[gpu].per_node
-    small, large = (model.step(Job(gpu, gpus, nodes, size), P) for size in (batch, 2 * batch))
+    small, large = (timing.step(Job(gpu, gpus, nodes, size), P) for size in (batch, 2 * batch))
     assert 0 < small.total < large.total < 2 * small.total
     assert small.network >= 0
     assert large.compute == pytest.approx(2 * small.compute)
@@ -33,14 +33,14 @@ def test_parts_are_positive_and_a_larger_batch_is_never_faster_a_step(gpu, nodes
 
 def test_network():
     def cost(gpu, gpus, nodes, gbps=None):
-        return model.step(Job(gpu, gpus, nodes, 4608, gbps), P).network
+        return timing.step(Job(gpu, gpus, nodes, 4608, gbps), P).network
 
     assert cost("h100-sxm", 8, 1) == 0
     assert cost("gb200", 64, 16) == 0, "one NVLink domain"
     assert cost("gb200", 128, 32) > 0
     assert cost("h100-sxm", 64, 8, 1600) == pytest.approx(2 * cost("h100-sxm", 64, 8, 3200))
     assert cost("a100-pcie", 16, 4, 100) == pytest.approx(2 * cost("a100-pcie", 16, 4, 400)), "root of the bandwidth"
-    assert model.step(Job("h100-sxm", 64, 8, 4608), P) == model.step(Job("h100-sxm", 64, 8, 4608, 3200), P)
+    assert timing.step(Job("h100-sxm", 64, 8, 4608), P) == timing.step(Job("h100-sxm", 64, 8, 4608, 3200), P)
     assert cost("a100-sxm", 64, 16, 400) > 1.5 * cost("a100-sxm", 64, 8, 400), "no switch in the node"
 
 
@@ -52,13 +52,13 @@ def test_known_results_are_near():
 
 def test_samples_are_the_rules_points_and_software_matters():
     job = Job("h200", 8, 1, 768)
-    assert model.samples(job, P) == pytest.approx(P.samples_share * rules.reference_point(768).mean_samples)
+    assert timing.samples(job, P) == pytest.approx(P.samples_share * rules.reference_point(768).mean_samples)
     old = dataclasses.replace(job, round="1.1")
-    assert model.samples(old, P) > model.samples(job, P)
-    assert model.step(old, P).compute > model.step(job, P).compute
-    assert model.step(dataclasses.replace(job, fp8=False), P).compute > model.step(job, P).compute
+    assert timing.samples(old, P) > timing.samples(job, P)
+    assert timing.step(old, P).compute > timing.step(job, P).compute
+    assert timing.step(dataclasses.replace(job, fp8=False), P).compute > timing.step(job, P).compute
     with pytest.raises(ValueError, match="20000"):
-        model.samples(Job("h200", 8, 1, 20000), P)
+        timing.samples(Job("h200", 8, 1, 20000), P)
 
 
 def test_bands_cost_and_energy():
@@ -90,7 +90,7 @@ def test_memory_counts_states_and_cuts_a_step_into_micro_batches():
 
 
 def test_another_model_needs_its_samples():
-    base = shapes.named("base")
+    base = timing.named("base")
     assert 0.2 < base.work < 0.4
     assert 0.3 < base.gradient < 0.35
     job = Job("h200", 8, 1, 768, work=base.work, gradient=base.gradient)
@@ -98,7 +98,7 @@ def test_another_model_needs_its_samples():
         ask(job, base)
     assert ask(job, base, needed=2e6).seconds < ask(Job("h200", 8, 1, 768), needed=2e6).seconds
     with user_error("config.choice", "--model"):
-        shapes.named("huge")
+        timing.named("huge")
 
 
 def test_flops_are_those_of_the_published_figures():
@@ -107,14 +107,14 @@ def test_flops_are_those_of_the_published_figures():
 
 def test_sweep_gets_faster_and_a_budget_buys_the_fastest_that_it_pays():
     def sized(gpus, batch):
-        return ask(Job("h200", gpus, sweep.nodes_for(gpus, 8), batch), prices=Prices(3.5))
+        return ask(Job("h200", gpus, request.nodes_for(gpus, 8), batch), prices=Prices(3.5))
 
-    found = sweep.sweep(sized)
-    assert [item.job.gpus for item in found] == list(sweep.GPU_COUNTS)
+    found = request.sweep(sized)
+    assert [item.job.gpus for item in found] == list(request.GPU_COUNTS)
     seconds = [item.seconds for item in found]
     assert seconds == sorted(seconds, reverse=True)
-    cheapest, fastest = sweep.within(found, 4.0)
+    cheapest, fastest = request.within(found, 4.0)
     assert cheapest.dollars == min(item.dollars for item in found)
     assert fastest.seconds == min(item.seconds for item in found if item.dollars <= 4.0)
     with user_error("plan.impossible", "--budget"):
-        sweep.within(found, 0.01)
+        request.within(found, 0.01)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from mlbert.data.formats.deals import by_length
-from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.order import StepShare, by_length
 from mlbert.report.planner import simulate
 
 

@@ -15,9 +15,8 @@ import tensorflow as tf
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import check_counts
 from mlbert.data.formats.checks import check_rows
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.open import in_memory
-from mlbert.data.formats.order import StepReader, StepShare, Units, make_units
+from mlbert.data.formats.order import StepReader, StepShare, Units, contiguous, make_units
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from tf2_bert.distributed import distributed

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.checksums import FileSum, listed_sums
-from mlbert.data.formats.content import content_of
+from mlbert.data.formats.index_cache import content_of
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, read_widths
 from mlbert.data.formats.tfrecord_list import LIST
 from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example

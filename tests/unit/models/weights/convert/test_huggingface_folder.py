@@ -12,7 +12,7 @@ from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.models.weights.convert.huggingface_folder import huggingface_to_torch, torch_to_huggingface
+from mlbert.models.weights.convert import huggingface_to_torch, torch_to_huggingface
 from user_errors import user_error
 
 PEER = PeerConfig(

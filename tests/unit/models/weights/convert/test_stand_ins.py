@@ -14,8 +14,7 @@ import omegaconf
 import pytest
 import torch
 
-from mlbert.models.weights.files import read_pt
-from mlbert.models.weights.foreign import STAND_INS
+from mlbert.models.weights.files import STAND_INS, read_pt
 from user_errors import user_error
 
 

@@ -19,8 +19,8 @@ from mlbert.programs.bench.counted import parts
 from mlbert.programs.bench.counted.gpus import GPUS
 from mlbert.programs.bench.counted.model import seconds_of_parts
 from mlbert.programs.bench.counted.steps import Counted, count
-from mlbert.report.planner import memory
-from mlbert.report.planner.shapes import BENCHMARK
+from mlbert.report.planner import estimate
+from mlbert.report.planner.timing import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
@@ -107,7 +107,7 @@ def test_an_evaluation_is_a_forward_pass(precision: str) -> None:
 def test_the_planner_tells_the_memory_that_is_counted(precision: str) -> None:
     counted = large_step(precision)
     sequences = TOKENS * BENCHMARK.sequences / BENCHMARK.tokens
-    held = memory.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
+    held = estimate.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
     assert held.total - held.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
 
 

@@ -1,5 +1,5 @@
 /*
- * Optimizers on flat float32 buffers, for CPUs. Called through ctypes from mlbert/optim/native_update.py; the formulas
+ * Optimizers on flat float32 buffers, for CPUs. Called through ctypes from mlbert/optim/compiled.py; the formulas
  * are in mlbert/optim: adam.py (with LAMB and StableAdamW), acclip.py, madgrad.py and sgd.py.
  *
  * The buffers are walked in blocks that never cross a parameter ("owner"). Each block's sums are stored and later added

@@ -1,5 +1,5 @@
 /*
- * Text to token ids, exactly as mlbert/data/formats/wordpiece.py. Called through ctypes from mlbert/data/formats/wordpiece_native.py.
+ * Text to token ids, exactly as mlbert/data/formats/wordpiece.py. Called through ctypes from mlbert/data/formats/wordpiece.py.
  *
  * What a chunk (bytes between spaces, tabs and line ends; the text has no carriage returns) gives depends on the chunk
  * alone, so each distinct one is worked out once and remembered. Chunks of ASCII alone are worked out here; the others

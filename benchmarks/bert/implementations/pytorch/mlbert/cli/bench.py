@@ -18,7 +18,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.provenance import shipped
-from mlbert.programs.output import standard_output
+from mlbert.programs.console import standard_output
 
 if TYPE_CHECKING:
     from mlbert.programs.bench.counted.table import Modelled

@@ -27,7 +27,7 @@ Config = Annotated[
 @app.command("tf1-to-torch")
 def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
     """A TensorFlow 1 checkpoint (the benchmark's model.ckpt-28252) to bert_config.json and model.safetensors."""
-    from mlbert.models.weights.convert.tensorflow_checkpoint import tf1_to_torch
+    from mlbert.models.weights.convert import tf1_to_torch
 
     _print_report(tf1_to_torch(source, target, config), target)
 
@@ -35,7 +35,7 @@ def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 @app.command("tf1-to-nvidia")
 def tf1_to_nvidia(source: Prefix, target: NewFile, config: Config = None) -> None:
     """A TensorFlow 1 checkpoint to NVIDIA's .pt file, as their convert_tf_checkpoint.py does."""
-    from mlbert.models.weights.convert.nvidia_pt import tf1_to_nvidia
+    from mlbert.models.weights.convert import tf1_to_nvidia
 
     _print_report(tf1_to_nvidia(source, target, config), target)
 
@@ -43,7 +43,7 @@ def tf1_to_nvidia(source: Prefix, target: NewFile, config: Config = None) -> Non
 @app.command("tf2-to-torch")
 def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
     """An object-based TensorFlow 2 checkpoint to bert_config.json and model.safetensors."""
-    from mlbert.models.weights.convert.tensorflow_checkpoint import tf2_to_torch
+    from mlbert.models.weights.convert import tf2_to_torch
 
     _print_report(tf2_to_torch(source, target, config), target)
 
@@ -51,7 +51,7 @@ def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 @app.command("nvidia-to-torch")
 def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
     """NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and model.safetensors."""
-    from mlbert.models.weights.convert.nvidia_pt import nvidia_to_torch
+    from mlbert.models.weights.convert import nvidia_to_torch
 
     _print_report(nvidia_to_torch(source, target, config), target)
 
@@ -59,7 +59,7 @@ def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> N
 @app.command("torch-to-nvidia")
 def torch_to_nvidia(source: Folder, target: NewFile) -> None:
     """A run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt file."""
-    from mlbert.models.weights.convert.nvidia_pt import torch_to_nvidia
+    from mlbert.models.weights.convert import torch_to_nvidia
 
     _print_report(torch_to_nvidia(source, target), target)
 
@@ -68,7 +68,7 @@ def torch_to_nvidia(source: Folder, target: NewFile) -> None:
 @app.command("mosaic-to-torch", hidden=True)
 def composer_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
     """A Composer checkpoint of a BERT or MosaicBERT to bert_config.json and model.safetensors; only tensors load."""
-    from mlbert.models.weights.convert.composer import composer_to_torch
+    from mlbert.models.weights.convert import composer_to_torch
 
     _print_report(composer_to_torch(source, target, config), target)
 
@@ -77,7 +77,7 @@ def composer_to_torch(source: File, target: NewFolder, config: Config = None) ->
 @app.command("torch-to-mosaic", hidden=True)
 def torch_to_composer(source: Folder, target: NewFile) -> None:
     """A run's weights/ folder to the file that Composer's BERT or MosaicBERT starts from."""
-    from mlbert.models.weights.convert.composer import torch_to_composer
+    from mlbert.models.weights.convert import torch_to_composer
 
     _print_report(torch_to_composer(source, target), target)
 
@@ -85,7 +85,7 @@ def torch_to_composer(source: Folder, target: NewFile) -> None:
 @app.command("hf-to-torch")
 def hf_to_torch(source: Folder, target: NewFolder) -> None:
     """A Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and model.safetensors."""
-    from mlbert.models.weights.convert.huggingface_folder import huggingface_to_torch
+    from mlbert.models.weights.convert import huggingface_to_torch
 
     _print_report(huggingface_to_torch(source, target), target)
 
@@ -93,7 +93,7 @@ def hf_to_torch(source: Folder, target: NewFolder) -> None:
 @app.command("torch-to-hf")
 def torch_to_hf(source: Folder, target: NewFolder) -> None:
     """A run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face folder."""
-    from mlbert.models.weights.convert.huggingface_folder import torch_to_huggingface
+    from mlbert.models.weights.convert import torch_to_huggingface
 
     _print_report(torch_to_huggingface(source, target), target)
 

@@ -31,7 +31,7 @@ def export(
 
     Of a run without weights/ it is the newest checkpoint. mlbert convert does the same for other programs' files.
     """
-    from mlbert.models.weights.saved import export_to_huggingface  # torch takes a second
+    from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
     target = out or source.resolve().with_name(f"{source.resolve().name}-{to.value}")
     export_to_huggingface(source, target)

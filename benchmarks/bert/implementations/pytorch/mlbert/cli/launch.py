@@ -17,7 +17,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted
-from mlbert.programs.output import standard_output
+from mlbert.programs.console import standard_output
 
 _MOST_MIB = 4096  # of a message
 

@@ -210,7 +210,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
 def _tell(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    from mlbert.programs.output import printable  # names of files may hold anything
+    from mlbert.programs.console import printable  # names of files may hold anything
 
     print(f"mlbert: error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return WRONG_INPUT

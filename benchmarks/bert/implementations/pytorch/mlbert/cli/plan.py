@@ -22,14 +22,13 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.logs import read_log
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.programs.output import standard_output
+from mlbert.programs.console import standard_output
 from mlbert.report.planner import calibrate as calibration
-from mlbert.report.planner import model as times
-from mlbert.report.planner import report, shapes, simulate, sweep
+from mlbert.report.planner import request, simulate, timing
+from mlbert.report.planner import timing as times
 from mlbert.report.planner.estimate import Estimate, Prices, estimate
-from mlbert.report.planner.model import Job
-from mlbert.report.planner.parameters import ALIASES, GPUS, Parameters, load
 from mlbert.report.planner.request import MOST_GPUS, Given, job_of
+from mlbert.report.planner.timing import ALIASES, GPUS, Job, Parameters, load
 from mlbert.report.run_plan import planned_world_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -75,7 +74,7 @@ def plan(
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
         raise UserError("config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
-    shape = configured.shape or shapes.named("large") if model is None else shapes.named(model)
+    shape = configured.shape or timing.named("large") if model is None else timing.named(model)
     if gpus is None and nodes is None:
         gpus, nodes = configured.gpus, configured.nodes
     if batch is None and batch_per_gpu is None and configured.packs is not None:
@@ -96,7 +95,7 @@ def plan(
     if as_json:
         _print(json.dumps(found.as_dict(), indent=2))
     else:
-        standard_output().print(report.answers(found))
+        standard_output().print(request.answers(found))
     return 0
 
 
@@ -104,7 +103,7 @@ def plan(
 class _Configured:
     """What a configuration says; ``packs`` are nominal sequences of a GPU and step."""
 
-    shape: shapes.Shape | None = None
+    shape: timing.Shape | None = None
     gpus: int | None = None
     nodes: int | None = None
     packs: int | None = None
@@ -123,7 +122,7 @@ def _configured(file: Path | None) -> _Configured:
     exports = environment()
     ranks = planned_world_size(exports)
     return _Configured(
-        shapes.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
+        timing.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
         ranks,
         None if ranks is None else int(exports["DGXNNODES"]),
         rules.global_batch_size(data.train_batch_size, 1, data.average_packing_rate),
@@ -136,7 +135,7 @@ def _configured(file: Path | None) -> _Configured:
 class _Asker:
     """Makes the estimate of a job."""
 
-    shape: shapes.Shape
+    shape: timing.Shape
     parameters: Parameters
     prices: Prices
     samples: float | None
@@ -165,7 +164,7 @@ class _Asker:
             elif reached and samples is None:
                 samples = sum(reached) / len(reached)
         if efficiency is not None:
-            each = shapes.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
+            each = timing.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
             parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
         return replace(self, parameters=parameters, samples=samples)
 
@@ -174,18 +173,18 @@ def _swept(given: Given, ask: _Asker, budget: float | None, picture: Path | None
     if budget is not None and ask.prices.dollars_per_gpu_hour is None:
         raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
     if picture is not None:
-        sweep.check_picture(picture)
-    found = sweep.sweep(lambda gpus, size: ask(job_of(replace(given, gpus=gpus, nodes=None, batch=size), ask)))
-    chosen = None if budget is None else sweep.within(found, budget)
+        request.check_picture(picture)
+    found = request.sweep(lambda gpus, size: ask(job_of(replace(given, gpus=gpus, nodes=None, batch=size), ask)))
+    chosen = None if budget is None else request.within(found, budget)
     if picture is not None:
-        sweep.draw(picture, found)
+        request.draw(picture, found)
     if as_json:
         choice = {} if chosen is None else {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()}
         _print(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
         return 0
-    standard_output().print(report.table(found))
+    standard_output().print(request.table(found))
     if chosen is not None:
-        _print(report.choice(*chosen))
+        _print(request.choice(*chosen))
     return 0
 
 
@@ -251,7 +250,7 @@ def _simulated(ranks: int, given: Given, as_json: bool) -> int:
     if as_json:
         _print(json.dumps({"balance": [vars(item) for item in found], "bytes_a_step": sent}, indent=2))
         return 0
-    _print(report.simulated(ranks, each, found, sent, rules.reference_point(ranks * each) is not None))
+    _print(request.simulated(ranks, each, found, sent, rules.reference_point(ranks * each) is not None))
     return 0
 
 

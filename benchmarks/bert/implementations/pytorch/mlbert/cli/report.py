@@ -11,12 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlbert.programs.output import new_table, safe, standard_output, write_page
-from mlbert.report.numbers import as_json
+from mlbert.programs.console import new_table, safe, standard_output, write_page
 from mlbert.report.results import Result, read_result
-from mlbert.report.sources import read_systems
-from mlbert.report.tables import meaning, time_to_train, verdict
-from mlbert.report.words import count, duration, percent, speed
+from mlbert.report.runs import read_systems
+from mlbert.report.svg import count, duration, percent, speed
+from mlbert.report.tables import as_json, meaning, time_to_train, verdict
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -17,13 +17,12 @@ from mlbert.mlperf import official
 from mlbert.mlperf.check import check
 from mlbert.mlperf.describe import describe_system, write_description
 from mlbert.mlperf.export import export_tree
-from mlbert.mlperf.findings import Finding, Outcome, failed
-from mlbert.mlperf.findings_file import STANDARD_OUTPUT, write_json
+from mlbert.mlperf.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.new_system import new_system
 from mlbert.mlperf.seal import SUMS, seal
 from mlbert.mlperf.trace import Tracer
-from mlbert.programs.output import new_table, printable, safe, standard_output, write_page
+from mlbert.programs.console import new_table, printable, safe, standard_output, write_page
 
 app = typer.Typer(
     help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, create_model
 
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import read_json
-from mlbert.host.names import nearest
 from mlbert.host.schema import Document, parse_model
 
 VOCAB_MULTIPLE = 8

@@ -2,6 +2,8 @@
 
 Later wins: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag or
 ``key=value``. Nothing unknown passes: a wrong name or value is a `UserError` that names it.
+
+Relations between values of several sections; those within one section are its own methods.
 """
 
 from __future__ import annotations
@@ -9,23 +11,65 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from mlbert.config.contradictions import contradictions, oddities
 from mlbert.config.recipe import Recipe
-from mlbert.config.section import Section, Setting, is_yes_or_no, says_none, settings_of
+from mlbert.config.section import Contradiction, Section, Setting, is_yes_or_no, says_none, settings_of
 from mlbert.config.sections import Configuration, settings_by_env, settings_by_key
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import missing, unknown_name, value_words
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
-from mlbert.host.names import name_shape
+from mlbert.host.errors import UserError, name_shape
 from mlbert.host.provenance import hide_credentials
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
+from mlbert.training.config import EvaluationConfig, RunConfig
+
+
+def contradictions(config: Configuration) -> Iterator[Contradiction]:
+    """Yield what cannot be."""
+    for section in config.sections:
+        yield from section.contradictions()
+    start = config[ModelConfig].init_checkpoint
+    if start is not None and start == config[RunConfig].output_dir:
+        remedy = "Name the checkpoint to start from"
+        yield Contradiction("config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy)
+
+
+def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence about each value that is legal but looks like a mistake.
+
+    Args:
+        config: of the run.
+        origins: where each value came from, by key.
+    """
+    for section in config.sections:
+        yield from section.oddities()
+    if config[SubmissionConfig].submission_division == "closed":
+        yield from _not_closed(config)
+    name = config[ScheduleConfig].schedule
+    for key in sorted({key for keys in SCHEDULE_SETTINGS.values() for key in keys} - set(SCHEDULE_SETTINGS[name])):
+        one = settings_by_key()[key]
+        if config.get(one) is not None and not origins[key].startswith(("recipe ", "not set")):
+            yield f"{one.env} is set, but SCHEDULE={name} does not read it"
+
+
+def _not_closed(config: Configuration) -> Iterator[str]:
+    """Yield what the closed division does not allow; its values are the defaults of the sections."""
+    target = EvaluationConfig.model_fields["target_metric"].default
+    if config[EvaluationConfig].target_metric != target:
+        given = config[EvaluationConfig].target_metric or "none"
+        yield f"the closed division requires {target}, TARGET_MLM_ACCURACY is {given}"
+    optimizer, schedule = config[OptimizerConfig].optimizer, config[ScheduleConfig].schedule
+    if (optimizer, schedule) != ("lamb", "polynomial"):
+        yield f"the closed division requires LAMB with polynomial decay, not {optimizer} with {schedule}"
+
 
 Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 

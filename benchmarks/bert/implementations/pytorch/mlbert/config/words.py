@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting
 from mlbert.config.sections import settings_by_key
-from mlbert.host.errors import UserError
-from mlbert.host.names import name_shape, nearest
+from mlbert.host.errors import UserError, name_shape, nearest
 
 REQUIRED = "required"
 _STEPS = "a run's length is given in steps"

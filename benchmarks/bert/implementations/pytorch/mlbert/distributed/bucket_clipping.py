@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.distributed.groups import RankGroup
-from mlbert.distributed.reduce import Bucket, GradientReducer, clip_share
-from mlbert.distributed.sums import Chain, all_reduced
+from mlbert.distributed.reduce import Bucket, Chain, GradientReducer, all_reduced, clip_share
 from mlbert.distributed.world import World
 
 

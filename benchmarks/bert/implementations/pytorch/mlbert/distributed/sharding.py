@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mlbert.distributed.groups import ShardGroups
-from mlbert.distributed.reduce import Bucket, GradientReducer
-from mlbert.distributed.sums import Steps, all_reduced, reduce_scattered
+from mlbert.distributed.reduce import Bucket, GradientReducer, Steps, all_reduced, reduce_scattered
 from mlbert.distributed.world import World
 
 PART_MULTIPLE = 32  # elements: parts begin at 128 bytes

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlbert.distributed.meeting import Meeting
 from mlbert.distributed.place import Place
+from mlbert.distributed.rendezvous import Meeting
 
 MOST_HOST_BYTES = 64
 

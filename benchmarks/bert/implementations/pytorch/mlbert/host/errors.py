@@ -1,7 +1,13 @@
-"""The one exception for people's mistakes: one line that names the subject, the problem and the remedy."""
+"""The one exception for people's mistakes: one line that names the subject, the problem and the remedy.
+
+Names that are nearly right: the known one that somebody most likely meant.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from mlbert.host.error_codes import ERROR_CODES
@@ -43,3 +49,15 @@ class UserError(ValueError):
 def _one_line(text: str) -> str:
     """Join the lines of a text: a file name or a value may contain line breaks, the message must not."""
     return " ".join(text.splitlines())
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name most like ``name``, ignoring case, dashes and underscores; None if none is near."""
+    by_shape = {name_shape(candidate): candidate for candidate in known}
+    close = difflib.get_close_matches(name_shape(name), by_shape, n=1, cutoff=0.5)
+    return by_shape[close[0]] if close else None
+
+
+def name_shape(name: str) -> str:
+    """Return the name without case, dashes and underscores."""
+    return re.sub(r"[-_]", "", name).lower()

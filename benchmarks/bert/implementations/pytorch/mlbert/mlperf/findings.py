@@ -1,13 +1,23 @@
-"""What a check says: one `Finding` a row of the final table, made of `Complaint`s."""
+"""What a check says: one `Finding` a row of the final table, made of `Complaint`s.
+
+Findings for programs: one JSON object with the verdict, the versions of what judged, and every complaint.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
+
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import package_versions
+from mlbert.mlperf.rules import RULESET
 
 _MAX_COMPLAINTS = 6
 _PLACE = re.compile(r"^\S+\.txt: (line \d+: )?")  # where a complaint was found
@@ -98,3 +108,26 @@ def _shown(text: str) -> str:
 def failed(findings: Iterable[Finding]) -> bool:
     """Whether any of them is an error."""
     return any(finding.outcome is Outcome.ERROR for finding in findings)
+
+
+STANDARD_OUTPUT = Path("-")
+
+
+def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
+    """Writes what was found at each path; `STANDARD_OUTPUT` prints it. Raises UserError where it cannot be written."""
+    versions = package_versions()
+    found = {
+        "verdict": "failed" if any(failed(findings) for findings in checked.values()) else "passed",
+        "versions": {name: versions.get(name) for name in ("mlbert", "mlperf-logging")} | {"ruleset": RULESET},
+        "findings": [{"path": str(path), **row.as_json()} for path, rows in checked.items() for row in rows],
+    }
+    text = json.dumps(found, indent=2) + "\n"
+    if target == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            "file.unwritable", target, f"cannot be written ({error.strerror})", "Name another file"
+        ) from error

@@ -1,19 +1,23 @@
-"""A log against the files that its run wrote beside it: the same run told them, so they agree."""
+"""A log against the files that its run wrote beside it: the same run told them, so they agree.
+
+Reading ``metrics.jsonl``, which a killed run, a full disk or an editor may have left damaged.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbert.config.sections import settings_by_key
+from mlbert.host.errors import UserError
+from mlbert.host.files import open_plain
+from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log, is_too_deep
-from mlbert.mlperf.result_set import ResultSet, is_number, is_ours
-from mlbert.mlperf.run_files import NAMES, run_file
-from mlbert.mlperf.run_view import is_continued
+from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file
 
 # Two clocks: the log's is the wall clock, the metrics' counts seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
@@ -187,3 +191,40 @@ def _object(text: str, name: str = "") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{name}is no JSON object")
     return found
+
+
+_MOST_BYTES = 1 << 16  # of a line
+_KINDS = {
+    "step": {"step", "samples", "seconds", "loss"},
+    "evaluation": {"step", "samples", "seconds", "eval_accuracy"},
+    "skipped": {"step", "samples"},
+}
+
+
+def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines that a run wrote, and the number of those that are anything else; half a line at the end, as a killed
+    run leaves it, does not count. Raises UserError: the file cannot be read."""
+    points, foreign = [], 0
+    try:
+        with open_plain(path) as file:
+            while line := file.readline(_MOST_BYTES):
+                point = _point(line)
+                points += [point] if point else []
+                foreign += not point and line.endswith(b"\n")
+    except OSError as error:
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Move it away") from None
+    return points, foreign
+
+
+def _point(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse_json(line, finite=False)  # a loss may be NaN
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and _is_point(value) else None
+
+
+def _is_point(value: Mapping[str, Any]) -> bool:
+    numbers = {name for name, one in value.items() if type(one) in (int, float)}
+    kind = value.get("kind")
+    return isinstance(kind, str) and numbers == value.keys() - {"kind"} and numbers >= _KINDS.get(kind, {"none"})

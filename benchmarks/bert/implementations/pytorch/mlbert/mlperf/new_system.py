@@ -12,8 +12,7 @@ from mlbert.config.sources import check_exports, parse_config_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.json_files import read_json
-from mlbert.mlperf.hardware import NOT_THERE
-from mlbert.mlperf.templates import FIELDS, FOLDER, MARK, template
+from mlbert.mlperf.describe import FIELDS, FOLDER, MARK, NOT_THERE, template
 
 IMPLEMENTATIONS = Path("benchmarks/bert/implementations")
 STUBS = ("run.sub", "run_pretraining.py")

@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlbert.mlperf.checks.accuracy import check_accuracies
-from mlbert.mlperf.checks.clock import check_clock, check_overlap
 from mlbert.mlperf.checks.configuration import check_configuration
 from mlbert.mlperf.checks.evaluation import check_evaluations
-from mlbert.mlperf.checks.form import check_division, check_lines, check_numbers, check_program
 from mlbert.mlperf.checks.identity import check_call_sites, check_code, check_whose
-from mlbert.mlperf.checks.order import check_order
-from mlbert.mlperf.checks.pace import check_evaluation_time, check_pace
+from mlbert.mlperf.checks.order import check_division, check_lines, check_numbers, check_order, check_program
+from mlbert.mlperf.checks.pace import (
+    check_clock,
+    check_evaluation_time,
+    check_overlap,
+    check_pace,
+    check_status,
+    check_time,
+)
 from mlbert.mlperf.checks.provenance import check_event_types, check_writer
 from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
 from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
-from mlbert.mlperf.checks.timing import check_status, check_time
 from mlbert.mlperf.checks.twins import check_copies
 from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
 from mlbert.mlperf.findings import Finding, finding_of

@@ -17,8 +17,8 @@ from pathlib import Path
 from mlbert.host.errors import UserError
 from mlbert.mlperf.export import differs, digest_of
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.mlperf.rules import BENCHMARK
-from mlbert.mlperf.run_files import NAMES, run_file
 from mlbert.mlperf.workplace import RESULT_PATTERN
 
 SUMS = "SHA256SUMS"

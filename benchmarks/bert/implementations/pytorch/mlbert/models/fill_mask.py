@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.formats.tokenizer_json import TOKENIZER_JSON, load_tokenizer_json
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.formats.tokenizer import TOKENIZER_JSON, Tokenizer, load_tokenizer, load_tokenizer_json
+from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
-from mlbert.models.weights.saved import open_saved
+from mlbert.models.weights.load import open_saved
 from mlbert.runs.starting_weights import weights_file
 
 MASK = "[MASK]"
@@ -22,7 +21,7 @@ _HEAD = "cls.predictions."
 
 
 def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
-    """Model and tokenizer of what `mlbert.models.weights.saved.open_saved` takes. Raises UserError: it holds no
+    """Model and tokenizer of what `mlbert.models.weights.load.open_saved` takes. Raises UserError: it holds no
     masked-LM model or no vocabulary."""
     if not weights_file(source).is_file():
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Batch, HostBatch
 
 BACKWARD_FACTOR = 3  # forward and backward
 Counted = Batch | HostBatch  # what both tell on the host of a batch's sizes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.batches import Batch
 from mlbert.host.errors import UserError
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits

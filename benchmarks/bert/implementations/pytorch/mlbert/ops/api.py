@@ -1,8 +1,20 @@
 """Kernels and their plain twins. Each op is one public function here; which implementation runs is decided once by
 `select`, and `describe` reports it.
+
+Loads what the forms of the ops need beyond Python: C kernels, Triton, cublasLt, CUDA kernels.
+
+It stands above all forms, so that the registry below them knows none.
 """
 
-from mlbert.ops import fp8, fp8_casts, implementations
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from mlbert.host.environment import environment
+from mlbert.host.native import NativeUnavailable
+from mlbert.ops import cublaslt, fmha, fp8, fp8_casts, native_library, registry
 from mlbert.ops.attention import attention, capture_obstacle
 from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
@@ -13,6 +25,31 @@ from mlbert.ops.norm import dropout_add_layer_norm, dropout_add_layer_norm_twice
 from mlbert.ops.reference import apply_dropout, gated_gelu
 from mlbert.ops.registry import describe, select
 from mlbert.ops.rotary import rotary, rotations
+
+
+@registry.loader("native")
+def _native(kind: str) -> None:
+    native_library.library()
+
+
+@registry.loader("triton")
+def _triton(kind: str) -> None:
+    if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
+        raise NativeUnavailable("needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1")
+    importlib.import_module("mlbert.ops.triton")  # registers its forms; Triton need not be installed
+
+
+@registry.loader("cublaslt")
+def _cublaslt(kind: str) -> None:
+    cublaslt.library()
+
+
+@registry.loader("fmha")
+def _fmha(kind: str) -> None:
+    fmha.library()
+    if torch.cuda.is_available():
+        fmha.check_device()
+
 
 __all__ = [
     "Key",
@@ -30,7 +67,6 @@ __all__ = [
     "fp8",
     "fp8_casts",
     "gated_gelu",
-    "implementations",
     "layer_norm_dropout",
     "linear",
     "linear_gelu",

@@ -5,7 +5,7 @@
 
 The heuristic orders algorithms by what it estimates. An algorithm whose results differ from the first one's by more
 than rounding is left out. The sum over tokens in a weight gradient's epilogue is compared with a sum of its own. What
-was found is kept (`mlbert.ops.device_cache`), so that a problem is timed once on a kind of device.
+was found is kept (`mlbert.ops.registry`), so that a problem is timed once on a kind of device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
-from mlbert.ops import cublaslt, device_cache
+from mlbert.ops import cublaslt, registry
 from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, Problem
 
 CANDIDATES = 8  # as in csrc/mhalib/matmul.c
@@ -96,7 +96,7 @@ def tune(
         operands = _Operands(problem, device)
         (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(library)
     if timed := len(found) - known:
-        device_cache.store(CACHE, device, found)
+        registry.store(CACHE, device, found)
     others = sum(library.choices[problem] not in (FIRST, 1) for problem in problems)
     seconds = time.perf_counter() - started
     say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {others} not by the first algorithm")
@@ -238,7 +238,7 @@ def _agree(result: Tensor, expected: Tensor, allowed: float) -> bool:
 
 
 def _known(device: torch.device, say: Callable[[str], object]) -> dict[str, int]:
-    found = device_cache.load(CACHE, device, say)
+    found = registry.load(CACHE, device, say)
     return {key: choice for key, choice in found.items() if choice in range(APART, CANDIDATES + 1)}
 
 

@@ -1,22 +1,30 @@
 """Before a run each chosen implementation proves itself against its plain twin, forward and backward, on this device.
 
-    for each op: small ugly problem (`mlbert.ops.proof_cases`) -> rule of `mlbert.ops.error_rule` -> kept, or refused
+    for each op: small ugly problem (`mlbert.ops.proof`) -> rule of `mlbert.ops.comparison` -> kept, or refused
     over all ranks: what one refuses, all refuse           -> the next implementation in order is proven, and so on
 
 So a kernel that nobody has run on a kind of device can't train wrongly in silence. FP8 numbers are compared with those
 of the twin, which rounds at the same points: in FP8 a few may fall to the other side of a step, in other types results
 may differ by a rounding step of bfloat16; both as root mean squares. Nothing is judged that is not chosen.
 
-What was found is kept (`mlbert.ops.device_cache`).
+What was found is kept (`mlbert.ops.registry`).
 
 A kernel that breaks the device's context ends the process: no other kernel could run in it. The message names the op
 and how to leave its implementation out.
+
+Small ugly problems, one for each op: empty sequences, one token, more than a block, tokens behind the last sequence.
+
+Sizes are few, so that all of them together take a GPU milliseconds; heads are of 64, as BERT's are.
+
+Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +32,148 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlbert.host.errors import UserError
-from mlbert.ops import device_cache, registry
+from mlbert.ops import registry
 from mlbert.ops.comparison import compare
+from mlbert.ops.dropout import dropout_key
+from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
 from mlbert.ops.precision import compute_dtype
-from mlbert.ops.proof_cases import Problems
+from mlbert.ops.rotary import rotations
+
+LENGTHS = (0, 7, 0, 65, 1, 33, 0)
+TAIL = 13  # tokens that belong to no sequence
+TOKENS = sum(LENGTHS) + TAIL
+HEADS, HEAD_SIZE = 2, 64
+HIDDEN = HEADS * HEAD_SIZE
+INNER = 256
+VOCABULARY, PADDED = 509, 512
+MASKED = 37
+DROPOUT = 0.1
+SCALE = 4.0  # of FP8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of an op; a `mlbert.ops.comparison.Case`."""
+
+    op: str
+    arguments: Callable[[int], tuple[Any, ...]]
+    gradient_of: tuple[int, ...]
+
+
+class Problems:
+    """Arguments of the ops on a device.
+
+    Args:
+        device: where.
+        dtype: of the activations; weights are float32.
+        dropout: whether attention drops weights.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, dropout: bool = True) -> None:
+        self._device, self._dtype, self._dropout = device, dtype, DROPOUT if dropout else 0.0
+        self._key = dropout_key(3, 1, 2, 3)
+        self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
+
+    def all(self) -> list[Problem]:
+        """One for each op whose result is compared with a float64 one, forward and backward."""
+        return [
+            Problem("attention", self._attention, (0,)),
+            Problem("dropout_add_layer_norm", self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
+            Problem("layer_norm_dropout", self._layer_norm_dropout, (0, 1, 2)),
+            Problem("embedding_sum", self._embedding_sum, (3, 4, 5)),
+            Problem("masked_cross_entropy", self._masked_cross_entropy, (0,)),
+            Problem("linear_qkv", self._linear_qkv, tuple(range(7))),
+            Problem("linear", self._linear_gelu, (0, 1, 2)),
+            Problem("linear_gelu", self._linear_gelu, (0, 1, 2)),
+            Problem("feed_forward", self._feed_forward, (0, 1, 2, 3)),
+            Problem("rotary", self._rotary, (0,)),
+        ]
+
+    def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
+        """Normal numbers of bfloat16's precision, made on the host: the same on every device."""
+        generator = torch.Generator().manual_seed(sum(shape) + 1000 * draw)
+        return torch.randn(shape, generator=generator).bfloat16().to(self._device, dtype or self._dtype)
+
+    def _ids(self, draw: int, count: int, bound: int) -> Tensor:
+        generator = torch.Generator().manual_seed(count + 1000 * draw)
+        return torch.randint(bound, (count,), generator=generator).to(self._device)
+
+    def _attention(self, draw: int) -> tuple[Any, ...]:
+        bounds = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=self._device)
+        qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
+        return (qkv, bounds, max(LENGTHS), self._dropout, self._key, self._rows, None)
+
+    def _rotary(self, draw: int) -> tuple[Any, ...]:
+        qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
+        return (qkv, rotations(torch.arange(TOKENS, device=self._device), HEAD_SIZE, 10_000.0))
+
+    def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
+        x, residual = (self._random(2 * draw + i, TOKENS, HIDDEN, dtype=None) for i in range(2))
+        weight, bias, x_bias = (self._random(3 * draw + i, HIDDEN) for i in range(3))
+        return (x, residual, weight, bias, 1e-12, DROPOUT, self._key, self._rows, x_bias)
+
+    def _layer_norm_dropout(self, draw: int) -> tuple[Any, ...]:
+        x, weight, bias = self._random(draw, TOKENS, HIDDEN), *(self._random(2 * draw + i, HIDDEN) for i in range(2))
+        return (x, weight, bias, 1e-12, DROPOUT, self._key, self._rows)
+
+    def _embedding_sum(self, draw: int) -> tuple[Any, ...]:
+        # Few ids of many tokens: long runs of equal rows.
+        ids = self._ids(draw, TOKENS, 9), self._ids(draw + 1, TOKENS, 2), self._ids(draw + 2, TOKENS, 33)
+        return (*ids, *(self._random(draw + i, rows, HIDDEN) for i, rows in enumerate((PADDED, 40, 2))))
+
+    def _masked_cross_entropy(self, draw: int) -> tuple[Any, ...]:
+        labels = self._ids(draw, MASKED, VOCABULARY)
+        labels[::9] = -100  # ignored
+        return (self._random(draw, MASKED, PADDED, dtype=None), labels, VOCABULARY)
+
+    def _linear_qkv(self, draw: int) -> tuple[Any, ...]:
+        weights = (self._random(3 * draw + i, HIDDEN, HIDDEN) * HIDDEN**-0.5 for i in range(3))
+        biases = (self._random(3 * draw + i, HIDDEN) for i in range(3))
+        return (self._random(draw, TOKENS, HIDDEN, dtype=None), *weights, *biases)
+
+    def _linear_gelu(self, draw: int) -> tuple[Any, ...]:
+        return (*self._feed_forward(draw)[:3], False)
+
+    def _feed_forward(self, draw: int) -> tuple[Any, ...]:
+        x, bias = self._random(draw, TOKENS, HIDDEN, dtype=None), self._random(draw, INNER)
+        w1, w2 = self._random(draw, INNER, HIDDEN) * HIDDEN**-0.5, self._random(draw, HIDDEN, INNER) * INNER**-0.5
+        return (x, w1, bias, w2, False)
+
+    def fp8(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
+        """Arguments of the ops that make or multiply FP8 numbers, anew at each call: ops change some of them."""
+        e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+        def scales() -> tuple[Tensor, Tensor]:
+            return torch.full((), SCALE, device=self._device), torch.zeros((), device=self._device)
+
+        def x(columns: int, draw: int = 1) -> Tensor:
+            return self._random(draw, TOKENS, columns, dtype=torch.bfloat16)
+
+        def norm() -> tuple[Any, ...]:
+            return self._dropout_add_layer_norm(1)
+
+        def product() -> tuple[Any, ...]:
+            tokens = padded_tokens(TOKENS)
+            a, b = (self._random(i, n, HIDDEN).to(TYPES[INPUT]) for i, n in enumerate((tokens, INNER)))
+            inverses = (torch.full((), value, device=self._device) for value in (0.25, 2.0))
+            rest = len(inspect.signature(registry.form("fp8_product", "plain")).parameters) - 6
+            return (a, b, *inverses, torch.float32, False, *(None,) * rest)
+
+        def backward() -> tuple[Any, ...]:
+            x_and_residual = norm()
+            saved = registry.form("fp8_dropout_add_layer_norm_forward", "plain")(*x_and_residual, *scales())[-1]
+            return (x(HIDDEN, 2), x(HIDDEN, 3), saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
+
+        return {
+            "fp8_quantise": lambda: (x(INNER), *scales(), e4m3, None),
+            "fp8_quantise_sum": lambda: (x(INNER), *scales(), e5m2),
+            "fp8_gelu": lambda: (x(INNER), self._random(1, INNER), False, *scales(), e4m3),
+            "fp8_gelu_backward": lambda: (x(INNER), x(INNER, 2), self._random(1, INNER), False, *scales(), e5m2),
+            "fp8_dropout_add_layer_norm_forward": lambda: (*norm(), *scales()),
+            "fp8_dropout_add_layer_norm_backward": backward,
+            "fp8_product": product,
+        }
+
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 CACHE = "proof"
@@ -62,7 +208,7 @@ def prove(
     """
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
-    names, found = registry.ops(), device_cache.load(CACHE, device, say, str(dtype))
+    names, found = registry.ops(), registry.load(CACHE, device, say, str(dtype))
     known = len(found)
     while True:
         chosen = {
@@ -81,7 +227,7 @@ def prove(
     # What failed may have lacked memory, and is tried again.
     found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
-        device_cache.store(CACHE, device, found, str(dtype))
+        registry.store(CACHE, device, found, str(dtype))
 
 
 def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:

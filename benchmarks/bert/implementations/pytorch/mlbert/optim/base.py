@@ -33,8 +33,7 @@ from torch.nn.functional import pad
 
 from mlbert.host.errors import UserError
 from mlbert.host.native import NativeUnavailable
-from mlbert.optim.flat import FlatParameters
-from mlbert.optim.pieces import Piece, pieces_of
+from mlbert.optim.flat import FlatParameters, Piece, pieces_of
 from mlbert.optim.shared_weights import Layout, SharedWeights
 
 NORM_CHUNK = 1 << 20  # elements squared in float64 at a time; bounds the temporary

@@ -1,25 +1,174 @@
 """The native and the Triton form that every method has beside its plain one; who calls the kernels and with what.
 
-Adam's direction may be scaled for each parameter (`mlbert.optim.adam`), which takes two passes. The other methods work
+Adam's direction may be scaled for each parameter (`mlbert.optim.adamw`), which takes two passes. The other methods work
 element by element in one pass (`mlbert.optim.acclip`, `madgrad`, `sgd`).
+
+Python's side of csrc/cpu/optim.c: the library, its argument types and the table of blocks it walks over.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mlbert.host import native
 from mlbert.host.native import NativeUnavailable
-from mlbert.optim import native_update
 from mlbert.optim.base import FlatOptimizer
-from mlbert.optim.flat import FlatParameters
+from mlbert.optim.flat import Blocks, FlatParameters, Piece
 from mlbert.optim.shared_weights import Layout
 
 if TYPE_CHECKING:
     from mlbert.optim.triton_update import TritonUpdate
+
+ADAM = 0  # mlbert.optim.compiled.Formulas.ADAM
+# Sums are made a block at a time and the blocks' sums added in order, so results do not depend on the thread count.
+BLOCK_ELEMENTS = 8192
+# Parameters are taken together until they hold this many elements: the second pass over a group finds weights and
+# moments (12 bytes an element) still in the cache, and there is one wait of the threads a group.
+GROUP_ELEMENTS = 1 << 20
+# A thread with less than this (2 MiB a buffer) costs more to wake and to wait for than it saves.
+MIN_ELEMENTS_PER_THREAD = 1 << 19
+
+
+class Scalars(ctypes.Structure):
+    """`struct scalars` of optim.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("beta_1", "beta_2")),
+        *((name, ctypes.c_float) for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")),
+        *(("weight_decay", ctypes.c_float), ("scaling", ctypes.c_int64)),
+    )
+
+
+class BlockTable(ctypes.Structure):
+    """`struct blocks` of optim.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("offset", "length", "owner", "decay")),
+        *((name, ctypes.c_void_p) for name in ("owner_first_block", "group_first_block")),
+        ("num_groups", ctypes.c_int64),
+    )
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    buffers, table = (pointer,) * 4, (ctypes.POINTER(BlockTable), ctypes.POINTER(Scalars))
+    library.optim_sum_squares.argtypes = (pointer, integer, integer, pointer, ctypes.c_int)
+    library.optim_sum_squares.restype = ctypes.c_double
+    library.optim_update.argtypes = (*buffers, *table, pointer, pointer, ctypes.c_int)
+    library.optim_update.restype = None
+    library.optim_first_pass.argtypes = (*buffers, *table, integer, integer, pointer, pointer, ctypes.c_int)
+    library.optim_first_pass.restype = None
+    library.optim_second_pass.argtypes = (*buffers[1:], *table, integer, integer, pointer, integer, ctypes.c_int)
+    library.optim_second_pass.restype = None
+    library.optim_one_pass.argtypes = (*(pointer,) * 5, *table, integer, integer, ctypes.c_int, ctypes.c_int)
+    library.optim_one_pass.restype = None
+
+
+class NativeUpdate:
+    """The compiled kernels, bound to a shard.
+
+    Args:
+        pieces: of the shard.
+        num_owners: G, parameters of the model.
+        layout: of the buffers.
+        formulas, scaling: see `mlbert.optim.compiled`.
+
+    Raises:
+        native.NativeUnavailable: there is no compiler, or the library cannot be built or loaded.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], num_owners: int, layout: Layout, *, formulas: int, scaling: int
+    ) -> None:
+        self._library = native.load("optim", ["optim.c"])
+        _declare(self._library)
+        self._layout, self._formulas, self._is_scaled = layout, formulas, scaling != 0
+        self._cut = cut = Blocks.of(pieces, num_owners, BLOCK_ELEMENTS)
+        self._numel = layout.spans[-1][1]
+        groups = _group_starts(cut) if self._is_scaled else np.array([0, len(cut.offsets)], dtype=np.int64)
+        # The table points into these arrays.
+        self._arrays = (cut.offsets, cut.lengths, cut.owners, cut.decays, cut.first, groups)
+        self._table = BlockTable(*(array.ctypes.data for array in self._arrays), len(groups) - 1)
+        # Two sums a block. The norm's blocks ignore the pieces; where much is padding they are more.
+        self._sums = np.zeros((2, max(len(cut.offsets), -(-self._numel // BLOCK_ELEMENTS))), dtype=np.float64)
+        self._borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in layout.spans]).tolist()]
+
+    def _addresses(self, buffers: Sequence[Tensor]) -> list[int]:
+        for buffer in buffers:
+            assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
+            assert buffer.is_contiguous(), "contiguous buffers expected"
+            assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
+            assert buffer.device.type == "cpu", f"CPU expected, not {buffer.device}"
+        return [buffer.data_ptr() for buffer in buffers]
+
+    def _threads(self) -> int:
+        return max(1, min(torch.get_num_threads(), self._numel // MIN_ELEMENTS_PER_THREAD))
+
+    def sum_squares(self, buffer: Tensor) -> float:
+        """Sum of squares of a float32 buffer [n], accumulated in float64."""
+        (address,) = self._addresses([buffer])
+        sums = self._sums.ctypes.data
+        return float(self._library.optim_sum_squares(address, self._numel, BLOCK_ELEMENTS, sums, self._threads()))
+
+    def update(self, buffers: Sequence[Tensor], scalars: Scalars, after_block: Callable[[int], None]) -> None:
+        """One update in place of (weights, gradient, the method's state), float32 [n] each.
+
+        Args:
+            buffers: the gradient stays as it is.
+            scalars: of this update.
+            after_block: called with the index of each block of the layout when its weights are new, in order.
+        """
+        weight, grad, *state = self._addresses(buffers)
+        table = (ctypes.byref(self._table), ctypes.byref(scalars))
+        if self._formulas != ADAM:
+            self._one_pass((weight, grad, *state, *(None,) * (3 - len(state))), table, after_block)
+            return
+        sums, threads = [row.ctypes.data for row in self._sums], self._threads()
+        borders = itertools.pairwise(self._borders)
+        alone = self._layout.size == 1
+        if alone:
+            self._library.optim_update(weight, grad, *state, *table, *sums, threads)
+        elif self._is_scaled:
+            self._library.optim_first_pass(weight, grad, *state, *table, 0, self._borders[-1], *sums, threads)
+            totals = self._totals()
+        for block, (first, last) in enumerate(borders):
+            if not alone and self._is_scaled:
+                args = (weight, *state, *table, first, last, totals.data_ptr(), totals.shape[1], threads)
+                self._library.optim_second_pass(*args)
+            elif not alone:
+                self._library.optim_first_pass(weight, grad, *state, *table, first, last, *sums, threads)
+            after_block(block)
+
+    def _one_pass(
+        self, addresses: Sequence[int | None], table: Sequence[Any], after_block: Callable[[int], None]
+    ) -> None:
+        for block, borders in enumerate(itertools.pairwise(self._borders)):
+            self._library.optim_one_pass(*addresses, *table, *borders, self._formulas, self._threads())
+            after_block(block)
+
+    def _totals(self) -> Tensor:
+        """Both sums of each parameter over all ranks: float64 [2, G]."""
+        cut = self._cut
+        rows = [np.bincount(cut.owners, row[: len(cut.owners)], len(cut.first) - 1) for row in self._sums]
+        return self._layout.all_reduce_sum(torch.from_numpy(np.stack(rows)))
+
+
+def _group_starts(cut: Blocks) -> np.ndarray:
+    starts, elements = [0], 0
+    for first, last in itertools.pairwise(cut.first):
+        elements += int(cut.lengths[first:last].sum())
+        if elements >= GROUP_ELEMENTS:
+            starts.append(int(last))
+            elements = 0
+    return np.array([*starts, len(cut.owners)] if elements else starts, dtype=np.int64)
 
 
 class Formulas(IntEnum):
@@ -63,7 +212,7 @@ class CompiledOptimizer(FlatOptimizer):
         **settings: Any,
     ) -> None:
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self._native: native_update.NativeUpdate | None = None
+        self._native: NativeUpdate | None = None
         self._triton: TritonUpdate | None = None
         super().__init__(flat, layout, **settings)
 
@@ -79,7 +228,7 @@ class CompiledOptimizer(FlatOptimizer):
         if form == "native":
             if device.type != "cpu":
                 raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
-            self._native = native_update.NativeUpdate(self._pieces, owners, self._layout, **kinds)
+            self._native = NativeUpdate(self._pieces, owners, self._layout, **kinds)
         elif form == "triton":
             from triton import knobs
 
@@ -132,7 +281,7 @@ class CompiledOptimizer(FlatOptimizer):
             super()._update(grad, lr, scale)
             return
         corrections, decay = self._corrections(), self.weight_decay
-        scalars = native_update.Scalars(*self.betas, lr, scale, *corrections, self.eps, decay, self.SCALING)
+        scalars = Scalars(*self.betas, lr, scale, *corrections, self.eps, decay, self.SCALING)
         self._native.update(self._buffers(grad), scalars, after_block=self.weights.begin_sharing)
 
     def _corrections(self) -> tuple[float, float]:

@@ -3,23 +3,93 @@
 Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv 1904.00962,
 algorithm 2 with phi the identity, and the benchmark's reference, whose exceptions are: LayerNorm and bias tensors
 take neither weight decay nor the trust ratio; a norm of 0 makes the ratio 1; the gradient is clipped to a global norm
-first. The formulas are in `mlbert.optim.adam`.
+first. The formulas are in `mlbert.optim.adamw`.
+
+LAMB by NVIDIA apex's FusedLAMB on the flat buffers, for a comparison where apex is installed (CUDA only).
+
+Apex knows parameter groups in place of segments: one with weight decay, one without; parameters, gradients and
+moments stay views of the flat buffers. What differs from `mlbert.optim.lamb`:
+
+* with WEIGHT_DECAY_RATE=0 apex takes the trust ratio of no tensor, since there it belongs to the decay;
+* norms are accumulated in float32;
+* the host reads the gradient's norm each step, to leave out what is not finite: apex alone would not. So no graph can
+  hold it.
+
+Never run here: what has been tested, with a stand-in of FusedLAMB's interface, is how segments, moments, rate and
+step number are handed over.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
-from mlbert.optim.adam import Adam
+from mlbert.optim.adamw import Adam
 from mlbert.optim.base import Event
 from mlbert.optim.compiled import Scaling
+from mlbert.optim.flat import FlatParameters
 
-if TYPE_CHECKING:
-    from mlbert.optim.apex_lamb import ApexLamb
+
+def find_fused_lamb() -> Any:
+    """Apex's class.
+
+    Raises:
+        NativeUnavailable: apex cannot be imported, or is another package of that name.
+    """
+    try:
+        return importlib.import_module("apex.optimizers").FusedLAMB
+    except (ImportError, AttributeError) as error:
+        raise NativeUnavailable(f"NVIDIA apex cannot be imported ({error})") from None
+
+
+class ApexLamb:
+    """One FusedLAMB over all segments.
+
+    Args:
+        fused_lamb: apex's class.
+        flat: the parameters.
+        moments: float32 [numel] each, first and second; used in place.
+        weight_decay, max_grad_norm, **numbers (betas, eps, bias_correction): as in `mlbert.optim.adamw.Adam`.
+
+    Raises:
+        NativeUnavailable: apex was built without its CUDA extensions.
+    """
+
+    def __init__(
+        self,
+        fused_lamb: Any,
+        flat: FlatParameters,
+        moments: tuple[Tensor, Tensor],
+        *,
+        weight_decay: float,
+        max_grad_norm: float | None,
+        **numbers: Any,
+    ) -> None:
+        groups = []
+        for decay in (True, False):
+            pairs = zip(flat.parameters, flat.segments, strict=True)
+            chosen = [parameter for parameter, segment in pairs if segment.decay == decay]
+            if chosen:
+                groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
+        try:
+            modes = {"adam_w_mode": True, "grad_averaging": True, "use_nvlamb": False}
+            self._fused = fused_lamb(groups, max_grad_norm=max_grad_norm or 0.0, **numbers, **modes)
+        except RuntimeError as error:
+            raise NativeUnavailable(f"apex says: {error}") from None
+        views = [flat.views(moment).values() for moment in moments]
+        for parameter, first, second in zip(flat.parameters, *views, strict=True):
+            self._fused.state[parameter] = {"exp_avg": first, "exp_avg_sq": second}
+
+    def step(self, lr: float, update: int) -> None:
+        """Update number `update`, from 1, with learning rate `lr`; clips by itself."""
+        for group in self._fused.param_groups:
+            group["lr"] = lr
+            group["step"] = update - 1  # apex adds 1 before it updates
+        self._fused.step()
 
 
 class Lamb(Adam):
@@ -51,7 +121,6 @@ class Lamb(Adam):
             raise NativeUnavailable("it does not shard its state; set SHARDED_OPTIMIZER=off")
         if self.flat.data.device.type != "cuda":
             raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {self.flat.data.device}")
-        from mlbert.optim.apex_lamb import ApexLamb, find_fused_lamb
 
         self._apex = ApexLamb(find_fused_lamb(), self.flat, (self.exp_avg, self.exp_avg_sq), **self._numbers)
 

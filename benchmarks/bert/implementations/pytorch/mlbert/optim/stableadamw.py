@@ -3,7 +3,7 @@
 Source: Wortsman et al., "Stable and low-precision training for large-scale vision-language models", arXiv 2304.13013,
 algorithm 2: the rate is divided by max(1, RMS), RMS being the root of the mean of g^2 / max(v, eps^2) over the tensor
 (Adafactor's update clipping). The decay is divided with it. All tensors are scaled, LayerNorm and biases too. The
-formulas are in `mlbert.optim.adam`; moments are stored as Adam has them, and their bias is corrected where they are
+formulas are in `mlbert.optim.adamw`; moments are stored as Adam has them, and their bias is corrected where they are
 used, which is the paper's correction of the betas written otherwise.
 """
 

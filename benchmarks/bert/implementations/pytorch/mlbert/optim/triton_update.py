@@ -11,7 +11,7 @@
 
 Every sum is taken in one order, so runs are bit-equal. Learning rate, betas, count and all that follows from them are
 on the device. LAMB moves 44 bytes a parameter, as storing the update in between would. Formulas:
-`mlbert.optim.adam`, `acclip`, `madgrad`, `sgd`.
+`mlbert.optim.adamw`, `acclip`, `madgrad`, `sgd`.
 
 Legend: B blocks, each within one parameter; G parameters; n elements of the shard.
 """
@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.optim.pieces import Blocks, Piece
+from mlbert.optim.flat import Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 
 BLOCK = 4096  # elements
@@ -52,7 +52,7 @@ class TritonUpdate:
         device: where they are.
         betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
         formulas, scaling: see there.
-        bias_correction: as in `mlbert.optim.adam.Adam`.
+        bias_correction: as in `mlbert.optim.adamw.Adam`.
         known_norm: as in `mlbert.optim.base.FlatOptimizer`.
 
     Attributes:

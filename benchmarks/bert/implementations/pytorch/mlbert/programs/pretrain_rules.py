@@ -2,7 +2,7 @@
 
 Pure arithmetic. A run gets as many tokens as fit its time; the shape and the vocabulary follow from the text and that
 number, batch, rate and schedule from the shape and the number of updates. Precision, which belongs to the processor, is
-`mlbert.ops.precision.small_model_precision`; the start of the weights is `mlbert.models.neighbours`.
+`mlbert.ops.precision.small_model_precision`; the start of the weights is `mlbert.models.bert`.
 
 Measured (records/2026-11-22_pretrain_epyc-2cpu, minutes on one core) were 2 layers x 128 and 4 x 256 with 16 sequences
 an update, rates of 3e-3 (better than 6e-3) and 2e-3, and this initialisation, mask rate and schedule, for a vocabulary

@@ -21,14 +21,12 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
+from mlbert.models.assembly import choose_compute, make_classifier, whole_update
 from mlbert.models.bert import BertForSequenceClassification
-from mlbert.models.choose import make_classifier
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
 from mlbert.models.objectives import Classification, Regression
-from mlbert.models.start import choose_compute
 from mlbert.models.task_model import TaskCard
-from mlbert.models.update import whole_update
 from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules

@@ -11,7 +11,7 @@ The method of Samsung's submissions to MLPerf Training v2.0 and v2.1 (open divis
 * update     Adam with decoupled decay, none for biases and LayerNorm
 * rate       a ramp that begins below step 0, then a line to END_LR at LR_DECAY_END; updates count from 1
 * data       single sequences; BIN_COUNTS of each rank's batch from each length bin, and EXCHANGE_PADDING deals them out
-             so that ranks have about equally many tokens (`mlbert.data.formats.deals`)
+             so that ranks have about equally many tokens (`mlbert.data.formats.order`)
 """
 
 from __future__ import annotations

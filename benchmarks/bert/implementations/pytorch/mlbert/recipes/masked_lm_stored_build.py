@@ -13,13 +13,11 @@ from mlbert.data.loading.pretraining import budget_of, make_evaluation_set, make
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.groups import exchange_group
 from mlbert.distributed.world import World
-from mlbert.models import evaluation
+from mlbert.models import assembly
+from mlbert.models.assembly import Compute, choose_compute, make_masked_lm, start_weights, whole_update
 from mlbert.models.bert import AnyBert
-from mlbert.models.choose import make_masked_lm
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
-from mlbert.models.start import Compute, choose_compute, start_weights
-from mlbert.models.update import whole_update
 from mlbert.models.weights.export import write_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
@@ -72,11 +70,11 @@ def build(
 def build_evaluation(
     config: Configuration, world: World, seed: int, warn: Callable[[str], None]
 ) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """See `mlbert.models.evaluation.build_evaluation`."""
+    """See `mlbert.models.assembly.build_evaluation`."""
     model_config, data = config[ModelConfig], config[DataConfig]
 
     def make_model(shape: BertConfig, compute: Compute) -> AnyBert:
         return make_masked_lm(model_config, data.max_seq_length, shape, compute)
 
     sections = model_config, data, config[EvaluationConfig], config[ComputeConfig]
-    return evaluation.build_evaluation(*sections, world, seed, warn, make_model, MaskedLM)
+    return assembly.build_evaluation(*sections, world, seed, warn, make_model, MaskedLM)

@@ -12,15 +12,12 @@ from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.world import World
-from mlbert.models.bert import AnyBert
-from mlbert.models.choose import make_masked_lm
+from mlbert.models.assembly import choose_compute, make_masked_lm, start_weights, whole_update
+from mlbert.models.bert import AnyBert, begin_with_frequencies
 from mlbert.models.config import ModelConfig
-from mlbert.models.neighbours import begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
-from mlbert.models.start import choose_compute, start_weights
-from mlbert.models.update import whole_update
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.foreign import write_composer
+from mlbert.models.weights.files import write_composer
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules

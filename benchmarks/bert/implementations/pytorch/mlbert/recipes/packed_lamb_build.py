@@ -15,12 +15,11 @@ from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardedReducer, ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
-from mlbert.models import evaluation
+from mlbert.models import assembly
+from mlbert.models.assembly import choose_compute, refuse_bucket_clipping, start_weights
 from mlbert.models.bert import AnyBert, BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM, PreTraining
-from mlbert.models.start import choose_compute, start_weights
-from mlbert.models.update import refuse_bucket_clipping
 from mlbert.models.weights.export import write_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods, schedules
@@ -74,9 +73,9 @@ def build(
 def build_evaluation(
     config: Configuration, world: World, seed: int, warn: Callable[[str], None]
 ) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """See `mlbert.models.evaluation.build_evaluation`."""
+    """See `mlbert.models.assembly.build_evaluation`."""
     sections = config[ModelConfig], config[DataConfig], config[EvaluationConfig], config[ComputeConfig]
-    return evaluation.build_evaluation(*sections, world, seed, warn)
+    return assembly.build_evaluation(*sections, world, seed, warn)
 
 
 def _update(

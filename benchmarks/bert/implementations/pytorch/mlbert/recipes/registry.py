@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from mlbert.config.recipe import MASKED_LM, Recipe
 from mlbert.config.section import says_none
-from mlbert.host.errors import UserError
-from mlbert.host.names import nearest
+from mlbert.host.errors import UserError, nearest
 from mlbert.host.provenance import TENSORFLOW2
 from mlbert.recipes import classification, ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
 

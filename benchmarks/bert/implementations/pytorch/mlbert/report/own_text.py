@@ -7,12 +7,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from mlbert.mlperf.metrics_file import read_points
-from mlbert.report.marks import DOTTED, HEIGHT, WIDTH, Chart, Key, few_ticks
+from mlbert.mlperf.metrics import read_points
 from mlbert.report.page import Headline, Tile, environment
-from mlbert.report.svg import colour, draw
+from mlbert.report.svg import DOTTED, HEIGHT, WIDTH, Chart, Key, colour, draw, few_ticks, time_unit
 from mlbert.report.tables import Table
-from mlbert.report.words import time_unit
 
 Points = list[tuple[float, float]]  # seconds and value
 

@@ -13,10 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import ResultSet
-from mlbert.report import bars, curves, tables
-from mlbert.report.marks import Chart, style_of_system
+from mlbert.report import charts, tables
 from mlbert.report.results import TERAFLOPS_PER_SEQUENCE, Result
-from mlbert.report.words import count, percent, speed
+from mlbert.report.svg import Chart, count, percent, speed, style_of_system
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -104,10 +103,10 @@ def _tiles(result: Result) -> list[Tile]:
 def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
     """Figures by section; empty sections are left out."""
     sections = (
-        ("Learning", [curves.accuracy(results, "samples"), curves.accuracy(results, "seconds")]),
-        ("Time", [bars.times_to_train(results), bars.where_time_went(results)]),
-        ("Speed and seeds", [curves.speeds(results), bars.samples_to_target(results)]),
-        ("Steps", [curves.metric(results, *pair) for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))]),
+        ("Learning", [charts.accuracy(results, "samples"), charts.accuracy(results, "seconds")]),
+        ("Time", [charts.times_to_train(results), charts.where_time_went(results)]),
+        ("Speed and seeds", [charts.speeds(results), charts.samples_to_target(results)]),
+        ("Steps", [charts.metric(results, *pair) for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))]),
     )
     found = [(title, [chart for chart in charts if chart is not None]) for title, charts in sections]
     return [(title, charts) for title, charts in found if charts]

@@ -1,21 +1,55 @@
-"""The numbers of a system: what its runs come to by the rules, how they compare with the reference, share of peak."""
+"""The numbers of a system: what its runs come to by the rules, how they compare with the reference, share of peak.
+
+What the benchmark's reference says of a batch size: its hyper-parameters, and what a mean below its own costs.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from typing import Any
 
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.result_set import is_ours
-from mlbert.mlperf.rules import NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY, ReferencePoint, olympic_mean, reference_point
-from mlbert.mlperf.run_numbers import samples_per_second
-from mlbert.report.reference import nearest_hyperparameters, scaling
-from mlbert.report.runs import Run, finite, number, read_run
-from mlbert.report.sources import System
+from mlbert.mlperf.result_set import is_ours, samples_per_second
+from mlbert.mlperf.rules import (
+    NUM_EVAL_SAMPLES,
+    RULESET,
+    TARGET_MLM_ACCURACY,
+    ReferencePoint,
+    olympic_mean,
+    reference_point,
+)
+from mlbert.report.runs import Run, System, finite, number, read_run
+
+_FILE = f"rcp_checker/training_{RULESET}/rcps_bert.json"
+
+
+@cache
+def _hyperparameters() -> dict[int, dict[str, float]]:
+    """Batch size to hyper-parameters, from the official checker's own file."""
+    text = resources.files("mlperf_logging").joinpath(_FILE).read_text(encoding="utf-8")
+    return {int(point["BS"]): point["Hyperparams"] for point in json.loads(text).values()}
+
+
+def nearest_hyperparameters(global_batch_size: float) -> tuple[int, Mapping[str, float]]:
+    """Those of the reference point with the most similar batch size, and that batch size."""
+    known = _hyperparameters()
+    batch = min(known, key=lambda size: max(size / global_batch_size, global_batch_size / size))
+    return batch, known[batch]
+
+
+def scaling(mean_samples: float, point: ReferencePoint) -> float | None:
+    """What the official score multiplies the time by: more than 1 where a submission needed fewer samples than the
+    reference, None where it needed too few."""
+    if mean_samples < point.min_mean_samples:
+        return None
+    return max(point.mean_samples / mean_samples, 1.0)
+
 
 FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
 _LEAST_RUNS = 3  # of an olympic mean

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.runs.events import Events
-from mlbert.mlperf.metrics_file import read_points
+from mlbert.mlperf.metrics import read_points
 from mlbert.runs.progress import Limits, TrainState
 from mlbert.host.errors import UserError
 

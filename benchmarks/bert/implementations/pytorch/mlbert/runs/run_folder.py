@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbert.config.resolution import Resolved
 from mlbert.runs.identity import Identity
-from mlbert.mlperf.metrics_file import read_points
+from mlbert.mlperf.metrics import read_points
 from mlbert.runs.progress import Outcome
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from mlbert.host.checksummed_json import json_sha256
+from mlbert.host.json_files import json_sha256
 from mlbert.host.errors import UserError
 from mlbert.host.files import fsync_path, open_plain
 from mlbert.host.json_files import read_json

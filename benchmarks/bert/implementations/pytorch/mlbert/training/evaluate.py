@@ -19,9 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Batch, Budget, HostBatch
 from mlbert.distributed.capture import Capture
 from mlbert.distributed.world import World
 from mlbert.training.host_copy import HostCopy

@@ -22,11 +22,11 @@ from mlbert.distributed.watch import Stage
 from mlbert.distributed.world import World
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Clock, Limits, Outcome, Pace, TrainState
+from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluator
 from mlbert.training.ledger import Ledger
 from mlbert.training.protocols import Method
 from mlbert.training.reader import Reader
-from mlbert.training.snapshots import Snapshots
 from mlbert.training.step import Step
 
 

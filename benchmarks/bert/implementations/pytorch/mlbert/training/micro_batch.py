@@ -11,9 +11,8 @@ import torch
 
 from mlbert.config.sections import Configuration
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.data.loading.config import DataConfig
-from mlbert.data.loading.host_batch import HostBatch
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig

@@ -26,9 +26,7 @@ from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Batch, Budget, HostBatch
 from mlbert.distributed.world import World
 
 # Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.

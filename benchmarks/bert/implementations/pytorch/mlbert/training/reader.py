@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.watch import Stage, Watch
 from mlbert.distributed.world import World
 from mlbert.runs.progress import Counts

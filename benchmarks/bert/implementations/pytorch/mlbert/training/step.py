@@ -27,9 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batch import Batch
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Batch, Budget, HostBatch
 from mlbert.distributed.capture import Capture, CudaCapture
 from mlbert.host.errors import UserError
 from mlbert.training.host_copy import HostCopy

@@ -22,7 +22,7 @@ from mlbert.data.prepare.streaming import (
 )
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
-from mlbert.programs.console_progress import console_progress
+from mlbert.programs.console import console_progress
 
 PROGRAM = "convert_dataset.py"
 OWN, PYTHON = "text", "python-text"

@@ -16,14 +16,24 @@ from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.programs.glue_jobs import FIRST, Job
 from mlbert.programs.mosaic import finetuning_yaml, glue_yaml
-from mlbert.programs.mosaic.glue_display import FIGURE, SCORES, Display, scores_table, write_scores
-from mlbert.programs.mosaic.glue_runner import LOG, Runner, Slot, State, make_slots
+from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
+from mlbert.programs.mosaic.glue_runner import (
+    FIGURE,
+    FIRST,
+    LOG,
+    SCORES,
+    Display,
+    Job,
+    Runner,
+    Slot,
+    State,
+    make_slots,
+    scores_table,
+    write_scores,
+)
 from mlbert.programs.mosaic.glue_yaml import GlueYaml
-from mlbert.programs.mosaic.leaves import Leaves
-from mlbert.programs.mosaic.results import last_evaluation
-from mlbert.programs.nested_yaml import read_nested
+from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 

@@ -16,8 +16,7 @@ from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic import pretraining_yaml
-from mlbert.programs.mosaic.leaves import Layer, Leaves
-from mlbert.programs.nested_yaml import read_nested
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, read_nested
 from mlbert.recipes.registry import RECIPES, find
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -25,9 +25,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.programs.mosaic import finetuning_yaml
-from mlbert.programs.mosaic.leaves import Leaves
-from mlbert.programs.mosaic.results import last_evaluation
-from mlbert.programs.nested_yaml import read_nested
+from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
+from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.config import RunConfig
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
-from mlbert.data.loading.host_batch import HostBatch
-from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.text import TRUNCATE, TextSet, TextSource
+from mlbert.data.loading.text_run import MaskingRate
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mlbert.cli.prepare.options import Cased, Workers, console, say
 from mlbert.data.prepare.estimate import Estimate, estimate
-from mlbert.data.prepare.text_parts import expand_inputs
+from mlbert.data.prepare.jobs import expand_inputs
 
 app = typer.Typer()
 

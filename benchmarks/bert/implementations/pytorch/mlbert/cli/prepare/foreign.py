@@ -11,7 +11,7 @@ from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, counted, say
 from mlbert.data.formats.manifest import MAX_TOKENS
 from mlbert.data.formats.nvidia_index import Limits
 from mlbert.data.prepare import export_nvidia, import_store, tfrecords
-from mlbert.programs.console_progress import console_progress
+from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 _LISTED = 20  # lines of left-out records on the console; the manifest has them all

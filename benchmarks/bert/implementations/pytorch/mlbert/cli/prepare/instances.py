@@ -9,8 +9,8 @@ import typer
 
 from mlbert.cli.prepare.options import InstanceArguments, Out, Workers, counted, say, with_options
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
-from mlbert.data.prepare.text_parts import expand_inputs
-from mlbert.programs.console_progress import console_progress
+from mlbert.data.prepare.jobs import expand_inputs
+from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 

@@ -14,7 +14,7 @@ import typer
 
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.pipeline import TextOptions
-from mlbert.programs.console_progress import console
+from mlbert.programs.console import console
 
 MOST_FILES = 99_999  # their names have five digits
 

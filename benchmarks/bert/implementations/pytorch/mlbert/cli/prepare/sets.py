@@ -11,12 +11,10 @@ from rich.table import Table
 from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, console, counted, say
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
-from mlbert.data.prepare.bins_hdf5 import make_hdf5_bins
-from mlbert.data.prepare.eval_set import make_eval_set
-from mlbert.data.prepare.shuffle import Packing, shuffle_set
-from mlbert.data.prepare.split_bins import EDGES, make_bins
+from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
+from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
 from mlbert.host.errors import UserError
-from mlbert.programs.console_progress import console_progress
+from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 _LISTED = 30  # problems on the console

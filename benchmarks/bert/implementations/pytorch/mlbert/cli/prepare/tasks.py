@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, say
-from mlbert.data.prepare import glue_files, python_glue
+from mlbert.data.prepare import glue_files
 
 app = typer.Typer()
 
@@ -17,7 +17,7 @@ def python_glue_command(
     out: Out, size: Annotated[float, typer.Option(help="Factor on the numbers of rows.", min=0.01, max=10)] = 1.0
 ) -> None:
     """Make stand-ins for GLUE's eight tasks, in its files' forms, of what this Python installation says."""
-    python_glue.make(out, size)
+    glue_files.make(out, size)
     say(f"wrote GLUE's files into {out}")
 
 

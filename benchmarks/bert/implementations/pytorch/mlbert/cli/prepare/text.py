@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import Out, TextArguments, Workers, console, with_options
-from mlbert.data.prepare import pipeline, python_text, text_folder
-from mlbert.programs.console_progress import console_progress
+from mlbert.data.prepare import corpus, pipeline, python_text
+from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 
@@ -48,8 +48,8 @@ def text_command(
     workers: Workers = 0,
 ) -> None:
     """Prepare a folder of your own text files."""
-    text_folder.keep_out(folder, out)
-    options, source = given.text(), text_folder.source_name(folder, one_per_line)
-    documents = text_folder.documents(folder, one_per_line)
+    corpus.keep_out(folder, out)
+    options, source = given.text(), corpus.source_name(folder, one_per_line)
+    documents = corpus.documents(folder, one_per_line)
     summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=console_progress())
     _report(out, summary)

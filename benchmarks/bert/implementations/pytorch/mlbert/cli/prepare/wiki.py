@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, Workers, counted, say
-from mlbert.data.prepare import benchmark_files, clean, download
-from mlbert.data.prepare.recognise import recognise
-from mlbert.programs.console_progress import console_progress
+from mlbert.data.prepare import clean, download
+from mlbert.data.prepare.clean import recognise
+from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 
@@ -26,9 +26,9 @@ def download_command(
     manifest: Annotated[Path | None, typer.Option(help="List of files in place of the benchmark's.")] = None,
 ) -> None:
     """Fetch the benchmark's files; resumes, and takes only what has the published size and MD5 sum."""
-    listed = benchmark_files.read_list(manifest)
+    listed = download.read_list(manifest)
     wanted = [name for entry in only or [] for name in entry.split(",") if name]
-    chosen = benchmark_files.select(listed, wanted)
+    chosen = download.select(listed, wanted)
     found = download.fetch_all(chosen, out, mirror, progress=console_progress())
     say(f"{out}: {counted(len(found), 'file')}, sizes and MD5 sums as published")
 

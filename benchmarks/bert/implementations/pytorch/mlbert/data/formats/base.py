@@ -43,7 +43,7 @@ class StoreInfo:
     bins: tuple[BinInfo, ...] = ()  # shortest sequences first; none where the set is not cut by length
     is_listed: bool = True  # `identity` stands for the contents; False: for names and sizes alone
     content: str | None = (
-        None  # sha256 of such files' contents, see `mlbert.data.formats.content`; None: nobody hashed them
+        None  # sha256 of such files' contents, see `mlbert.data.formats.index_cache`; None: nobody hashed them
     )
 
     @property

@@ -23,10 +23,9 @@ import numpy as np
 
 from mlbert.data.formats.base import BinInfo, Store, StoreInfo
 from mlbert.data.formats.bins import BinnedStore
-from mlbert.data.formats.content import content_of, name_of
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.nvidia_folder import bin_name, bins_of, check_bins, list_shards
-from mlbert.data.formats.nvidia_index import Limits, item_starts, load_index
+from mlbert.data.formats.index_cache import content_of, name_of
+from mlbert.data.formats.nvidia_index import Limits, bin_name, bins_of, check_bins, item_starts, list_shards, load_index
 from mlbert.data.formats.nvidia_shard import (
     COLUMNS,
     REFERENCE,

@@ -3,9 +3,19 @@
 A unit is a pack of sequences, or one sequence. Packs are those that the set holds, or its sequences are packed once
 when it is opened (by the seed). Every epoch takes all units in an order that is random by (seed, epoch) and cuts them
 into optimizer steps; the incomplete last step is left out. Within a step units have numbers from 0, and a `Deal` says
-which of them are whose (`mlbert.data.formats.deals`), so the union over ranks does not depend on how many there are.
+which of them are whose (`mlbert.data.formats.order`), so the union over ranks does not depend on how many there are.
 
 Legend: S sequences, P units, B bins.
+
+Which rank gets which of a step's units: the deals that `mlbert.data.formats.order` asks for.
+
+contiguous    each rank its stretch of the step, whatever the lengths
+by_length     the units of a group of ranks, micro-batch by micro-batch, longest first and to and fro, so that its ranks
+              get about equally many tokens
+
+The second needs no communication: lengths are known beforehand and every rank computes the same deal, of its own group
+alone. Source of the method: "exchange padding" of NVIDIA's and Samsung's submissions to MLPerf Training (public
+READMEs), which gather the sequences themselves; `mlbert.data.loading.source` does it their way.
 """
 
 from __future__ import annotations
@@ -272,3 +282,36 @@ def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.nda
     first, end = (count * part // world_size for part in (rank, rank + 1))
     num_parts = -(-(end - first) // most)
     return np.array_split(np.arange(first, end), num_parts) if num_parts else []
+
+
+def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndarray]:
+    """The `Deal` that gives unit u to rank u // units, in order, whatever their lengths."""
+    first = share.rank * share.units
+    return np.split(np.arange(first, first + share.units), share.accumulation)
+
+
+def by_length(group_size: int) -> Deal:
+    """The `Deal` over groups of ``group_size`` ranks in a row, which divides the number of ranks: each micro-batch of a
+    group holds what `contiguous` gives to it, dealt by `snake`. A rank's units come longest first."""
+
+    def deal(share: StepShare, lengths: Lengths) -> list[np.ndarray]:
+        assert share.world_size % group_size == 0, "groups are equally large"
+        place = share.rank % group_size
+        first = (share.rank - place) * share.units
+        held = np.arange(first, first + group_size * share.units).reshape(group_size, share.accumulation, -1)
+        units = held.swapaxes(0, 1).reshape(share.accumulation, -1)  # of the group, by micro-batch
+        tokens = lengths(units.reshape(-1)).reshape(units.shape)
+        return [part[snake(sizes, group_size, place)] for part, sizes in zip(units, tokens, strict=True)]
+
+    return deal
+
+
+def snake(lengths: np.ndarray, parts: int, part: int) -> np.ndarray:
+    """Which of some units go to ``part`` of ``parts``: int64, indices into ``lengths`` (tokens of each unit, int [n]).
+
+    Sorted by length, longest first and equal ones in order, units go to 0, 1, ... parts-1, parts-1, ... 1, 0, 0, 1, ...
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    round_trip = 2 * parts
+    at = np.arange(len(lengths)) % round_trip
+    return longest_first[(at == part) | (at == round_trip - 1 - part)]

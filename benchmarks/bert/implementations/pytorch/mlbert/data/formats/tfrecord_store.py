@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.base import StoreInfo
-from mlbert.data.formats.content import content_of
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, named_files, read_widths
 from mlbert.data.formats.tfrecord_list import read_list

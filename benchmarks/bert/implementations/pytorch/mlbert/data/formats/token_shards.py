@@ -33,12 +33,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_fetch import local_folder
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.formats.vocabulary_checks import unknown_share
 from mlbert.host.errors import UserError
 from mlbert.host.files import whole_file
 

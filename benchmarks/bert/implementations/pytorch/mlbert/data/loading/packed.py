@@ -14,9 +14,8 @@ from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.open import check_opened, describe, in_memory, open_store
 from mlbert.data.formats.order import Deal, Mask, StepReader, StepShare
 from mlbert.data.formats.tfrecord_plain import Widths
-from mlbert.data.loading.exchange import ExchangeGroup, Read
-from mlbert.data.loading.host_batch import HostBatch
-from mlbert.data.loading.source import StepSource
+from mlbert.data.loading.batches import HostBatch
+from mlbert.data.loading.source import ExchangeGroup, Read, StepSource
 from mlbert.host.errors import UserError
 
 
@@ -38,7 +37,7 @@ class PackedSource(StepSource):
         packs_per_step: of one rank, all micro-batches together.
         accumulation, rank, world_size: see `mlbert.data.formats.order.StepShare`.
         max_sequences_per_pack, bin_counts, seed, deal, mask: see `mlbert.data.formats.order.StepReader`.
-        gather_over: ranks that exchange what they read, see `mlbert.data.loading.exchange`; ``deal`` must be
+        gather_over: ranks that exchange what they read, see `mlbert.data.loading.source`; ``deal`` must be
             `contiguous` then. None: each rank reads what it is dealt.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlbert.data.formats.deals import contiguous
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
-from mlbert.data.formats.order import Deal, Portion, StepShare
+from mlbert.data.formats.order import Deal, Portion, StepShare, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.exchange import ExchangeGroup
-from mlbert.data.loading.host_batch import HostBatch
-from mlbert.data.loading.source import StepSource
+from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.source import ExchangeGroup, StepSource
 from mlbert.host.errors import UserError
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
@@ -122,7 +119,7 @@ class SyntheticSource(StepSource):
 
 
 class SyntheticEvalSet:
-    """The interface of `mlbert.data.loading.evaluation.EvalSet` over one step's batches of a synthetic source."""
+    """The interface of `mlbert.data.loading.pretraining.EvalSet` over one step's batches of a synthetic source."""
 
     def __init__(self, source: SyntheticSource) -> None:
         self._batches = source.batches_of(0)

@@ -12,8 +12,7 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.data.loading.source import StepSource
 from mlbert.host.errors import UserError
 
@@ -147,7 +146,7 @@ class TaskEvalSet:
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """As of `mlbert.data.loading.evaluation.EvalSet`."""
+        """As of `mlbert.data.loading.pretraining.EvalSet`."""
         whole = _budget(self._batch_size, self._max_tokens)
         return (*whole.smaller_ones(), whole)
 

@@ -1,7 +1,7 @@
 """Masked language modelling on texts: training batches and the evaluation set.
 
 The texts are an MDS set, here or elsewhere (`mlbert.data.formats.token_shards`); `mlbert.data.loading.text_lanes` says
-which piece of which text a step holds, `mlbert.data.formats.text_masking` what is to be predicted.
+which piece of which text a step holds, `mlbert.data.formats.masking` what is to be predicted.
 
 Legend: B sequences of a step over all ranks ("lanes").
 """
@@ -16,17 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.formats.checks import unknown_share
+from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.order import StepShare, even_parts
 from mlbert.data.formats.ragged import offsets_of
-from mlbert.data.formats.text_masking import Masking
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.formats.vocabulary_checks import unknown_share
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.data.loading.source import StepSource
-from mlbert.data.loading.text_lanes import EpochOrders, Lanes, PieceLanes, WholeLanes
-from mlbert.data.loading.text_pieces import Ahead, Pieces
+from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError
 
 SPLIT, TRUNCATE = "split", "truncate"
@@ -214,7 +212,7 @@ class _Opened:
 
 
 class TextEvalSet:
-    """The interface of `mlbert.data.loading.evaluation.EvalSet` over texts in the order of their set; masks stay the
+    """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of their set; masks stay the
     same.
 
     Args:
@@ -257,7 +255,7 @@ class TextEvalSet:
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """As of `mlbert.data.loading.evaluation.EvalSet`."""
+        """As of `mlbert.data.loading.pretraining.EvalSet`."""
         whole = Budget.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
         return (*whole.smaller_ones(), whole)
 

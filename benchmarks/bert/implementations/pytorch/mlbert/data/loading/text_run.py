@@ -1,7 +1,13 @@
-"""The batches of a masked-LM run on texts, as its settings ask for them."""
+"""The batches of a masked-LM run on texts, as its settings ask for them.
+
+The chance of a token to be predicted, as a function of the step.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +15,36 @@ import numpy as np
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.batches import Budget
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.data.loading.masking_rates import MaskingRate
 from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.training.config import EvaluationConfig
+
+# From the share of training that is done (0 to 1) to the share of the way from the first rate to the last.
+SHAPES: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda done: 0.0,
+    "linear": lambda done: done,
+    "cosine": lambda done: 0.5 * (1.0 - math.cos(math.pi * done)),
+    "step": lambda done: float(done >= 0.5),
+}
+
+
+@dataclass(frozen=True)
+class MaskingRate:
+    """From ``first`` at step 0 to ``last`` at step ``max_steps`` and beyond."""
+
+    schedule: str  # a name of `SHAPES`
+    first: float
+    last: float
+    max_steps: int  # 1 or more
+
+    def __call__(self, step: int) -> float:
+        """The rate of the update before which ``step`` were done."""
+        return self.first + SHAPES[self.schedule](min(step / self.max_steps, 1.0)) * (self.last - self.first)
+
 
 _COUNTED_TEXTS = 4096
 

@@ -1,6 +1,6 @@
 """The expansion of a `HostBatch` as one Triton kernel: a program for every BLOCK indices of all outputs.
 
-Legend as in `mlbert.data.loading.host_batch`; T', S', M' are the sizes of the filled batch.
+Legend as in `mlbert.data.loading.batches`; T', S', M' are the sizes of the filled batch.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.data.loading.batch import IGNORED_LABEL, Batch
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch
 
 BLOCK = 256
 HALVINGS = 20  # of the sequences that a token may belong to; one number for all sizes, so that one kernel serves all
@@ -29,7 +29,7 @@ OUTPUTS = (
 
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """See `mlbert.data.loading.host_batch.expand_plain`, whose results it has bit by bit."""
+    """See `mlbert.data.loading.batches.expand_plain`, whose results it has bit by bit."""
     sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
     filled = out.num_tokens, out.num_samples, out.num_masked
     assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), "the batch is larger than its target"
@@ -79,7 +79,7 @@ def expand_kernel(
 ):
     """Index i of every output. Grid: max(T', S'+1, M') / BLOCK.
 
-    Inputs: the parts of `mlbert.data.loading.host_batch`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1],
+    Inputs: the parts of `mlbert.data.loading.batches`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1],
     int64 [M'], [M'], [S'].
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -4,6 +4,8 @@ First pass, a job for about 16 MB of neighbouring files: their articles, one aft
 beside it the length and MD5 of each. Then the evaluation articles are chosen, which takes only the counts. Second
 pass, a job a part: the part's articles are copied from the units. Memory does not grow with the input but by
 20 bytes an article. ``clean.json`` comes last; until then the same command goes on where it was interrupted.
+
+What a folder holds that somebody wants to train from: told by file names and the first bytes of one file.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,14 @@ import numpy as np
 
 from mlbert.data.formats.checksums import FileSum, file_xxh3
 from mlbert.data.formats.manifest import no_folder, reading, write_json
+from mlbert.data.formats.open import ACCEPTED, describe
+from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import wiki_text
-from mlbert.data.prepare.finished import is_whole, keep_apart, read_summary
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
-from mlbert.data.prepare.separate import drawn_articles, read_hashes
-from mlbert.host.checksummed_json import add_checksum
+from mlbert.data.prepare.jobs import SILENT, Progress, expand_inputs, is_whole, keep_apart, read_summary, run_jobs
+from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
 from mlbert.host.files import whole_file, write_atomically
+from mlbert.host.json_files import add_checksum
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
@@ -326,3 +330,46 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
 
 def _sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+_LOOKED_AT = 65_536  # bytes
+
+
+class Kind(StrEnum):
+    """Kinds of input, by the step that they begin with."""
+
+    wikiextractor = "wikiextractor"
+    text = "text"
+    tfrecord = "tfrecord"
+    nvidia = "nvidia"
+    prepared = "prepared"
+
+
+def recognise(path: Path) -> Kind:
+    """The kind of a folder, or of one text part or TFRecord file. Raises UserError: it is none that can be prepared, or
+    it is damaged."""
+    if path.is_dir() and any(path.rglob("wiki_*")):
+        wiki_files(path)
+        return Kind.wikiextractor
+    if _is_text(path):
+        return Kind.text
+    try:
+        kind = describe(path if path.is_dir() else path.parent).kind
+    except UserError as error:
+        if path.is_dir() and error.code != "data.missing":
+            raise  # a data set of a known kind, but damaged
+        reason = "is not recognised" if path.exists() else "there is no such file or folder"
+        code = "data.format" if path.exists() else "file.missing"
+        raise UserError(code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
+    if kind.startswith("nvidia"):
+        return Kind.nvidia
+    return Kind.tfrecord if kind == "tfrecord" else Kind.prepared
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the first part is text: TFRecord files may have the same names."""
+    try:
+        with expand_inputs([path], skip_bad=True)[0].open("rb") as file:
+            return is_text(file.read(_LOOKED_AT))
+    except (UserError, OSError):
+        return False

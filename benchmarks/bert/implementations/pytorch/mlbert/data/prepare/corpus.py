@@ -2,17 +2,31 @@
 
 Repeated documents and sentences are dropped, documents are held out by a hash of their text and a seed, and
 training sentences that nearly repeat an evaluation sentence are dropped as well.
+
+Prose out of documentation strings, comments and marked-up text, as sentences.
+
+Code, tables and mark-up signs are left out. A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets)
+before white space and something that may begin one: a capital, a digit, an opening quote or bracket, a back-tick. Known
+abbreviations, single letters and numbered list marks do not end one. A lower-case beginning is not recognised; then two
+sentences stay together.
+
+A folder of text files as documents of sentences.
+
+Every ``*.txt`` below the folder is read. A blank line ends a document when the file is one sentence a line already
+(``one_per_line``); otherwise a file is one document and its paragraphs are split into sentences.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from mlbert.data.formats.manifest import file_sha256, no_folder, reading
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -122,3 +136,171 @@ def write_text(path: Path, documents: list[list[str]]) -> None:
     """One sentence a line, a blank line between documents: the form of the benchmark's text parts."""
     text = "\n\n".join("\n".join(document) for document in documents) + "\n"
     write_atomically(path, text)
+
+
+MIN_WORDS = 4
+MIN_LETTERS = 0.7
+
+_ROLE = re.compile(r":[a-z:+-]+:`~?([^`<]*?)(?:\s*<[^`>]*>)?`")
+_TICKS = re.compile(r"``?([^`]+?)(?:\s*<[^`<>]*>)?``?_{0,2}")
+_EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=[\w(\"'])([^*]+?)(?<=[\w.)\"',?!])\*{1,2}(?![\w*])")
+_BULLET = re.compile(r"^\s*(?:[-*+•#]|\d+[.)]|\([a-z0-9]\)|[a-z]\))\s+")
+_FIELD = re.compile(r"^\s*(?:[@:](?:param|type|return|returns|rtype|raise|raises)\b[^:]*:)\s*")
+_RULE = re.compile(r"^\s*([=\-~^\"'*+#_.])\1{2,}\s*$|^\s*[=+|-]{3,}[\s=+|-]*$")
+_CODE_START = re.compile(r"^\s*(?:>>>|\.\.\.(?:\s|$)|\.\. |\$ |[|+]\s)")
+_SIGNATURE = re.compile(r"^\s*[\w.]+\([^)]*\)(?:\s*->\s*[\w.\[\], |]+)?\s*(?:--|:)?\s*")
+_LETTERS = re.compile(r"[A-Za-z\s]")
+_LONG_WORD = re.compile(r"\b[A-Za-z]{2,}\b")
+_HYPHEN = re.compile(r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)")  # a compound word cut at the end of a line
+_URL = re.compile(r"<?\bhttps?://\S+")
+
+_ABBREVIATION = re.compile(
+    r"e\.g|i\.e|etc|vs|cf|viz|resp|approx|incl|mr|mrs|ms|dr|prof|sr|jr|st|figs?|eq|sec|no|vol|ed|al|inc|ltd|co|dept"
+    r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|pp?"
+)
+_BOUNDARY = re.compile(r"""[.!?]["'”’)\]]*(\s+)(?=["'“‘(\[`*<_]*[A-Z0-9])""")
+_LAST_WORD = re.compile(r"[\w.]+$")
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of one paragraph; white space within becomes single spaces."""
+    text = " ".join(text.split())
+    sentences, start = [], 0
+    for match in _BOUNDARY.finditer(text):
+        if text[match.start()] == "." and _continues(text[start : match.start()]):
+            continue
+        sentences.append(text[start : match.start(1)])
+        start = match.end()
+    if start < len(text):
+        sentences.append(text[start:])
+    return sentences
+
+
+def _continues(before: str) -> bool:
+    """Whether the full stop after ``before`` belongs to an abbreviation, an initial or a list mark."""
+    match = _LAST_WORD.search(before)
+    if match is None:
+        return False
+    word = match.group().lower()
+    return (
+        _ABBREVIATION.fullmatch(word) is not None
+        or (len(word) == 1 and word.isalpha())
+        or (match.start() == 0 and word.isdigit())
+    )
+
+
+def paragraphs(text: str) -> list[str]:
+    """Blocks of prose: separated by blank lines or bullets, literal blocks and tables left out."""
+    blocks: list[list[str]] = [[]]
+    literal_indent: int | None = None
+    literal_next = False
+    for line in text.expandtabs().splitlines():
+        stripped = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if not stripped:
+            blocks.append([])
+            continue
+        if literal_next:
+            literal_next, literal_indent = False, indent if indent > 0 else None
+        if literal_indent is not None:
+            if indent >= literal_indent:
+                continue
+            literal_indent = None
+        if _RULE.match(line) or _CODE_START.match(line):
+            blocks.append([])
+            continue
+        if _BULLET.match(line) or _FIELD.match(line):
+            blocks.append([])
+            line = _FIELD.sub("", _BULLET.sub("", line))
+        blocks[-1].append(line.strip())
+        literal_next = stripped.endswith("::")
+    return [_HYPHEN.sub(r"\1", " ".join(block)) for block in blocks if block]
+
+
+def plain(paragraph: str) -> str:
+    """A paragraph without mark-up signs and addresses."""
+    text = _ROLE.sub(r"\1", paragraph)
+    text = _TICKS.sub(r"\1", text)
+    text = _URL.sub("", text)
+    text = _EMPHASIS.sub(r"\1", text)
+    text = _SIGNATURE.sub("", text) if _SIGNATURE.match(text) and len(text.split()) > 6 else text
+    return text.replace("::", ":").strip(" |*")
+
+
+def is_prose(sentence: str) -> bool:
+    """Whether a sentence reads as English: enough words, mostly letters."""
+    words = len(_LONG_WORD.findall(sentence))
+    letters = len(_LETTERS.findall(sentence))
+    return words >= MIN_WORDS and letters >= MIN_LETTERS * len(sentence) and words >= 0.5 * len(sentence.split())
+
+
+def prose_sentences(text: str) -> list[str]:
+    """Sentences of English prose in a documentation text, in order."""
+    return [
+        sentence
+        for paragraph in paragraphs(text)
+        for sentence in split_sentences(plain(paragraph))
+        if is_prose(sentence)
+    ]
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The ``*.txt`` files below a folder, in order of their relative names. Raises UserError: no such folder,
+    unreadable, or no text file in it."""
+    remedy = "Give a folder with *.txt files"
+    if not folder.is_dir():
+        raise UserError("file.missing", folder, no_folder(folder), remedy)
+    with reading(folder, remedy):
+        os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
+    files = [path for path in folder.rglob("*.txt") if path.is_file()]
+    if not files:
+        raise UserError("data.missing", folder, "holds no *.txt file", remedy)
+    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def keep_out(folder: Path, out: Path) -> None:
+    """Raises UserError where ``out`` lies in the folder: its text files would be read the next time."""
+    if folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UserError("file.in-input", out, f"lies in the input folder {folder}, or is it", "Choose another --out")
+
+
+def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
+    """Documents of a folder; see the module. Raises UserError: a file cannot be read or is not UTF-8 (names the line),
+    or there is no text at all."""
+    empty = True
+    for path in text_files(folder):
+        for document in _documents(_read(path), one_per_line):
+            empty = False
+            yield document
+    if empty:
+        raise UserError("data.empty", folder, "its text files are all empty", "Give text")
+
+
+def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
+    """What the text is: stored with the data, compared on a rerun. Raises UserError as `documents`."""
+    state = hashlib.sha256()
+    for path in text_files(folder):
+        state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())
+    return {"kind": "text", "sha256": state.hexdigest(), "one_per_line": one_per_line}
+
+
+def _read(path: Path) -> str:
+    with reading(path):
+        data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError("data.encoding", path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None
+
+
+def _documents(text: str, one_per_line: bool) -> Iterator[list[str]]:
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.strip():
+            blocks[-1].append(line.strip())
+        elif blocks[-1]:
+            blocks.append([])
+    if not one_per_line:
+        blocks = [[sentence for block in blocks for sentence in split_sentences(" ".join(block))]]
+    yield from (block for block in blocks if block)

@@ -21,8 +21,7 @@ from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.prepare.finished import keep_apart
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.jobs import SILENT, Progress, keep_apart, run_jobs
 from mlbert.data.prepare.leave_out import gather_rows, opened
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically

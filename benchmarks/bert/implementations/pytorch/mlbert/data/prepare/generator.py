@@ -22,8 +22,7 @@ import numpy as np
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of, sizes_of
-from mlbert.data.formats.wordpiece import WordPieceTokenizer
-from mlbert.data.formats.wordpiece_native import BLOCK_BYTES, NativeWordPiece, Parsed, addresses, no_memory
+from mlbert.data.formats.wordpiece import BLOCK_BYTES, NativeWordPiece, Parsed, WordPieceTokenizer, addresses, no_memory
 from mlbert.data.prepare.instances import (
     REMEDY,
     Document,

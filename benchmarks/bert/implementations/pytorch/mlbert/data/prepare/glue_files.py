@@ -1,13 +1,31 @@
-"""GLUE's official files: written from rows, fetched through ``datasets``, or made of what Python's library says."""
+"""GLUE's official files: written from rows, fetched through ``datasets``, or made of what Python's library says.
+
+Stand-ins for GLUE's tasks, in its files' exact forms, made of what Python's standard library says about itself.
+
+========  ==============================================================================================
+mnli      entailment: a part of the premise; contradiction: a denied part of it; neutral: a part of another
+          sentence; the mismatched files are of modules that no training file has
+rte       the same in two classes
+qqp mrpc  1: the same words, turned and thinned; 0: half of the words are another sentence's
+stsb      5 times the share of words that both have
+qnli      whether the sentence has the two words that the question asks for
+cola      1: a sentence; 0: its words in another order
+sst2      1: from a module about networks, processes or mail; 0: from another
+========  ==============================================================================================
+
+The same Python installation gives the same files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mlbert.data.formats.glue import TASKS, GlueTask
 from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.tokenizer import hub_problem
+from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -75,3 +93,138 @@ def write_tasks(folder: Path, made: Mapping[str, Mapping[str, Iterable[Row]]]) -
     for name, files in made.items():
         for file, rows in files.items():
             write_file(folder / TASKS[name].folder / file, TASKS[name], rows)
+
+
+SIZES = {"mnli": 2400, "qqp": 1200, "cola": 1200, "sst2": 1200, "qnli": 1200, "rte": 480, "mrpc": 480, "stsb": 480}
+EVALUATION_ROWS = 240
+SHORTEST, LONGEST = 7, 24  # words of a sentence
+CONNECTED = (
+    *("asyncio/", "concurrent/", "email/", "http/", "multiprocessing/", "urllib/", "xmlrpc/"),
+    *("smtplib", "imaplib", "poplib", "ftplib", "socket", "ssl.", "subprocess", "threading", "mailbox"),
+)
+_MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "ctypes/", "turtle", "typing", "ast.")
+_DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
+
+Words = list[str]
+Side = dict[str, Words]  # text -> its words
+Maker = Callable[[random.Random, list[Words], int], Row]
+
+
+def make(folder: Path, size: float = 1.0) -> None:
+    """Writes all tasks; ``size`` scales the numbers of rows."""
+    by_file = [(name, _sentences(document)) for name, document in documents_by_file()]
+    matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
+    held_out = _unique(matched[::6], set())
+    elsewhere = _unique((s for name, s in by_file if name.startswith(_MISMATCHED)), set(held_out))
+    kept = _unique((s for number, s in enumerate(matched) if number % 6), {*held_out, *elsewhere})
+    sides = {"train.tsv": kept, "dev.tsv": held_out, "dev_matched.tsv": held_out, "dev_mismatched.tsv": elsewhere}
+    made: dict[str, dict[str, list[Row]]] = {}
+    for task, rows in SIZES.items():
+        files = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv") if task == "mnli" else ("train.tsv", "dev.tsv")
+        made[task] = {}
+        for file in files:
+            count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
+            generator = random.Random(f"{task} {file}")
+            made[task][file] = list(_rows(task, generator, sides[file], by_file, count))
+    write_tasks(folder, made)
+
+
+def _rows(
+    task: str, generator: random.Random, side: Side, by_file: list[tuple[str, list[Words]]], count: int
+) -> Iterator[Row]:
+    if task == "sst2":
+        groups: list[list[Words]] = [[], []]
+        for name, found in by_file:
+            groups[name.startswith(CONNECTED)] += [words for words in found if " ".join(words) in side]
+        for number in range(count):
+            yield (" ".join(generator.choice(groups[number % 2])),), str(number % 2)
+        return
+    sentences = list(side.values())
+    for number in range(count):
+        yield _MAKERS[task](generator, sentences, number)
+
+
+def _mnli(generator: random.Random, side: list[Words], number: int) -> Row:
+    premise, other = generator.sample(side, 2)
+    label = ("entailment", "neutral", "contradiction")[number % 3]
+    return (" ".join(premise), _hypothesis(generator, premise, other, label)), label
+
+
+def _rte(generator: random.Random, side: list[Words], number: int) -> Row:
+    premise, other = generator.sample(side, 2)
+    label = ("entailment", "neutral", "entailment", "contradiction")[number % 4]
+    texts = (" ".join(premise), _hypothesis(generator, premise, other, label))
+    return texts, "entailment" if label == "entailment" else "not_entailment"
+
+
+def _hypothesis(generator: random.Random, premise: Words, other: Words, label: str) -> str:
+    part = " ".join(_part(generator, other if label == "neutral" else premise))
+    return f"{generator.choice(_DENIALS)} {part}" if label == "contradiction" else part
+
+
+def _paraphrase(question: bool) -> Maker:
+    def make_row(generator: random.Random, side: list[Words], number: int) -> Row:
+        first, other = (_part(generator, words) for words in generator.sample(side, 2))
+        turn = generator.randrange(1, len(first))
+        second = [word for word in first[turn:] + first[:turn] if generator.random() > 0.1] or first
+        if number % 2 == 0:
+            second = _replaced(generator, second, other, 0.5)
+        texts = " ".join(first), " ".join(second)
+        return tuple(f"Why is it that {text} ?" for text in texts) if question else texts, str(number % 2)
+
+    return make_row
+
+
+def _stsb(generator: random.Random, side: list[Words], number: int) -> Row:
+    first, other = generator.sample(side, 2)
+    second = _replaced(generator, first, other, number % 6 / 5)
+    common = len(set(first) & set(second)) / len(set(first) | set(second))
+    return (" ".join(first), " ".join(second)), f"{5 * common:.3f}"
+
+
+def _qnli(generator: random.Random, side: list[Words], number: int) -> Row:
+    sentence, other = generator.sample(side, 2)
+    asked = generator.sample(sorted(set(other if number % 2 else sentence), key=len)[-5:], 2)
+    question = f"What is said about {asked[0]} and {asked[1]} ?"
+    return (question, " ".join(sentence)), ("entailment", "not_entailment")[number % 2]
+
+
+def _cola(generator: random.Random, side: list[Words], number: int) -> Row:
+    words = list(generator.choice(side))
+    if number % 2 == 0:
+        generator.shuffle(words)
+    return (" ".join(words),), str(number % 2)
+
+
+_MAKERS: dict[str, Maker] = {
+    "mnli": _mnli,
+    "rte": _rte,
+    "qqp": _paraphrase(question=True),
+    "mrpc": _paraphrase(question=False),
+    "stsb": _stsb,
+    "qnli": _qnli,
+    "cola": _cola,
+}
+
+
+def _part(generator: random.Random, words: Words) -> Words:
+    """Half of the words or more, in a row."""
+    length = generator.randint((len(words) + 1) // 2, len(words) - 1)
+    first = generator.randint(0, len(words) - length)
+    return words[first : first + length]
+
+
+def _replaced(generator: random.Random, words: Words, other: Words, share: float) -> Words:
+    """The words with so many of them replaced by another sentence's."""
+    places = set(generator.sample(range(len(words)), round(share * len(words))))
+    return [generator.choice(other) if place in places else word for place, word in enumerate(words)]
+
+
+def _sentences(document: list[str]) -> list[Words]:
+    found = (sentence.split() for sentence in document)
+    return [words for words in found if SHORTEST <= len(words) <= LONGEST]
+
+
+def _unique(parts: Iterable[list[Words]], without: set[str]) -> Side:
+    found = {" ".join(words): words for part in parts for words in part}
+    return {text: words for text, words in found.items() if text not in without}

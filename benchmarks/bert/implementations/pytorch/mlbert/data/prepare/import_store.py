@@ -18,19 +18,17 @@ import numpy as np
 from mlbert.data.formats import nvidia
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
+from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed
 from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256
-from mlbert.data.formats.nvidia_folder import bin_name, bins_of, check_bins, list_shards
-from mlbert.data.formats.nvidia_index import Limits
+from mlbert.data.formats.nvidia_index import Limits, bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
-from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.finished import finished_manifest, keep_apart, tool_name
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
 from mlbert.data.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.host.errors import UserError
 

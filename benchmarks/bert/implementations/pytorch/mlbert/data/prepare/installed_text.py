@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from mlbert.data.prepare import python_text
-from mlbert.data.prepare.prose import prose_sentences
+from mlbert.data.prepare.corpus import prose_sentences
 
 MANUALS, SYSTEM_DOCUMENTS = Path("/usr/share/man"), Path("/usr/share/doc")
 MIN_SENTENCES = 3  # of a document, without those that were there before

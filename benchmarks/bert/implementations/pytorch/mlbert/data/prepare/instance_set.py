@@ -15,19 +15,27 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.manifest import MANIFEST, file_sha256, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
-from mlbert.data.formats.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
-from mlbert.data.prepare.text_parts import TextPart, inspect_parts
-from mlbert.data.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.data.prepare.jobs import (
+    SILENT,
+    Progress,
+    TextPart,
+    finished_list,
+    finished_manifest,
+    inspect_parts,
+    keep_apart,
+    run_jobs,
+    tool_name,
+)
+from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host import native
 from mlbert.host.errors import UserError
 

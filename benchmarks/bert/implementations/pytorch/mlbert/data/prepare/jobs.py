@@ -3,6 +3,10 @@
 A preparation step cuts its work into items (a text part, a shard), each of which writes its own file atomically; so
 a step that was interrupted is run again and keeps what is there. What a step makes does not depend on how many
 ``workers`` (processes) it has, and its ``progress`` is told of every finished item.
+
+What a finished step leaves behind, so that it is neither made again nor overwritten.
+
+The text parts that a step is given: files and folders, checked before any work begins.
 """
 
 from __future__ import annotations
@@ -10,17 +14,27 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from mlbert.data.formats.checksums import FileSum, check_files, file_sums, listed_sums
+from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, read_manifest, reading
+from mlbert.data.formats.tfrecord import missing_numbers, missing_text
+from mlbert.data.formats.tfrecord_list import RecordList, read_list
+from mlbert.data.prepare.instances import REMEDY, without_text
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import parse_checksummed
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -143,3 +157,166 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def tool_name() -> str:
+    """This package and its version, as stored in manifests."""
+    try:
+        return f"mlbert {version('mlbert')}"
+    except PackageNotFoundError:
+        return "mlbert unknown"
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """What a step that finished wrote of itself; None where it did not finish. Raises UserError: damaged."""
+    if not path.exists():
+        return None
+    remedy = "Remove the folder and prepare again"
+    if (found := parse_checksummed(read_plain(path, remedy).decode("utf-8", "replace"))) is None:
+        raise UserError("data.damaged", path, "is damaged", remedy)
+    return found
+
+
+def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Compare what a finished folder says it was made with; the options asked for now are as they come back from JSON.
+    Raises UserError: they are other ones."""
+    if provenance.get("options") != options:
+        raise UserError(
+            "prepare.other-options",
+            out,
+            "was prepared with other input or options",
+            "Choose another --out, or remove it",
+        )
+
+
+def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
+    """Whether all files of a finished folder are as they were made; says that there is nothing to do, or what is made
+    again. ``check`` raises UserError where one is missing or has another size, and returns their checksums."""
+    try:
+        for file in check():
+            if problem := file.problem():
+                raise problem
+    except UserError as problem:
+        progress(f"{problem.subject}: {problem.problem}: it is made again")
+        return False
+    progress(f"{out} is finished with these options: nothing to do")
+    return True
+
+
+def whole_shards(*manifests: Manifest) -> list[FileSum]:
+    """The ``check`` of `is_whole` for prepared sets."""
+    for manifest in manifests:
+        check_files(manifest)
+    return [file for manifest in manifests for file in file_sums(manifest)]
+
+
+def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
+    """The manifest of ``out`` when it was finished with the same options; None when it was not finished, or a file is
+    not as it was made. Raises UserError as `check_options`."""
+    if not (out / MANIFEST).exists():
+        return None
+    found = read_manifest(out)
+    check_options(out, found.provenance, options)
+    return found if is_whole(out, lambda: whole_shards(found), progress) else None
+
+
+def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> RecordList | None:
+    """`finished_manifest` for TFRecords."""
+    found = read_list(out)
+    if found is None:
+        return None
+    check_options(out, found.provenance, options)
+
+    def check() -> list[FileSum]:
+        found.check_sizes([out / name for name in found.by_name])
+        return listed_sums(out)
+
+    return found if is_whole(out, check, progress) else None
+
+
+def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
+    """Make sure that nothing is written over what is read, whatever links lead there. Raises UserError."""
+    target = out.resolve()
+    for given in inputs:
+        inside = given.iterdir() if given.is_dir() else ()
+        if given.resolve() == target or (not given.is_dir() and given.resolve().parent == target):
+            raise UserError("file.in-input", out, "is the input folder", "Choose another --out")
+        if any(path.is_symlink() and path.resolve().parent == target for path in inside):
+            raise UserError("file.in-input", out, f"holds the files that {given} links to", "Choose another --out")
+
+
+_IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """One text part."""
+
+    path: Path
+    num_bytes: int  # 0 when it cannot be read
+    sha256: str  # of its bytes; empty when it cannot be read
+    problem: UserError | None = None  # why it cannot be used
+
+
+def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:
+    """The text parts that the given files and folders mean.
+
+    A folder gives its ``part-*`` and ``*.txt`` files, sorted, without ``eval*.txt``; files are taken as named.
+
+    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing
+    ones are in the list, as files that cannot be read.
+    """
+    return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
+
+
+def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
+    with reading(folder):
+        found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
+    if not found:
+        raise UserError(
+            "data.missing",
+            folder,
+            "holds no text part (part-* or *.txt)",
+            "Give the folder of the text, or files by name",
+        )
+    missing = missing_numbers([path.name for path in found])
+    if missing and not skip_bad:
+        remedy = "Restore what is missing, name the files that you want, or use --skip-bad"
+        raise UserError("data.incomplete", folder, missing_text(missing), remedy)
+    return sorted([*found, *(folder / name for name in missing)])
+
+
+def inspect_parts(
+    paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
+) -> list[TextPart]:
+    """Read all parts once: sizes and checksums. Raises UserError: a part cannot be read, is empty, or has the same
+    content as another (both are named). With ``skip_bad`` these are in `TextPart.problem` instead, and it is an error
+    when no part is good."""
+    if not paths:
+        raise UserError("data.missing", "--input", "there is no text part", "Give text files or their folder")
+    parts: list[TextPart] = []
+    first: dict[str, Path] = {}
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", total, "bytes") as advance:
+        for part in pool.map(_inspect, paths):
+            if not part.problem and part.sha256 in first:
+                reason = f"has the same content as {first[part.sha256]}"
+                part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give every part once"))
+            if not part.problem:
+                first[part.sha256] = part.path
+            elif not skip_bad:
+                raise part.problem
+            parts.append(part)
+            advance(part.num_bytes)
+    if all(part.problem for part in parts):
+        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
+    return parts
+
+
+def _inspect(path: Path) -> TextPart:
+    try:
+        with reading(path, REMEDY):
+            size = path.stat().st_size
+        return TextPart(path, size, file_sha256(path)) if size else TextPart(path, 0, "", without_text(path))
+    except UserError as error:
+        return TextPart(path, 0, "", error)

@@ -3,37 +3,172 @@
 Every step writes what it makes under a temporary name first; ``prepared.json`` comes last. Started again after an
 interruption, the pipeline makes the same files; started again on a finished folder with the same options, it does
 nothing.
+
+A WordPiece vocabulary from text, trained with the ``tokenizers`` library; the same text gives the same file.
+
+What guessing without a model reaches on an evaluation set: the bar that a trained model must clearly beat.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
 from mlbert.data.formats.checksums import FileSum
-from mlbert.data.formats.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
+from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, Manifest, file_sha256, make_folder, read_manifest, write_json
 from mlbert.data.formats.open import check_vocabulary
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, info_of
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
-from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words, load_vocabulary
 from mlbert.data.prepare import corpus as corpora
-from mlbert.data.prepare.baselines import baselines
-from mlbert.data.prepare.eval_set import pick_evenly
-from mlbert.data.prepare.finished import is_whole, read_summary, tool_name, whole_shards
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.data.prepare.instance_set import InstanceJob, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import SILENT, Progress
-from mlbert.data.prepare.text_parts import inspect_parts
-from mlbert.data.prepare.vocab import check_vocab_size, count_words, train_vocabulary
-from mlbert.host.checksummed_json import add_checksum
+from mlbert.data.prepare.jobs import SILENT, Progress, inspect_parts, is_whole, read_summary, tool_name, whole_shards
+from mlbert.data.prepare.shuffle import pick_evenly
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
-from mlbert.host.json_files import read_json
+from mlbert.host.json_files import add_checksum, read_json
+
+MIN_VOCAB_SIZE = 200
+MAX_ALPHABET = 500
+
+
+def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
+    """How often each basic word occurs, as the benchmark's tokenizer splits text."""
+    raw: Counter[str] = Counter()
+    for sentence in sentences:
+        raw.update(clean_words(sentence))
+    return split_words(raw, lower_case)
+
+
+def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
+    """The basic words of what white space separates, with their counts."""
+    words: Counter[str] = Counter()
+    for word, count in raw.items():
+        for part in basic_split(word, lower_case):
+            words[part] += count
+    return words
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raises UserError for a size that is too small to be useful or too large for 16 bits."""
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        remedy = f"Use {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE}"
+        raise UserError("config.range", "--vocab-size", f"{vocab_size} is out of range", remedy)
+
+
+def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int = MAX_ALPHABET) -> list[str]:
+    """``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer when the words (with their counts)
+    have not enough different pieces. Words with others than the ``most_characters`` most frequent characters become
+    [UNK]. Raises UserError: the size is out of range."""
+    check_vocab_size(vocab_size)
+    alphabet = _alphabet(words, most_characters)
+    known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
+    # The trainer numbers pieces inside words in no fixed order and decides equal counts by number, so two runs would
+    # give different vocabularies: named as special tokens, they are numbered first and in this order.
+    inside = sorted({char for word in known for char in word[1:]})
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)], show_progress=False
+    )
+    tokenizer.train_from_iterator((" ".join([word] * count) for word, count in known.items()), trainer)
+    numbers = tokenizer.get_vocab()
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _alphabet(words: Counter[str], most: int) -> set[str]:
+    """The most frequent characters."""
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        for char in word:
+            characters[char] += count
+    return set(sorted(characters, key=lambda char: (-characters[char], char))[:most])
+
+
+_TOGETHER = 1 << 21  # pairs that are counted at a time
+Accuracies = dict[str, float | int | str]
+
+
+class Neighbours:
+    """Counts tokens and pairs of neighbours of a training text, which comes in parts.
+
+    Args:
+        vocab_size: V.
+        most_pairs: once there are so many different ones, no more pairs are counted.
+    """
+
+    def __init__(self, vocab_size: int, most_pairs: int | None = None) -> None:
+        self._size, self._most_pairs = vocab_size, most_pairs
+        self._tokens = np.zeros(vocab_size, np.int64)
+        self._pairs, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._waiting: list[np.ndarray] = []  # pairs that are not counted in yet
+
+    def add(self, tokens: np.ndarray, has_next: np.ndarray) -> None:
+        """Counts in tokens (int [T]); bool [T]: whether the next one is a neighbour, False for the last."""
+        tokens = tokens.astype(np.int64)
+        np.add.at(self._tokens, tokens, 1)
+        if self._most_pairs is not None and len(self._pairs) >= self._most_pairs:
+            return
+        self._waiting.append((tokens[:-1] * self._size + tokens[1:])[has_next[:-1]])
+        if sum(map(len, self._waiting)) > _TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        found, counts = np.unique(np.concatenate([np.empty(0, np.int64), *self._waiting]), return_counts=True)
+        self._pairs, places = np.unique(np.concatenate([self._pairs, found]), return_inverse=True)
+        sums = np.bincount(places, np.concatenate([self._counts, counts]), minlength=len(self._pairs))
+        self._counts, self._waiting = sums.astype(np.int64), []
+
+    def accuracies(self, evaluation: Ragged) -> Accuracies:
+        """See `baselines`."""
+        self._count()
+        most_frequent = int(self._tokens.argmax())
+        first, second = np.divmod(self._pairs, self._size)
+        after = self._best_guess(first, second, most_frequent)
+        before = self._best_guess(second, first, most_frequent)
+        starts = np.repeat(evaluation.offsets[:-1], np.diff(evaluation.masked_offsets))
+        where = starts + evaluation.masked_positions
+        labels = evaluation.masked_labels.astype(np.int64)
+        left, right = evaluation.tokens[where - 1], evaluation.tokens[where + 1]  # not outside: [CLS] and [SEP] stay
+        accuracy = {
+            "most_frequent_accuracy": float(np.mean(labels == most_frequent)),
+            "bigram_left_accuracy": float(np.mean(labels == after[left])),
+            "bigram_right_accuracy": float(np.mean(labels == before[right])),
+        }
+        best = max(accuracy["bigram_left_accuracy"], accuracy["bigram_right_accuracy"])
+        return {**accuracy, "bigram_accuracy": best, "most_frequent_id": most_frequent, "masked_tokens": len(labels)}
+
+    def _best_guess(self, given: np.ndarray, wanted: np.ndarray, otherwise: int) -> np.ndarray:
+        """int64 [V]: for each token the one most often seen beside it; ``otherwise`` where it was never seen."""
+        guess = np.full(self._size, otherwise, np.int64)
+        order = np.lexsort((-wanted, self._counts))  # the last write wins: highest count, lowest id among equals
+        guess[given[order]] = wanted[order]
+        return guess
+
+
+def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> Accuracies:
+    """Masked-token accuracy (0 to 1) of two guessers with counts from the training text: of always guessing the most
+    frequent token; of guessing from the left neighbour, from the right one, and of the better of both
+    (bigram_accuracy). A neighbour is what the model sees: it may be masked itself."""
+    neighbours = Neighbours(vocab_size)
+    tokens = np.concatenate([part.tokens for part in train])
+    lengths = np.concatenate([np.diff(part.sentences) for part in train])
+    inside = np.ones(len(tokens), bool)
+    inside[np.cumsum(lengths) - 1] = False  # nothing follows the last token of a sentence
+    neighbours.add(tokens, inside)
+    return neighbours.accuracies(evaluation)
+
 
 FINISHED = "prepared.json"
 BASELINES = "baselines.json"

@@ -8,6 +8,8 @@ job writes its file as a whole and keeps one that an interrupted run finished, s
 `bins` is the same with a permutation for every bin, so the places of one bin follow those of the one before.
 
 Legend: N sequences, S sequences of a job.
+
+The evaluation set: evenly picked sequences of a larger set, in order, by the benchmark's rule.
 """
 
 from __future__ import annotations
@@ -33,8 +35,7 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.prepare.finished import finished_manifest, keep_apart, tool_name
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
 from mlbert.host.errors import UserError
 
 PIECE = 250_000  # sequences that a job holds in memory: some 200 MB at 512 tokens
@@ -326,3 +327,26 @@ def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: A
     limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
     provenance = {"tool": tool_name(), "options": options, "input": inherited}
     return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})
+
+
+def pick_evenly(available: int, wanted: int) -> np.ndarray:
+    """int64 [wanted]: the benchmark's rule, example int(i * available / wanted)."""
+    return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
+
+
+def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT) -> Manifest:
+    """Pick ``num`` sequences of any kind of store that knows its vocabulary into a prepared set of one shard.
+    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options."""
+    info = describe_input(source, out)
+    options = {"step": "eval-set", "input": info.identity, "num": num}
+    if found := finished_manifest(out, options, progress):
+        return found
+    store = open_store(source, verify=True)
+    if not 1 <= num <= len(store):
+        raise UserError(
+            "config.range", "--num", f"{num} examples cannot be picked from {len(store)}", f"Use 1 to {len(store)}"
+        )
+    writer = ShardWriter(out, 1, "")
+    writer.clear_leftovers()
+    writer.write_shard(0, store.gather(pick_evenly(len(store), num)))
+    return finish(writer, store, options)

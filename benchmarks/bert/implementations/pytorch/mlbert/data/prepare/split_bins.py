@@ -2,12 +2,23 @@
 
 A folder ``bin-001-128``, ``bin-129-256`` ... for every bin and ``bins.json``, written last. The shards of a bin differ
 by one sequence at most. See `mlbert.data.prepare.shuffle` for how it is done in bounded memory.
+
+Bins as folders of HDF5 shards: ``128``, ``256`` ... hold the sequences of up to so many tokens.
+
+For trainers of NVIDIA's lineage that read a folder of shards for each bin; `mlbert.data.formats.nvidia` reads them too.
+What `mlbert.data.prepare.split_bins` makes is our own form, in a random order; here sequences keep the order of their
+source, so that it is read once from front to back and in bounded memory. Shards are written beside the output folder,
+which gets its name when all are there: it is whole or not there, and an interrupted run goes on with what it has.
+
+Legend: N sequences of the source, S sequences of a shard.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.data.formats.manifest import MAX_TOKENS, Manifest, read_manifest, write_json
+from mlbert.data.formats.manifest import MAX_TOKENS, Manifest, make_folder, read_manifest, write_json
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.finished import check_options, is_whole, tool_name, whole_shards
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.export_nvidia import ROWS_A_FILE, is_written, shard_columns, shard_name, write_shard
+from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, run_jobs, tool_name, whole_shards
+from mlbert.data.prepare.leave_out import opened
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
@@ -129,3 +141,136 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
         return []
     shuffle.remove_spill(out)
     return manifests
+
+
+LAYOUTS = ("fixed", "variable")
+
+
+@dataclass(frozen=True)
+class BinShard:
+    """One file: the sequences of a bin within a stretch of the source."""
+
+    name: str  # below the output folder
+    low: int  # shortest sequence, tokens
+    high: int  # longest sequence, and width of a fixed shard
+    first: int  # stretch of the source that holds them
+    end: int
+    size: int  # sequences
+
+
+@dataclass(frozen=True)
+class BinsJob:
+    """Writes the shards of one output; picklable."""
+
+    source: Path
+    out: Path
+    layout: str
+    identity: str
+
+    def fingerprint(self, shard: BinShard) -> list[object]:
+        """What the shard's bytes follow from."""
+        return [self.identity, self.layout, shard.name, shard.low, shard.high, shard.first, shard.end]
+
+    def make_file(self, shard: BinShard) -> None:
+        """Write one shard unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
+        cannot store."""
+        if is_written(self.out / shard.name, self.fingerprint(shard)):
+            return
+        store = opened(self.source)
+        stretch = np.arange(shard.first, shard.end)
+        lengths = store.lengths_of(stretch)
+        rows = store.gather(stretch[(lengths >= shard.low) & (lengths <= shard.high)])
+        columns = shard_columns(
+            self.source, rows, np.ones(len(rows), np.int64), self.layout, shard.high, store.info.max_predictions
+        )
+        write_shard(self.out / shard.name, columns, self.fingerprint(shard))
+
+
+def make_hdf5_bins(
+    source: Path,
+    out: Path,
+    *,
+    edges: Sequence[int] = EDGES,
+    layout: str = "fixed",
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> dict[str, int]:
+    """Cut any stored set into a folder of HDF5 shards for each bin; returns sequences by folder.
+
+    Args:
+        edges: longest sequence of each bin, tokens, ascending; they name the folders.
+        layout: "fixed" (rows as wide as the bin's edge) or "variable".
+
+    Raises UserError: options or input bad, a bin would stay empty, or the output is not writable, or of another source
+    or options.
+    """
+    edges = check_edges(edges)
+    if layout not in LAYOUTS:
+        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+    if source.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UserError("file.in-input", out, "is the input folder, or in it", "Choose another output folder")
+    identity, lengths = describe(source).identity, open_store(source).lengths
+    shards = plan_shards(source, lengths, edges)
+    found = BinsJob(source, out, layout, identity)
+    sizes = {str(edge): sum(shard.size for shard in shards if shard.high == edge) for edge in edges}
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not all(is_written(out / shard.name, found.fingerprint(shard)) for shard in shards):
+            raise UserError(
+                "file.in-the-way", out, "is not empty, and no such folder of bins", "Choose another output folder"
+            )
+        progress(f"{out} is finished with these options: nothing to do")
+        return sizes
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    _clear(unfinished, {shard.name for shard in shards})
+    for edge in edges:
+        make_folder(unfinished / str(edge))
+    job = BinsJob(source, unfinished, layout, identity)
+    counts = [shard.size for shard in shards]
+    run_jobs(
+        job.make_file,
+        shards,
+        name="bins",
+        where=unfinished,
+        sizes=counts,
+        unit="sequences",
+        workers=workers,
+        progress=progress,
+    )
+    try:
+        os.replace(unfinished, out)  # an empty folder may be there
+    except OSError as error:
+        reason = f"cannot be made of {unfinished.name} ({error.strerror})"
+        raise UserError("file.in-the-way", out, reason, "Choose another output folder") from None
+    return sizes
+
+
+def _clear(unfinished: Path, wanted: Set[str]) -> None:
+    """Remove shards of other options, and cut off ones. Raises UserError: something else lies there."""
+    for path in sorted(unfinished.rglob("*"), reverse=True):  # what is in a folder before the folder
+        if path.is_dir() and path.parent == unfinished and path.name.isdecimal():
+            with suppress(OSError):  # not empty
+                path.rmdir()
+        elif not (path.is_file() and path.name.startswith("part_")):
+            raise UserError(
+                "file.in-the-way", path, "was not made here", f"Remove {unfinished}, or choose another output folder"
+            )
+        elif path.relative_to(unfinished).as_posix() not in wanted:
+            path.unlink()
+
+
+def plan_shards(source: Path, lengths: np.ndarray, edges: Sequence[int]) -> list[BinShard]:
+    """Shards of some 36,280 sequences, of each bin equally large ones; ``lengths``: int32 [N]. Raises UserError: a
+    sequence is longer than the last edge, or a bin would stay empty."""
+    if longer := int((lengths > edges[-1]).sum()):
+        reason = f"{longer} sequences are longer than the last edge {edges[-1]}"
+        raise UserError("data.too-long", source, reason, f"Use --edges up to {int(lengths.max())}")
+    shards = []
+    for low, high in ranges_of(edges):
+        places = np.flatnonzero((lengths >= low) & (lengths <= high))
+        if not len(places):
+            raise UserError("data.empty", source, f"has no sequence of {low} to {high} tokens", "Use other --edges")
+        num_files = max(1, round(len(places) / ROWS_A_FILE))
+        for index, part in enumerate(np.array_split(places, num_files)):
+            name = f"{high}/{shard_name(index, num_files)}"
+            shards.append(BinShard(name, low, high, int(part[0]), int(part[-1]) + 1, len(part)))
+    return shards

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.manifest import make_folder, reading
-from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
@@ -169,7 +169,7 @@ def convert(
     """Write a set for each of ``splits``, names of `SPLITS`, into the folder of its name in ``out_root``.
 
     Args:
-        compression: as `mlbert.data.formats.mds_write.MdsWriter`.
+        compression: as `mlbert.data.formats.mds.MdsWriter`.
         tokenizer: of ``concatenation``, and of what is told about truncation.
 
     Raises UserError: a split is there already, which is found before anything is written; it has no text; or it cannot

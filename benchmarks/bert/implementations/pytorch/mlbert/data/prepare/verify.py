@@ -25,9 +25,9 @@ from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.bins import BINS, describe_bins, read_bins
 from mlbert.data.formats.checks import mask_problems, pack_problems, row_problems
 from mlbert.data.formats.checksums import CHECKSUMS, check_complete, file_xxh3, read_checksums, write_checksums
-from mlbert.data.formats.content import keep_digests, name_of, state_of
+from mlbert.data.formats.index_cache import keep_digests, name_of, state_of
 from mlbert.data.formats.manifest import MANIFEST, file_md5, file_sha256, read_manifest
-from mlbert.data.formats.nvidia_folder import bins_of, list_shards
+from mlbert.data.formats.nvidia_index import bins_of, list_shards
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
@@ -269,8 +269,8 @@ def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
-    of files without a manifest are kept, see `mlbert.data.formats.content`. Raises UserError: there is no such folder,
-    or it holds no set."""
+    of files without a manifest are kept, see `mlbert.data.formats.index_cache`. Raises UserError: there is no such
+    folder, or it holds no set."""
     plans = [_plan(folder, progress) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:

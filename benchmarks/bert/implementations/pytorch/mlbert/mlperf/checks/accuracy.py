@@ -14,9 +14,18 @@ from fractions import Fraction
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours
+from mlbert.mlperf.result_set import (
+    Evaluation,
+    ResultSet,
+    error,
+    evaluations_of,
+    is_number,
+    is_ours,
+    setting,
+    significant_digits,
+    target_of,
+)
 from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
-from mlbert.mlperf.run_view import Evaluation, evaluations_of, setting, significant_digits, target_of
 
 _JUMP = 0.3
 _FLAT, _MIN_DIGITS = 3, 4

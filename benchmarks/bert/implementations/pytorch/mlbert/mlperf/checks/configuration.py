@@ -14,8 +14,7 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_number, is_ours, where
-from mlbert.mlperf.run_view import evaluations_of, is_continued
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, evaluations_of, is_continued, is_number, is_ours, where
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
 _DATA = ("train_data", "eval_data", "model_shape_sha256", "starting_weights_sha256")  # of what the settings name

@@ -8,20 +8,133 @@ as the median of the others where their robust spread is 0.014 (1.10 on shared C
 1.01 of the `throughput` that 12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual
 while another job had the cores), up to where a run stood still. The shortest evaluations take 0.87 of the median (0.59
 on shared CPUs), and 48 ms.
+
+Whether time stamps are milliseconds of days on which BERT was run, and whether runs share a machine's time.
+
+Stamps count from 1970 in milliseconds. MLPerf's first results are of 2018, and a clock may be a day ahead. Of the 14
+published v5.0 systems three ran on several machines side by side (3, 5 and 6 of nine pairs of runs overlap), so other
+programs' runs may overlap, if many do; this code's launchers start one run after the other. Those programs start the
+clock 0 ms after init_stop and this code within 1 s (a barrier); tinygrad's needs up to 41 s, and the rules allow half
+an hour before the clock (four in open).
+
+How runs end, and whether time runs forward between run_start and run_stop.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mlbert.mlperf.checks.clock import has_plausible_stamps
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours
-from mlbert.mlperf.run_view import Evaluation, evaluations_of, is_continued, samples_before
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import (
+    Evaluation,
+    ResultSet,
+    error,
+    evaluations_of,
+    is_continued,
+    is_number,
+    is_ours,
+    samples_before,
+)
+from mlbert.mlperf.rules import NUM_RESULT_FILES
+
+_FIRST_MS = 1_514_764_800_000  # 2018-01-01
+_DAY_MS = 86_400_000
+_UNITS = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}  # per millisecond
+_MS = "log format: time_ms is the time of the event in milliseconds since 1970"
+_TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
+_ONE_AT_A_TIME = "rules: a run has its machine to itself"
+_FEW_OVERLAPS = 3  # fewer than one in so many pairs: the set ran one after the other
+_UNSCORED_SECONDS = {True: (10, 120), False: (120, 1800)}  # of this code's logs: a warning above, an error above
+_UNSCORED_OPEN_SECONDS = 4 * 3600
+
+
+def check_clock(results: ResultSet) -> Complaints:
+    """Time stamps are milliseconds of days since 2018, and the clock starts when initialisation is over."""
+    for log in results.logs:
+        may_be_fraction = not is_ours(log)
+        wrong = next(filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events)), None)
+        if wrong is not None:
+            yield wrong
+        else:
+            yield from _unscored(log)
+
+
+def check_overlap(results: ResultSet) -> Complaints:
+    """No run started before the one before it had stopped."""
+    runs = []
+    for log in filter(has_plausible_stamps, results.logs):
+        start, stop = log.first("run_start"), log.first("run_stop")
+        if start is not None and stop is not None:
+            runs.append((start.time_ms, stop.time_ms, start.line, log))
+    runs.sort(key=lambda run: run[:3])
+    pairs = list(itertools.pairwise(runs))
+    overlaps = [(before, after) for before, after in pairs if after[0] < before[1]]
+    usual = Outcome.WARN if _FEW_OVERLAPS * len(overlaps) < len(pairs) else Outcome.NOTE
+    for (_, stopped, _, before), (started, _, line, log) in overlaps:
+        text = f"{log.path.name}: line {line}: run_start lies {(stopped - started) / 1000:.4g} s before the run_stop"
+        are_ours = is_ours(log) and is_ours(before)
+        is_wrong = are_ours and not are_apart(log, before)
+        text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
+        outcome = Outcome.ERROR if is_wrong else Outcome.NOTE if are_ours else usual
+        yield Complaint(outcome, text, _ONE_AT_A_TIME if is_wrong else "")
+
+
+def are_apart(one: Log, other: Log) -> bool:
+    """Whether two runs name their machines, and none in common."""
+    hosts, others = (log.value("hosts") for log in (one, other))
+    if not isinstance(hosts, list) or not isinstance(others, list) or not hosts or not others:
+        return False
+    return set(map(str, hosts)).isdisjoint(map(str, others))
+
+
+def has_plausible_stamps(log: Log) -> bool:
+    """Whether the times of a log can be compared at all."""
+    latest = _latest_ms()
+    return all(_FIRST_MS <= event.time_ms <= latest for event in log.events)
+
+
+def _latest_ms() -> float:
+    return time.time() * 1000 + _DAY_MS
+
+
+def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | None:
+    stamp = json.loads(event.text).get("time_ms")
+    problem = ""
+    if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not math.isfinite(event.time_ms):
+        problem = "is not a plain number"
+    elif stamp < 0:
+        problem = "is negative"
+    elif not _FIRST_MS <= stamp <= _latest_ms():
+        units = [name for name, per_ms in _UNITS.items() if _FIRST_MS <= stamp / per_ms <= _latest_ms()]
+        when = "is before 2018, when MLPerf began" if stamp < _FIRST_MS else "is in the future"
+        problem = f"looks like {units[0]}, not milliseconds" if units else when
+    elif not may_be_fraction and stamp != int(stamp):
+        problem = "is not a whole number of milliseconds"
+    return error(log, f"line {event.line}: {event.key}: time_ms {stamp!r:.40} {problem}", _MS) if problem else None
+
+
+def _unscored(log: Log) -> Complaints:
+    """Time between init_stop and run_start belongs neither to initialisation nor to the result."""
+    stop, start = log.first("init_stop"), log.first("run_start")
+    if stop is None or start is None:
+        return
+    seconds = (start.time_ms - stop.time_ms) / 1000
+    unusual, wrong = _UNSCORED_SECONDS[is_ours(log)]
+    if not is_ours(log) and log.value("submission_division") == "open":
+        wrong = _UNSCORED_OPEN_SECONDS
+    if seconds > unusual:
+        text = f"{log.path.name}: line {start.line}: run_start comes {seconds:.4g} s after init_stop"
+        yield Complaint(
+            Outcome.ERROR if seconds > wrong else Outcome.WARN, text, _TIMED_TO_TARGET if seconds > wrong else ""
+        )
+
 
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
 _UNUSUAL = 1.25  # times the fastest interval of the other runs
@@ -214,3 +327,48 @@ def _durations(log: Log) -> Iterator[tuple[Evaluation, float]]:
     for one in evaluations_of(log):
         if one.start is not None and one.stop is not None:
             yield one, one.stop.time_ms - one.start.time_ms
+
+
+_MAX_CLOCK_SKEW_MS = 1000
+_TEN_RUNS = "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
+_TIMED_TO_STOP = "rules: the time from run_start to run_stop is the result, without a pause"
+_CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
+
+
+def check_status(results: ResultSet) -> Complaints:
+    """Every run ended in success; of ten, one that did not is dropped by the scoring."""
+    bad = [log for log in results.logs if log.status != "success"]
+    is_tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
+    for log in bad:
+        stop = log.first("run_stop")
+        where = "" if stop is None else f"line {stop.line}: "
+        outcome = Outcome.WARN if is_tolerated else Outcome.ERROR
+        yield Complaint(outcome, f"{log.path.name}: {where}run_stop status is {log.status!r}", _TEN_RUNS)
+
+
+def check_time(results: ResultSet) -> Complaints:
+    """Time stamps never go back, run_stop is after run_start, and no run was continued from a checkpoint."""
+    for log in results.logs:
+        for event in log.all("resumed_from_step")[:1]:
+            outcome = Outcome.WARN if results.system is None else Outcome.ERROR
+            text = f"{log.path.name}: line {event.line}: continued from a checkpoint, so its time is no result"
+            yield Complaint(outcome, text, _CONTINUED)
+        complaints = [_goes_back(log, *pair) for pair in itertools.pairwise(log.events) if _is_back(*pair)]
+        yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
+        stop = log.first("run_stop")
+        if stop is not None and log.minutes is not None and log.minutes <= 0:
+            yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED_TO_STOP)
+
+
+def _is_back(before: Event, after: Event) -> bool:
+    return after.time_ms < before.time_ms
+
+
+def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
+    """An error in the timed part; outside, several processes may write one after the other what they did before."""
+    text = f"{log.path.name}: line {after.line}: time goes back at {after.key}"
+    start, stop = log.first("run_start"), log.first("run_stop")
+    is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
+    if is_ours(log) or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
+        return Complaint(Outcome.ERROR, text, _TIMED_TO_STOP)
+    return Complaint(Outcome.WARN if is_timed else Outcome.NOTE, text)

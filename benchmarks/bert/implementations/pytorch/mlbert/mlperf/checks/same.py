@@ -17,8 +17,7 @@ from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours, where
-from mlbert.mlperf.run_view import setting
+from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours, setting, where
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own

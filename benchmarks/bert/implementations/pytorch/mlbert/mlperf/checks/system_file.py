@@ -11,11 +11,11 @@ from typing import Any
 
 from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2
+from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import DISTRIBUTIONS_OF
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.result_set import ResultSet, is_number, is_ours, where
-from mlbert.mlperf.templates import FIELDS
 
 _MEANINGFUL = "rules: the system description says what the system is"
 _MACHINE = "rules: the system description is of the system that ran"

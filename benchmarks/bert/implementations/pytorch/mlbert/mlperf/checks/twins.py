@@ -19,11 +19,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mlbert.mlperf.checks.clock import has_plausible_stamps
+from mlbert.mlperf.checks.pace import has_plausible_stamps
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import ResultSet, error
-from mlbert.mlperf.run_view import evaluations_of, significant_digits
+from mlbert.mlperf.result_set import ResultSet, error, evaluations_of, significant_digits
 
 _SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
 _SAME_GROWTHS, _GROWTH = 4, 2e-6

@@ -11,8 +11,7 @@ from pathlib import Path
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
-from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
-from mlbert.data.formats.tokenizer_json import TOKENIZER_JSON
+from mlbert.data.formats.tokenizer import CONFIG_FILE, TOKENIZER_JSON, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.files import new_path, save_safetensors

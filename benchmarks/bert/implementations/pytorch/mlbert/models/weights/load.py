@@ -4,25 +4,75 @@
   ``pytorch_model.bin``; or the run's folder
 * a run's checkpoint, ``checkpoints/step_*``; of a run without weights, the newest
 * a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
+
+The weights of a run's checkpoint, read without the run: its state tells the model's shape and how they lie.
+
+A model of saved weights, whatever they were saved by, and its copy for Hugging Face.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import zipfile
 from dataclasses import replace
+from itertools import accumulate
+from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors import SafetensorError, safe_open
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tokenizer import VOCAB_FILE, load_tokenizer
+from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
-from mlbert.models.bert import AnyBert
-from mlbert.models.weights.checkpoint import read_checkpoint
+from mlbert.host.json_files import read_json
+from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
-from mlbert.models.weights.files import read_safetensors
-from mlbert.models.weights.foreign import PYTORCH_WEIGHTS, Weights, read_weights
-from mlbert.models.weights.huggingface import read_config
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.files import PYTORCH_WEIGHTS, Weights, check_target, new_path, read_safetensors, read_weights
+from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.modernbert import is_modernbert, own_tensors
 from mlbert.models.weights.renaming import load_state
 from mlbert.runs.starting_weights import CHECKPOINT_TENSORS, weights_file
+from mlbert.runs.step_folders import read_step
+
+_WEIGHTS = "weights"  # of the tensors, as `mlbert.training.checkpoint` names it
+
+
+def read_checkpoint(folder: Path) -> Weights:
+    """Parameters by their names, vocabulary rows padded, and the shape. Raises UserError: it is damaged, or of an
+    earlier version or another program, which say neither."""
+    identity, state = read_step(folder)
+    try:
+        shape = BertConfig(**json.loads(identity["model"]))
+        names, sizes = zip(*((str(name), tuple(size)) for name, size in state["parameters"]), strict=True)
+        with safe_open(folder / CHECKPOINT_TENSORS, "pt") as file:
+            flat = file.get_tensor(_WEIGHTS)
+        ends = accumulate(map(prod, sizes))
+        tensors = {
+            name: flat[end - prod(size) : end].view(size) for name, size, end in zip(names, sizes, ends, strict=True)
+        }
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
+        raise UserError(
+            "checkpoint.format", folder, reason, "Give a checkpoint that this version of mlbert train wrote"
+        ) from None
+    return Weights(tensors, shape)
+
+
+def vocabulary_of(folder: Path) -> Path | None:
+    """The vocabulary of the run that a checkpoint is of, if its data are still there."""
+    try:
+        config = read_json(folder.parent.parent / "config.json", "")["config"]
+        if config["tokenizer"] is not None:
+            moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
+            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
+        return inputs.vocabulary_of(Path(config["input_dir"]))
+    except (OSError, ValueError, KeyError, TypeError):  # UserError too
+        return None
+
 
 WEIGHTS = "model.safetensors"
 
@@ -73,3 +123,61 @@ def _shape_beside(folder: Path) -> BertConfig | None:
     if own.is_file():
         return BertConfig.from_json(own)
     return read_config(theirs) if theirs.is_file() else None
+
+
+HUGGINGFACE = "huggingface"
+
+
+def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
+    """The model of saved weights, what became of their tensors, and where its vocabulary would lie.
+
+    Args:
+        source: what INIT_CHECKPOINT may name, with the model's shape in or beside it.
+
+    Raises:
+        UserError: there are no weights, or nothing tells their shape.
+    """
+    file = weights_file(source)
+    weights = read_file(file)
+    model = _model_of(weights, file)
+    model.initialize(0)  # heads may be missing
+    report = load_state(model, weights.tensors, str(file))
+    beside = file.with_name(VOCAB_FILE)
+    return model, report, (vocabulary_of(file.parent) or beside if file.name == CHECKPOINT_TENSORS else beside)
+
+
+def _model_of(weights: Weights, file: Path) -> AnyBert:
+    """A model with the heads that the weights have."""
+    if weights.shape is None:
+        raise UserError(
+            "checkpoint.incomplete", file, "nothing beside it tells the model's shape", "Put its config.json there"
+        )
+    if (classifier := weights.tensors.get("classifier.weight")) is not None:
+        return BertForSequenceClassification(weights.shape, len(classifier))
+    if any("seq_relationship" in name for name in weights.tensors):
+        return BertForPreTraining(weights.shape)
+    return BertForMaskedLM(weights.shape)
+
+
+def export_to_huggingface(source: Path, target: Path) -> None:
+    """Writes a folder that `transformers` loads. Raises UserError: there are no weights, the target is there already,
+    or `transformers` has no such model."""
+    check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    finished = source / HUGGINGFACE
+    if finished.is_dir():
+        with new_path(target) as partial:
+            shutil.copytree(finished, partial)
+        return
+    with TemporaryDirectory(dir=target.parent) as made:
+        model, _, vocabulary = open_saved(source)
+        write_weights(model, Path(made), {"weights": source}, vocabulary if vocabulary.is_file() else None)
+        folder = Path(made) / HUGGINGFACE
+        if not folder.is_dir():
+            raise UserError(
+                "model.unsupported",
+                source,
+                f"Hugging Face: {obstacle(model.config)}",
+                "Keep the weights in our own form",
+            )
+        folder.rename(target)

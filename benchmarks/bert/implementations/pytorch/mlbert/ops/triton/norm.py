@@ -19,9 +19,8 @@ from torch import Tensor
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_rows
-from mlbert.ops.triton.device import ACTIVATION_TYPES
+from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
-from mlbert.ops.triton.sums import sum_partials, walking_programs
 
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of its tensors
 

@@ -20,6 +20,8 @@ from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.fp8_casts import NormGradients, NormSaved
 from mlbert.ops.fp8_scaling import padded_tokens
+from mlbert.ops.triton.cast import fp8_arguments, quantised_buffers, raise_amax, store_columns, store_rows
+from mlbert.ops.triton.device import sum_partials, walking_programs
 from mlbert.ops.triton.mask import key_argument
 from mlbert.ops.triton.norm import (
     check_arguments,
@@ -30,8 +32,6 @@ from mlbert.ops.triton.norm import (
     residual_sum,
     sum_gradient,
 )
-from mlbert.ops.triton.quantise import fp8_arguments, quantised_buffers, raise_amax, store_columns, store_rows
-from mlbert.ops.triton.sums import sum_partials, walking_programs
 
 # Elements of one row of each group, so 16 and 8 a thread; the backward kernel's sums take the other registers.
 FORWARD_PIECE, BACKWARD_PIECE = 8192, 4096

@@ -1,17 +1,29 @@
-"""One MosaicBERT training step, ours against the published way of running it, on the same texts in one run."""
+"""One MosaicBERT training step, ours against the published way of running it, on the same texts in one run.
+
+A MosaicBERT step as it is published: every text padded to one length, attention over a full bias, logits everywhere.
+
+Plain PyTorch on the weights of our model, so that both can be compared in value and in time: `torch.nn.functional`'s
+attention adds a float bias of [S, heads, L, L] (ALiBi, and -10000 at padding), all layers and the decoder's product run
+on all S x L positions, and `torch.optim.AdamW` updates tensor by tensor.
+
+Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import platform
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
 from mlbert.data.loading.text import TRUNCATE, TextSet, TextSource
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForMaskedLM
@@ -20,8 +32,80 @@ from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.ops import api as ops
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench.padded import PaddedMosaicBert
 from mlbert.programs.bench.step import LEARNING_RATE, Side, alternate, check_pairs, trained_side
+
+MASKED_SCORE = -10_000.0
+
+
+class PaddedMosaicBert(nn.Module):
+    """The twin.
+
+    Args:
+        model: ALiBi, gated units, LayerNorm behind the sublayers; its weights are copied.
+    """
+
+    def __init__(self, model: BertForMaskedLM) -> None:
+        super().__init__()
+        self.config = model.config
+        assert self.config.alibi_slopes, "a MosaicBERT has ALiBi"
+        assert self.config.gated_mlp, "a MosaicBERT has gated units"
+        named = {name.replace(".", "/"): nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+        self.weights = nn.ParameterDict(named)
+        self.register_buffer("slopes", torch.tensor(self.config.alibi_slopes), persistent=False)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Mean cross-entropy of the labels, of Hugging Face's padded inputs, int64 [S, L]."""
+        word = self._weight("bert.embeddings.word_embeddings.weight")
+        x_SLD = F.embedding(inputs["input_ids"], word)
+        x_SLD = x_SLD + F.embedding(
+            inputs["token_type_ids"], self._weight("bert.embeddings.token_type_embeddings.weight")
+        )
+        x_SLD = self._drop(self._norm("bert.embeddings", x_SLD))
+        bias = self._bias(inputs["attention_mask"], x_SLD.dtype)
+        for index in range(self.config.num_hidden_layers):
+            x_SLD = self._layer(f"bert.encoder.layer.{index}", x_SLD, bias)
+        x_SLD = self._linear("cls.predictions.transform.dense", x_SLD)
+        x_SLD = self._norm("cls.predictions.transform", self._gelu(x_SLD))
+        logits = F.linear(x_SLD, word, self._weight("cls.predictions.bias"))[..., : self.config.vocab_size]
+        return F.cross_entropy(logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=IGNORED_LABEL)
+
+    def _layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
+        """[S, L, D] to the same."""
+        heads = (self.config.num_attention_heads, self.config.head_size)
+        qkv = (self._linear(f"{name}.attention.self.{part}", x) for part in ("query", "key", "value"))
+        q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in qkv)  # [S, N, L, H]
+        probability = self.config.attention_probs_dropout_prob if self.training else 0.0
+        context = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype), probability)
+        context = self._linear(f"{name}.attention.output.dense", context.transpose(1, 2).flatten(2))
+        x = self._norm(f"{name}.attention.output", x + self._drop(context))
+        gate, value = F.linear(x, self._weight(f"{name}.intermediate.dense.weight")).chunk(2, dim=-1)
+        inner = self._drop(self._gelu(gate) * value)
+        return self._norm(f"{name}.output", x + self._linear(f"{name}.output.dense", inner))
+
+    def _bias(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """[S, N, L, L], written out as published."""
+        place = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        distance = (place[None, :] - place[:, None]).abs()
+        alibi = -self.get_buffer("slopes")[:, None, None] * distance
+        masked = (1 - attention_mask[:, None, None, :]) * MASKED_SCORE
+        return (alibi[None] + masked).to(dtype)
+
+    def _weight(self, name: str) -> Tensor:
+        return self.weights[name.replace(".", "/")]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias"))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = (self._weight(f"{name}.LayerNorm.{kind}") for kind in ("weight", "bias"))
+        return F.layer_norm(x, (self.config.hidden_size,), weight, bias, self.config.layer_norm_eps)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.config.hidden_dropout_prob, self.training)
+
+    def _gelu(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="none" if self.config.exact_gelu else "tanh")
+
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 

@@ -19,8 +19,7 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
-from mlbert.models.bert import BertForMaskedLM
-from mlbert.models.neighbours import begin_with_frequencies
+from mlbert.models.bert import BertForMaskedLM, begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.stableadamw import StableAdamW

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.text_masking import Masking
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.host_batch import HostBatch
-from mlbert.data.prepare.baselines import baselines
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.prepare.generator import FlatDocuments
-from mlbert.data.prepare.vocab import count_words, train_vocabulary
+from mlbert.data.prepare.pipeline import baselines, count_words, train_vocabulary
 from mlbert.host.errors import UserError
 
 HELD_OUT = 50  # every so manieth document
@@ -60,7 +59,7 @@ class RaceText:
             yield self.held_out.slice(first, first + EVAL_BATCH)
 
     def guesses(self) -> dict[str, float | int | str]:
-        """Accuracy of guessing without a model (`mlbert.data.prepare.baselines`)."""
+        """Accuracy of guessing without a model (`mlbert.data.prepare.pipeline`)."""
         count, length = self.train.shape
         numbers = np.arange(count + 1)
         plain = FlatDocuments(self.train[:, 1:-1].ravel(), numbers * (length - 2), numbers)

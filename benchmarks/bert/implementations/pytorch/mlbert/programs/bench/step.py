@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.deals import contiguous
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.formats.order import contiguous
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.distributed.reduce import GradientReducer
@@ -33,7 +33,7 @@ from mlbert.models.flops import Work, training_flops
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops import api as ops
-from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.precision import gemm_peak_flops
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

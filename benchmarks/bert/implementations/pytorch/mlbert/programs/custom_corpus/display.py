@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mlbert.programs.console_progress import short_duration
+from mlbert.programs.console import short_duration
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Outcome, TrainState
 

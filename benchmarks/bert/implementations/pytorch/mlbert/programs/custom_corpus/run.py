@@ -1,11 +1,16 @@
-"""One call of ``mlbert pretrain TEXT``: what is asked for and what the folder holds, the text, training, the end."""
+"""One call of ``mlbert pretrain TEXT``: what is asked for and what the folder holds, the text, training, the end.
+
+What a finished run leaves for its owner: the model, masked sentences with guesses, the page.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,22 +21,101 @@ from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.prepare.custom_corpus import Facts, MaskedSentence, Request, prepare
 from mlbert.data.prepare.own_files import Source, find_sources
-from mlbert.data.prepare.own_text import Facts, Request, prepare
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
-from mlbert.models.fill_mask import open_masked_lm
-from mlbert.programs.console_progress import console_progress, short_duration
-from mlbert.programs.custom_corpus import finish
+from mlbert.models.fill_mask import MASK, fill, open_masked_lm
+from mlbert.models.weights.files import new_path
+from mlbert.programs.console import console_progress, short_duration, write_page
 from mlbert.programs.custom_corpus.display import Display
-from mlbert.programs.custom_corpus.folder import OwnFolder
-from mlbert.programs.custom_corpus.plan import Plan, make_plan, pace_of, resolve_settings
+from mlbert.programs.custom_corpus.plan import OwnFolder, Plan, make_plan, pace_of, resolve_settings
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
+from mlbert.report.own_text import own_text_page
 from mlbert.training.config import RunConfig
 from mlbert.training.experiment import Manner, run_experiment
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """A masked sentence and what the model puts there, most probable first."""
+
+    sentence: MaskedSentence
+    guesses: Sequence[tuple[str, float]]
+
+    def told(self) -> str:
+        """The guesses with their probabilities."""
+        return ", ".join(f"{token} {probability:.2f}" for token, probability in self.guesses)
+
+
+def take_model(folder: OwnFolder) -> None:
+    """Makes DIR/model of what the run has written; an older one is replaced. Raises UserError: it cannot be
+    written."""
+    written = next(path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir())
+    with new_path(folder.model) as place:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for file in written.iterdir():
+            shutil.copyfile(file, place / file.name)
+        shutil.rmtree(folder.model, ignore_errors=True)
+    (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # Composer's form of the same weights
+
+
+def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
+    """The model's guesses for the masked sentences of the held-out text; too long ones are left out."""
+    model, tokenizer = open_masked_lm(folder.model)
+    found = []
+    for sentence in (MaskedSentence(*one) for one in facts.sentences):
+        try:
+            found.append(Guessed(sentence, fill(model, tokenizer, sentence.text, TOP)))
+        except UserError:
+            continue
+    return found
+
+
+def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guessed: Sequence[Guessed]) -> None:
+    """Writes DIR/report.html. Raises UserError: it cannot be written."""
+    shape = json.loads(folder.shape.read_text(encoding="utf-8"))
+    layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
+    bigram = facts.baselines["bigram_accuracy"]
+    values = {
+        "text": f"{facts.characters:,} characters, {facts.documents:,} documents",
+        "training": f"{facts.train_tokens:,} tokens in {facts.train_sequences:,} sequences",
+        "held out": f"{facts.held_out_tokens:,} tokens of whole documents",
+        "left out, nearly repeats held-out text": f"{facts.near_repeats:,} tokens",
+        "passes over the text": f"{summary['tokens'] / max(1, facts.train_tokens):.1f}",
+        **{name: summary[name] for name in ("steps", "tokens", "tokens_per_second", "seed")},
+        **{name: value for name, value in shape.items() if name != "architectures"},
+    }
+    page = own_text_page(
+        folder.path.resolve().name,
+        (f"{summary['accuracy']:.1%}", "of the masked tokens of held-out text are guessed"),
+        [
+            (f"{bigram:.1%}", "guessing from one neighbour"),
+            (f"{facts.baselines['most_frequent_accuracy']:.1%}", "always the most frequent token"),
+            (f"{layers} x {hidden}", "layers x hidden size"),
+            (short_duration(summary["seconds_to_train"]), "of training"),
+        ],
+        folder.run / "metrics.jsonl",
+        {"bigram": bigram, "most frequent token": facts.baselines["most_frequent_accuracy"]},
+        [[one.sentence.text.replace(MASK, "▁▁▁"), one.sentence.answer, one.told()] for one in guessed],
+        values,
+    )
+    write_page(folder.report, page)
+
+
+def next_commands(model: Path) -> list[str]:
+    """What to type now."""
+    return [
+        f'mlbert fill-mask {model} "Write a sentence with one {MASK} in it."',
+        f"mlbert finetune YAML load_path={model} data.train=FILE data.eval=FILE",
+    ]
+
 
 AUTO = "auto"
 
@@ -217,9 +301,9 @@ class _Run:
     def _finish(self, facts: Facts) -> None:
         folder, summary = self._folder, self._folder.finished()
         assert summary is not None, "the run has come to its end"
-        finish.take_model(folder)
-        guessed = finish.guess(folder, facts)
-        finish.write_report(folder, facts, summary, guessed)
+        take_model(folder)
+        guessed = guess(folder, facts)
+        write_report(folder, facts, summary, guessed)
         accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
         if guessed:
             self._say("\nheld-out sentences, the word that stood there, and the model's guesses:")
@@ -231,7 +315,7 @@ class _Run:
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
-        for command in finish.next_commands(folder.model):
+        for command in next_commands(folder.model):
             self._say(f"  {command}")
 
     def _say(self, text: str) -> None:

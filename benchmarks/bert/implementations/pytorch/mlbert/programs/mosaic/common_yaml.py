@@ -1,18 +1,137 @@
-"""What the parts that all programs' YAML files share mean in our settings: model, optimizer, schedule, outputs."""
+"""What the parts that all programs' YAML files share mean in our settings: model, optimizer, schedule, outputs.
+
+Lengths of training as Composer writes them: ``10ba``, ``286720000sp``, ``3ep``, ``5e9tok``, ``0.06dur``.
+
+Weights to fine-tune from: the shape that they tell, and the vocabulary that lies beside them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tokenizer import VOCAB_FILE, hub_problem
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
-from mlbert.programs.durations import Durations
-from mlbert.programs.mosaic.leaves import Layer, Leaves
-from mlbert.programs.mosaic.starting_weights import start_path
-from mlbert.programs.nested_yaml import Value
+from mlbert.models.weights.files import read_weights
+from mlbert.models.weights.huggingface import read_config
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
+
+UNITS = {
+    "ba": "batches of all ranks, that is steps",
+    "sp": "sequences",
+    "ep": "passes over the data",
+    "tok": "tokens, counted as max_seq_len for each sequence",
+    "dur": "a share of max_duration",
+}
+_FORM = re.compile(r"\s*([\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*")
+_MOST_STEPS = 2**40
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What durations are converted to steps with.
+
+    Attributes:
+        sequences_per_step: of all ranks.
+        max_seq_length: tokens.
+        steps_per_epoch: called where a duration is in epochs; may take reading.
+        max_steps: of the training; None while that is what is asked for.
+    """
+
+    sequences_per_step: int
+    max_seq_length: int
+    steps_per_epoch: Callable[[], int]
+    max_steps: int | None = None
+
+    def steps(self, name: str, text: object, *, least: int = 1) -> int:
+        """Steps that ``text`` takes, rounded up; a share of the training is rounded down, as Composer does.
+
+        Raises:
+            UserError: not a number and a unit, a unit that cannot be used here, or a number out of range.
+        """
+        match = _FORM.fullmatch(str(text))
+        units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]
+        remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
+        if match is None or match[2] not in units:
+            raise UserError("config.value", f"{name}={text}", "is no duration", remedy)
+        number, unit = float(match[1].replace("_", "")), match[2]
+        if unit == "dur":
+            assert self.max_steps is not None
+            steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
+        else:
+            steps = math.ceil(min(number / self._size(unit), 2 * _MOST_STEPS))  # 1e999 is infinite
+        if not least <= steps <= _MOST_STEPS:
+            raise UserError("config.range", f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
+        return steps
+
+    def _size(self, unit: str) -> float:
+        """How many of the unit a step takes."""
+        if unit == "ba":
+            return 1.0
+        if unit == "ep":
+            return 1.0 / self.steps_per_epoch()
+        return float(self.sequences_per_step * (self.max_seq_length if unit == "tok" else 1))
+
+
+HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Shape and vocabulary, None where the weights have none."""
+
+    shape: BertConfig | None
+    vocabulary: Path | None
+
+
+def start_path(leaves: Leaves) -> Path | None:
+    """What ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained`` names; None: random weights."""
+    given = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
+    if given is not None:
+        return Path(given)
+    if leaves.flag("model.use_pretrained", False).value:
+        return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
+    return None
+
+
+def hub_folder(name: str) -> Path:
+    """A model of the Hugging Face hub, in its own cache. Raises UserError: it is not there and cannot be fetched."""
+    problem = hub_problem()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
+    except Exception as error:  # of many kinds, none of them ours
+        reason = f"cannot be fetched: {problem or type(error).__name__}"
+        raise UserError(
+            "network.unreachable", f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS on this machine"
+        ) from None
+
+
+def find_start(source: Path) -> Start:
+    """What is known of the weights of a run folder, of its ``weights/``, of a Hugging Face folder, or of a file. Raises
+    UserError: nothing is there, or it is damaged."""
+    if not source.exists():
+        remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
+        raise UserError("file.missing", source, "does not exist", remedy)
+    folder = source if source.is_dir() else source.parent
+    if (source / "weights").is_dir():
+        folder = source / "weights"
+    own, theirs, vocabulary = folder / "bert_config.json", folder / "config.json", folder / VOCAB_FILE
+    shape: BertConfig | None = None
+    if source.suffix == ".pt":
+        shape = read_weights(source).shape
+    elif own.is_file():
+        shape = BertConfig.from_json(own)
+    elif theirs.is_file():
+        shape = read_config(theirs)
+    return Start(shape, vocabulary if vocabulary.is_file() else None)
+
 
 CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's own differences are options on top.

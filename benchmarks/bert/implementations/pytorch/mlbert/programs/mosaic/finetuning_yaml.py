@@ -1,4 +1,7 @@
-"""What the YAML of ``sequence_classification.py`` means in our settings."""
+"""What the YAML of ``sequence_classification.py`` means in our settings.
+
+What a finished run leaves for other programs.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from pathlib import Path
 
 from mlbert.data.formats import glue
 from mlbert.data.formats.order import StepShare
-from mlbert.data.formats.task_files import column_names
-from mlbert.data.formats.tasks import TaskForm, form_of_task, read_training
+from mlbert.data.formats.tasks import TaskForm, column_names, form_of_task, read_training
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.tasks import steps_per_epoch
-from mlbert.data.prepare import glue_files, python_glue
+from mlbert.data.prepare import glue_files
 from mlbert.host.errors import UserError
-from mlbert.programs.durations import Durations
+from mlbert.mlperf.metrics import read_points
 from mlbert.programs.mosaic.common_yaml import (
     COMMON,
+    Durations,
+    Start,
     add_batches,
     add_compute,
     add_evaluation,
@@ -25,11 +29,11 @@ from mlbert.programs.mosaic.common_yaml import (
     add_optimizer,
     add_outputs,
     add_schedule,
+    find_start,
     refuse_train_subset,
+    start_path,
 )
-from mlbert.programs.mosaic.leaves import Layer, Leaves
-from mlbert.programs.mosaic.starting_weights import Start, find_start, start_path
-from mlbert.programs.nested_yaml import Value
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
 
 _LOADER = (
     *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
@@ -147,7 +151,7 @@ def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
     if glue_files.is_complete(folder, tasks):
         return
     if source == "python":
-        python_glue.make(folder)
+        glue_files.make(folder)
     else:
         glue_files.fetch(folder, tasks)
 
@@ -228,3 +232,13 @@ def _check_loaders(leaves: Leaves, data: Data) -> None:
         remedy = "Write drop_last: false"
         raise UserError("config.unsupported", leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
     refuse_train_subset(leaves)
+
+
+def last_evaluation(run: Path) -> dict[str, float]:
+    """Metrics of the last evaluation in a run folder's ``metrics.jsonl``. Raises UserError: there is none."""
+    path, prefix = run / "metrics.jsonl", "eval_"
+    try:
+        last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
+    except (UserError, IndexError):
+        raise UserError("log.incomplete", path, "holds no evaluation", "Remove its folder and run again") from None
+    return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}

@@ -10,10 +10,9 @@ import yaml
 
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.host.errors import UserError
-from mlbert.programs.glue_jobs import DEFAULT_SEED, SEEDS, Job, job_list
 from mlbert.programs.mosaic.finetuning_yaml import SOURCES
-from mlbert.programs.mosaic.leaves import Leaves
-from mlbert.programs.nested_yaml import Value
+from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, Job, job_list
+from mlbert.programs.mosaic.nested_yaml import Leaves, Value
 
 # Copied into the jobs' YAML as they are.
 _PASSED = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
-from mlbert.programs.durations import Durations
 from mlbert.programs.mosaic.common_yaml import (
     COMMON,
+    Durations,
     add_batches,
     add_compute,
     add_evaluation,
@@ -19,8 +19,7 @@ from mlbert.programs.mosaic.common_yaml import (
     add_schedule,
     refuse_train_subset,
 )
-from mlbert.programs.mosaic.leaves import Layer, Leaves
-from mlbert.programs.nested_yaml import Value
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
 
 _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlbert.host.errors import UserError
-from mlbert.report.planner import model
-from mlbert.report.planner.parameters import GPUS, Parameters
+from mlbert.report.planner import timing
+from mlbert.report.planner.timing import GPUS, Parameters
 
 FARTHEST = 50.0  # a measured step that many times slower or faster than the fitted one is another machine's
 
@@ -101,7 +101,7 @@ def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float
     return batch / (each * batch + constant * ranks) * 1e3
 
 
-def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured]) -> Parameters:
+def calibrated(parameters: Parameters, job: timing.Job, runs: Sequence[Measured]) -> Parameters:
     """The parameters with what the logs say of this GPU; nodes and network are taken to be like the job's.
 
     Logs of one batch a GPU set the time of a sequence, the constant part stays; several set both.
@@ -110,7 +110,7 @@ def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured])
         UserError: logs that cannot be of such a GPU.
     """
     usual = {run: _like(job, run) for run in runs}
-    outside = {run: model.step(at, parameters) for run, at in usual.items()}
+    outside = {run: timing.step(at, parameters) for run, at in usual.items()}
     without_network = [
         replace(run, sequences_per_second=run.batch / max(1e-6, run.step_ms - outside[run].network) * 1e3)
         for run in runs
@@ -137,12 +137,12 @@ def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured])
     )
 
 
-def _like(job: model.Job, run: Measured) -> model.Job:
+def _like(job: timing.Job, run: Measured) -> timing.Job:
     """The job that a log is of."""
     per_node = min(job.per_node, run.ranks)
     return replace(job, gpus=run.ranks, nodes=max(1, round(run.ranks / per_node)), batch=run.batch)
 
 
-def _pcie(job: model.Job, parameters: Parameters, run: Measured) -> float:
+def _pcie(job: timing.Job, parameters: Parameters, run: Measured) -> float:
     """Of the constant part, what GPUs without NVLink add to it."""
-    return model.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]
+    return timing.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]

@@ -1,4 +1,13 @@
-"""The answer for one job: samples, times with their band, cost, energy, memory, and what limits it."""
+"""The answer for one job: samples, times with their band, cost, energy, memory, and what limits it.
+
+Memory of one GPU, and how many sequences fit.
+
+What the program keeps: master weights and two moments of 4 bytes each, working weights of 2 (in 16 bits, or in FP8 as
+they are and transposed), a gradient of 4; activations, dropout masks included, in proportion to tokens, layers and
+hidden size; logits of masked tokens with their gradient. A graph keeps the same in a pool of its own, in place of the
+ordinary one. A test compares the sum with what is counted over a whole step (`mlbert.programs.bench.counted`): within 3
+%.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +15,48 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
-from mlbert.report.planner import memory, model
-from mlbert.report.planner.parameters import GPUS, Parameters
-from mlbert.report.planner.shapes import Shape
+from mlbert.report.planner import timing
+from mlbert.report.planner.timing import BENCHMARK, GPUS, Parameters, Shape
+
+# A token, layer and hidden unit, counted: with 16-bit products, and with FP8 ones.
+ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
+WEIGHT_BYTES = 2
+LOGIT_BYTES = 2 + 4  # a masked token and word: 16-bit logits, float32 for the loss
+CONTEXT_GB = 3.0  # assumed: CUDA, libraries, buffers of the reduction, an evaluation's graph
+USABLE = 0.92  # assumed: of the memory, the rest is lost between blocks
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In 10^9 bytes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    context: float
+    most_sequences: int  # of one micro-batch; 0 where not even the weights fit
+
+    @property
+    def total(self) -> float:
+        """Of one micro-batch."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.context
+
+
+def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: bool) -> Memory:
+    """Memory of one GPU with micro-batches of ``sequences``, where ``sharers`` GPUs share the optimizer's state."""
+    billion = config.num_parameters / 1e9
+    tokens, masked = BENCHMARK.tokens / BENCHMARK.sequences, BENCHMARK.masked / BENCHMARK.sequences
+    activation_bytes = FP8_ACTIVATION_BYTES if fp8 else ACTIVATION_BYTES
+    of_layers = activation_bytes * config.hidden_size * config.num_hidden_layers * tokens
+    each = (of_layers + LOGIT_BYTES * config.padded_vocab_size * masked) / 1e9
+    weights, gradients, optimizer = WEIGHT_BYTES * billion, 4 * billion, 12 * billion / sharers
+    free = USABLE * GPUS[gpu].memory_gb - (weights + gradients + optimizer + CONTEXT_GB)
+    return Memory(weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each)))
+
 
 ONE_SIDED_95 = 1.645  # standard deviations: nine of ten lie inside
 SECONDS_AN_HOUR = 3600
@@ -38,19 +84,19 @@ class Estimate:
         limit: what would save most if it cost nothing; memory where a step has to be cut up and compute is not it.
     """
 
-    job: model.Job
+    job: timing.Job
     samples: float
     samples_spread: float
     rules_samples: float
     evaluations: int
-    step: model.Step
+    step: timing.Step
     evaluation_seconds: float
     seconds: float
     score_band: tuple[float, float]
     run_band: tuple[float, float]
     sequences_per_second: float
     share_of_peak: float
-    memory: memory.Memory
+    memory: Memory
     micro_batches: int
     limit: str
     dollars: float | None
@@ -62,7 +108,7 @@ class Estimate:
 
 
 def estimate(
-    job: model.Job,
+    job: timing.Job,
     shape: Shape,
     parameters: Parameters,
     prices: Prices,
@@ -83,10 +129,10 @@ def estimate(
     if needed is None and not shape.is_large:
         remedy = "Give those that this model needs to its target"
         raise UserError("plan.impossible", "--samples", "are known for BERT-large only", remedy)
-    samples = model.samples(job, parameters) if needed is None else needed
-    step, evaluation = model.step(job, parameters), model.evaluation_seconds(job, parameters)
-    seconds = model.seconds_to_train(job, parameters, samples)
-    held = memory.of(shape.config, job.gpu, job.sequences, sharers, fp8=job.fp8 and GPUS[job.gpu].has_fp8)
+    samples = timing.samples(job, parameters) if needed is None else needed
+    step, evaluation = timing.step(job, parameters), timing.evaluation_seconds(job, parameters)
+    seconds = timing.seconds_to_train(job, parameters, samples)
+    held = of(shape.config, job.gpu, job.sequences, sharers, fp8=job.fp8 and GPUS[job.gpu].has_fp8)
     if not held.most_sequences:
         problem = f"{job.gpu} cannot hold the weights and one sequence"
         raise UserError("plan.impossible", "--gpu", problem, "Share the optimizer's state")
@@ -138,7 +184,7 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
 
 
 def _limit(
-    job: model.Job, step: model.Step, samples: float, evaluation: float, seconds: float, micro_batches: int
+    job: timing.Job, step: timing.Step, samples: float, evaluation: float, seconds: float, micro_batches: int
 ) -> str:
     """What would save most if it cost nothing; as convergence count samples that the best batch would not need."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)

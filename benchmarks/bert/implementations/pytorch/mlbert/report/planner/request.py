@@ -1,17 +1,94 @@
-"""From what the user gives, over what a configuration says, to the job that is asked about."""
+"""From what the user gives, over what a configuration says, to the job that is asked about.
+
+The same question for 1 to 4,096 GPUs: the fastest batch of each, and what a budget buys.
+
+The answers in words and as tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
-from mlbert.report.planner import sweep
+from mlbert.mlperf.rules import NUM_RESULT_FILES
 from mlbert.report.planner.estimate import Estimate
-from mlbert.report.planner.model import Job
-from mlbert.report.planner.parameters import GPUS
-from mlbert.report.planner.shapes import Shape
+from mlbert.report.planner.simulate import Balance
+from mlbert.report.planner.timing import GPUS, Job, Shape
+
+GPU_COUNTS = tuple(2**power for power in range(13))
+# Those of the reference, and the one that most published results used.
+BATCHES = tuple(sorted({point.global_batch_size for point in rules.REFERENCE_POINTS} | {768}))
+FEWEST_SEQUENCES = 2  # a GPU and step; published runs went down to 3
+PICTURES = (".svg", ".png")
+
+
+def fastest(gpus: int, ask: Callable[[int, int], Estimate]) -> Estimate | None:
+    """The fastest batch for so many GPUs, of `BATCHES` that they share out evenly; None where there is none."""
+    fitting = [batch for batch in BATCHES if batch % gpus == 0 and batch // gpus >= FEWEST_SEQUENCES]
+    return min((ask(gpus, batch) for batch in fitting), key=lambda found: found.seconds, default=None)
+
+
+def sweep(ask: Callable[[int, int], Estimate]) -> list[Estimate]:
+    """The fastest batch for each of `GPU_COUNTS`; ``ask`` makes the estimate of (GPUs, batch)."""
+    return [found for gpus in GPU_COUNTS if (found := fastest(gpus, ask)) is not None]
+
+
+def nodes_for(gpus: int, per_node: int) -> int:
+    """Nodes that hold so many GPUs."""
+    return math.ceil(gpus / per_node)
+
+
+def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate]:
+    """The cheapest and the fastest setting whose run costs at most ``budget`` dollars.
+
+    Raises:
+        UserError: nothing is that cheap.
+    """
+    priced = [(estimate.dollars, estimate) for estimate in found if estimate.dollars is not None]
+    affordable = [pair for pair in priced if pair[0] <= budget]
+    if not affordable:
+        least = min(dollars for dollars, _ in priced)
+        raise UserError(
+            "plan.impossible", "--budget", f"{budget:g} dollars buy no run", f"The cheapest costs {least:.2f}"
+        )
+    cheapest = min(affordable, key=lambda pair: pair[0])[1]
+    return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
+
+
+def check_picture(path: Path) -> Path:
+    """The path. Raises UserError where it is no picture's or its folder does not exist."""
+    if path.suffix not in PICTURES:
+        raise UserError("config.value", path, "is no picture's name", f"End it in {' or '.join(PICTURES)}")
+    if not path.parent.is_dir():
+        raise UserError("file.missing", path, "lies in a folder that does not exist", "Make the folder first")
+    return path
+
+
+def draw(path: Path, found: Sequence[Estimate]) -> None:
+    """Time to train over GPUs with its band, beside perfect scaling."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "plan"
+    figure = Figure(figsize=(5.5, 4), layout="tight")
+    axes = figure.add_subplot()
+    gpus = [estimate.job.gpus for estimate in found]
+    minutes = [estimate.seconds / 60 for estimate in found]
+    axes.plot(gpus, minutes, "o-", label="time to train")
+    low, high = ([estimate.score_band[end] / 60 for estimate in found] for end in (0, 1))
+    axes.fill_between(gpus, low, high, alpha=0.2, label="90 % of scores")
+    axes.plot(gpus, [minutes[0] * gpus[0] / count for count in gpus], "k--", linewidth=0.8, label="perfect scaling")
+    axes.set(xscale="log", yscale="log", xlabel=f"{found[0].job.gpu} GPUs", ylabel="minutes")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
 
 MOST_GPUS = 8192
 LARGEST_BATCH = rules.REFERENCE_POINTS[-1].global_batch_size
@@ -54,7 +131,7 @@ def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
         UserError: numbers that contradict each other.
     """
     gpus = given.gpus or (given.nodes or 1) * given.per_node
-    nodes = given.nodes or sweep.nodes_for(gpus, given.per_node)
+    nodes = given.nodes or nodes_for(gpus, given.per_node)
     if gpus % nodes:
         raise UserError(
             "config.conflict", "--nodes", f"{nodes} do not share out {gpus} GPUs evenly", "Give a divisor of --gpus"
@@ -73,9 +150,101 @@ def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
             reason = f"{batch} is not from {gpus} (one sequence a GPU) to {LARGEST_BATCH} (the largest reference point)"
             raise UserError("config.conflict", "--batch", reason, "Give another batch or other --gpus")
         return replace(job, batch=batch)
-    found = sweep.fastest(gpus, lambda _, size: ask(replace(job, batch=size)))
+    found = fastest(gpus, lambda _, size: ask(replace(job, batch=size)))
     if found is None:
         raise UserError(
             "config.missing", "--batch", f"no batch of the reference is shared out by {gpus} GPUs", _GIVE_BATCH
         )
     return found.job
+
+
+_QUESTION_WIDTH = 24  # columns
+
+
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, else minutes, else hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _band(band: tuple[float, float]) -> str:
+    return f"{duration(band[0])} to {duration(band[1])}"
+
+
+def answers(found: Estimate) -> Table:
+    """A row for each question."""
+    job, step, held = found.job, found.step, found.memory
+    parts = [("compute", step.compute), ("load imbalance", step.imbalance), ("constant part", step.constant)]
+    parts += [("network, not hidden", step.network)]
+    of_step = ", ".join(f"{name} {value:.1f}" for name, value in parts if value)
+    micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
+    lines = [
+        f"job: {job.gpus} {job.gpu} on {job.nodes} node{'s' * (job.nodes > 1)}, "
+        f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences a GPU{micro}",
+        f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
+        f"reference point of the rules {found.rules_samples:,.0f}",
+        f"evaluations: {found.evaluations}, of {found.evaluation_seconds:.2f} s each",
+        f"step: {step.total:.1f} ms ({of_step})",
+        f"speed: {found.sequences_per_second:,.0f} sequences/s, {100 * found.share_of_peak:.0f} % of the 16-bit peak",
+        f"time to train: {duration(found.seconds)}",
+        f"nine of ten scores ({NUM_RESULT_FILES} runs, olympic mean): {_band(found.score_band)}; "
+        f"nine of ten runs: {_band(found.run_band)}",
+        f"memory of a GPU: {held.total:.0f} GB (weights {held.weights:.1f}, gradient {held.gradients:.1f}, optimizer "
+        f"{held.optimizer:.1f}, activations {held.activations:.0f}, context {held.context:.0f}); "
+        f"up to {held.most_sequences} sequences fit at once",
+        f"limit: {found.limit}",
+    ]
+    if found.dollars is not None:
+        lines.append(f"cost: {found.dollars:,.2f} dollars a run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
+    if found.kilowatt_hours is not None:
+        lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh a run")
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(max_width=_QUESTION_WIDTH)
+    rows.add_column()
+    for line in lines:
+        question, _, words = line.partition(": ")
+        rows.add_row(question, words)
+    return rows
+
+
+def table(found: Sequence[Estimate]) -> Table:
+    """One row a number of GPUs."""
+    has_price = any(item.dollars is not None for item in found)
+    rows = Table(title=f"{found[0].job.gpu}, each with its fastest batch", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("GPUs", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])):
+        rows.add_column(column, justify="right", no_wrap=True)
+    rows.add_column("limit")
+    for item in found:
+        price = ["-" if item.dollars is None else f"{item.dollars:,.2f}"] if has_price else []
+        band = _short_band(item.score_band)
+        rows.add_row(str(item.job.gpus), str(item.job.batch), duration(item.seconds), band, *price, item.limit)
+    return rows
+
+
+def _short_band(band: tuple[float, float]) -> str:
+    """Without the unit of the first where it is the second's."""
+    low, high = duration(band[0]), duration(band[1])
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
+
+
+def choice(cheapest: Estimate, fastest: Estimate) -> str:
+    """What a budget buys."""
+    words = [
+        f"{name}: {item.job.gpus} GPUs, batch {item.job.batch}, {duration(item.seconds)}, {item.dollars:,.2f} dollars"
+        for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
+    ]
+    return "\n".join(words)
+
+
+def simulated(
+    ranks: int, each: int, found: Sequence[Balance], sent: Mapping[str, float], reference_exists: bool
+) -> str:
+    """Balance and traffic of so many ranks."""
+    lines = [f"{ranks} ranks, {each} sequences a rank and step"]
+    lines += [f"{b.name}: fullest rank / mean {b.mean:.4f}, worst step {b.worst:.4f}" for b in found]
+    ways = {"off": "everything on every rank", "node": "shared in a node", "all": "shared by all"}
+    lines += [f"optimizer {ways[way]}: a rank sends {size / 1e9:.3f} GB a step" for way, size in sent.items()]
+    if not reference_exists:
+        lines.append(f"batch {ranks * each:,} is beyond the reference points: nobody showed that it converges")
+    return "\n".join(lines)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlbert.data.formats.deals import snake
+from mlbert.data.formats.order import snake
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.permutation import Permutation
 from mlbert.data.loading.synthetic import lengths_at

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlbert.report.planner.parameters import GPUS as FACTS
+from mlbert.report.planner.timing import GPUS as FACTS
 
 ISSUES_A_CLOCK = 4  # instructions that a multiprocessor's schedulers issue
 
@@ -36,7 +36,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as programs see it; ``fact``: its name in `mlbert.report.planner.parameters.GPUS`."""
+    """A GPU as programs see it; ``fact``: its name in `mlbert.report.planner.timing.GPUS`."""
 
     name: str
     fact: str

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlbert.data.loading import host_batch
-from mlbert.ops.triton import sums
+from mlbert.data.loading import batches
+from mlbert.ops.triton import device
 from mlbert.programs.bench.counted.gpus import Gpu
 
 DEVICE = torch.device("cuda", 0)
@@ -130,7 +130,7 @@ def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
 
         context.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", run_backward))
         context.enter_context(dispatch)
-        for cached in (host_batch._copy_stream, host_batch.expansion, sums.walking_programs):
+        for cached in (batches._copy_stream, batches.expansion, device.walking_programs):
             cached.cache_clear()
             context.callback(cached.cache_clear)
         yield

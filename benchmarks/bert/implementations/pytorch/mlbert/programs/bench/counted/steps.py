@@ -15,8 +15,7 @@ import torch
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.budget import Budget
-from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.batches import Budget, HostBatch
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World

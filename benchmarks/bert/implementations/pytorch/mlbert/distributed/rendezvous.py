@@ -1,0 +1,263 @@
+"""The limit on open files (`ulimit -n`), which every connection between ranks counts against.
+
+How the ranks find each other before any collective works, and how a mistake is told by one of them, not by each.
+
+A collective that fails does not say for whom it waited, and torch's own rendezvous only counts who has come. So the
+ranks call the roll over a store: at the deadline the first that has waited long enough names those that are missing.
+Rank 0's process (or torchrun's agent) holds the store: if it is stopped, no call to it returns, and a timer ends the
+others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from mlbert.distributed.lifecycle import WRONG_INPUT
+from mlbert.host.errors import UserError
+
+if TYPE_CHECKING:
+    from mlbert.distributed.world import World
+
+# Rank 0 has three connections to each rank: gloo's, the store's and the watch's. The other ranks have only gloo's, but
+# get the same limit, so that all ranks report the same mistake, which is printed once.
+CONNECTIONS_PER_RANK = 3
+OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
+
+
+def raise_open_files_limit(world_size: int) -> None:
+    """Raise the soft limit on open files to what a run of so many ranks needs.
+
+    The limit is never lowered. Where the hard limit allows it, it becomes twice the need: further groups of ranks have
+    their own connections.
+
+    Raises:
+        UserError: the hard limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    needed = CONNECTIONS_PER_RANK * world_size + OTHER_FILES
+    if needed > most:
+        reason = f"the hard limit on open files is {hard}, and {world_size} ranks need {needed}"
+        raise UserError(
+            "machine.open-files",
+            "ulimit -n",
+            reason,
+            "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)",
+        )
+    wanted = min(2 * needed, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
+JOIN_SECONDS = 120.0
+DOUBLE_WAIT_RANKS = 1024
+# A rank whose connection fails is heard of that much later than the deadline at the latest.
+GRACE_SECONDS = 10.0
+# Until every rank has heard that one tells what is wrong: a launcher ends all ranks when the first of them has ended.
+HEAR_SECONDS = 1.0
+
+Result = TypeVar("Result")
+
+
+def default_join_seconds(world_size: int) -> float:
+    """Return how long ranks wait for each other at start-up if JOIN_TIMEOUT is none.
+
+    Each rank connects to every other, so the time grows with the square of their number: extrapolated from up to 256
+    ranks, 45 to 67 s at 1,024 and 180 to 330 s at 2,048. The result there is 240 s and 600 s, which leaves time for a
+    slow file system.
+    """
+    return JOIN_SECONDS * (1 + (world_size / DOUBLE_WAIT_RANKS) ** 2)
+
+
+class Meeting:
+    """One rank's part in the meeting of all; each method is called on all ranks together, with the same name.
+
+    Attributes:
+        join_seconds: longest wait for the other ranks in a roll call.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.join_seconds = default_join_seconds(world.world_size)
+        self._world = world
+        self._store: dist.Store | None = None
+        self._place = f"{world.master_addr}:{world.master_port}"
+
+    def set_join_timeout(self, seconds: float | None) -> None:
+        """Wait at most this long for the other ranks from now on (None: the default for their number)."""
+        self.join_seconds = default_join_seconds(self._world.world_size) if seconds is None else seconds
+
+    @property
+    def collective_seconds(self) -> float:
+        """Longest wait in a collective, and for the connection of a group of ranks.
+
+        A short JOIN_TIMEOUT does not shorten it: the other ranks wait in a collective while rank 0 writes a checkpoint.
+        """
+        return max(JOIN_SECONDS, self.join_seconds)
+
+    def agree(self, name: str, work: Callable[[], Result]) -> Result:
+        """What `work` returns on this rank, once it has returned on all. It may set the join timeout.
+
+        Raises:
+            UserError: on rank 0, what was wrong on any rank, once where several say the same.
+            SystemExit: on the others, then: with WRONG_INPUT, and without words.
+        """
+        if self._world.world_size == 1:
+            return work()
+        mistake = None
+        try:
+            raise_open_files_limit(self._world.world_size)  # before the first roll call connects anything
+            result = work()
+        except UserError as error:
+            mistake = error
+        self._call_roll(name, self.join_seconds, mistake)
+        return result
+
+    @contextlib.contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """A block of collectives, ended after `collective_seconds`: who hangs in or before it is named by the others.
+
+        Raises:
+            UserError, SystemExit: as `agree`. Where no rank is missing, the error that leaves the block is raised.
+        """
+        if self._world.world_size == 1:
+            yield
+            return
+        seconds, begun, failure = self.collective_seconds, time.monotonic(), None
+        try:
+            with self._deadline(seconds + 3 * GRACE_SECONDS):
+                yield
+        except (RuntimeError, OSError) as error:  # every failure of torch.distributed is one
+            failure = error
+        self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
+        if failure is not None:
+            raise failure
+
+    def store(self, seconds: float) -> dist.Store:
+        """The store over which the ranks find each other, with the host of each that has come."""
+        if self._store is None:
+            world = self._world
+            self._store = dist.TCPStore(
+                world.master_addr,
+                world.master_port,
+                world.world_size,
+                is_master=world.rank == 0 and not world.has_agent,
+                timeout=timedelta(seconds=seconds),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+            self._store.set(_host_key(world.rank), world.host)
+        return self._store
+
+    def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
+        world, told = self._world, None
+        with self._deadline(seconds + GRACE_SECONDS):
+            try:
+                calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
+                calls.set(str(world.rank), _packed(mistake))
+                calls.add("mistakes", int(mistake is not None))
+                if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key, not for one of each
+                    calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
+                end, missing = self._wait(calls, seconds)
+                if missing:
+                    told = [mistake or self._wrong(missing)]
+                elif end == b"mistakes" and world.rank == 0:
+                    told = self._mistakes(calls)
+            except dist.DistError as error:
+                reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
+                raise mistake or self._wrong(reason) from error
+        if told:
+            time.sleep(HEAR_SECONDS)
+            for other in told[:-1]:
+                print(f"mlbert: error: {other.as_line()}", file=sys.stderr)
+            raise told[-1]
+        if end != b"all":
+            # From the launcher, when the one that tells has ended: this one ends by itself, with the same status.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(2 * HEAR_SECONDS)
+            raise SystemExit(WRONG_INPUT)
+
+    def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
+        """How the roll ends; the first rank whose patience is at its own ends it, and hears who is missing."""
+        try:
+            calls.wait(["end"], timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            if calls.add("tellers", 1) == 1:
+                missing = self._missing(calls, seconds)
+                end = calls.compare_set("end", "", "told")
+                return end, missing if end == b"told" else ""
+        return calls.get("end"), ""
+
+    def _missing(self, calls: dist.Store, seconds: float) -> str:
+        """Who has not answered the roll, in words."""
+        missing = [rank for rank in range(self._world.world_size) if not calls.check([str(rank)])]
+        hosts = {rank: self._host(rank) for rank in missing}
+        absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
+        lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
+        parts = [f"rank {absent} did not join within {seconds:.0f} s"] if absent else []
+        return "; ".join([*parts, f"{lost} came, and then hung or died ({seconds:.0f} s)"] if lost else parts)
+
+    def _host(self, rank: int) -> str:
+        """Where a rank runs; empty for one that has not come."""
+        store = self.store(GRACE_SECONDS)
+        return store.get(_host_key(rank)).decode(errors="replace") if store.check([_host_key(rank)]) else ""
+
+    def _mistakes(self, calls: dist.Store) -> list[UserError]:
+        """What is wrong on any rank, each mistake once."""
+        found: dict[str, UserError] = {}
+        for rank in range(self._world.world_size):
+            packed = calls.get(str(rank)).decode()
+            if packed and packed not in found:
+                code, subject, problem, remedy = json.loads(packed)
+                place = f"rank {rank} on {self._host(rank)}: " if rank else ""
+                found[packed] = UserError(code, place + subject, problem, remedy)
+        return list(found.values())
+
+    def _wrong(self, reason: str) -> UserError:
+        return UserError(
+            "distributed.join",
+            self._place,
+            reason,
+            "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
+            "they only start slowly, raise JOIN_TIMEOUT",
+        )
+
+    @contextlib.contextmanager
+    def _deadline(self, seconds: float) -> Iterator[None]:
+        """Ends this process where the block lasts longer: it waits for a store that never answers."""
+        timer = threading.Timer(seconds, self._give_up, (seconds,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self, seconds: float) -> NoReturn:
+        # They cannot ask each other who tells it.
+        if self._world.rank == 1 or self._world.local_rank == 0:
+            error = self._wrong(f"rank 0 has not answered for {seconds:.0f} s: it hangs, or its machine is cut off")
+            print(f"mlbert: error: {error.as_line()}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(HEAR_SECONDS)
+        os._exit(WRONG_INPUT)
+
+
+def _host_key(rank: int) -> str:
+    return f"mlbert/host_{rank}"
+
+
+def _packed(mistake: UserError | None) -> str:
+    return json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy]) if mistake else ""

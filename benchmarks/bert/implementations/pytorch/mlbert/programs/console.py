@@ -1,0 +1,153 @@
+"""Where the commands print and write, and what of other people's text may go to a terminal.
+
+How far a preparation step is: a bar on a terminal, otherwise a line now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from mlbert.data.prepare.jobs import Progress
+from mlbert.host.errors import UserError
+
+_MOST_CHARACTERS = 2000  # of one text from a file
+
+
+def standard_output() -> Console:
+    """As wide as the terminal or COLUMNS says, else 80 columns."""
+    return Console(highlight=False)
+
+
+def safe(text: object) -> str:
+    """Text from a file for a terminal: no markup of Rich's, no control characters, of a very long one the beginning."""
+    return escape(printable(str(text)))
+
+
+def printable(text: str) -> str:
+    """Text without control characters, of a very long one the beginning."""
+    cut = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in cut)
+
+
+def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """A table that fits the console: columns of text fold where numbers leave no room; the title is markup."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes an HTML page. UserError where that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", "Name a file in a writable folder"
+        ) from None
+
+
+LINE_SECONDS = 10.0
+
+console = Console()  # of all preparation commands
+
+
+def console_progress(output: Console = console) -> Progress:
+    """A bar with rate and remaining time on a terminal; elsewhere a line every 10 s and a last one."""
+    return _Bars(output) if output.is_terminal else _Lines(output)
+
+
+class _Lines(Progress):
+    """For a log file: no control characters, few lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def __call__(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """See `mlbert.data.prepare.jobs.Progress.task`."""
+        started = said = time.monotonic()
+        done = 0
+
+        def advance(units: int) -> None:
+            nonlocal done, said
+            done += units
+            now = time.monotonic()
+            if now - said >= LINE_SECONDS and done < total:
+                said = now
+                rate = done / (now - started)
+                rest = f", {short_duration((total - done) / rate)} left" if rate else ""
+                self(f"{name}: {100 * done / total:.0f} % of {_amount(total, unit)}, {_amount(rate, unit)}/s{rest}")
+
+        yield advance
+        seconds = time.monotonic() - started
+        if seconds < 1:
+            self(f"{name}: {_amount(done, unit)}")
+        else:
+            self(f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, {_amount(done / seconds, unit)}/s")
+
+
+class _Bars(_Lines):
+    """For a terminal; lines said in between scroll above the bar."""
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """See `mlbert.data.prepare.jobs.Progress.task`."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            _Rate(unit),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bars(*columns, console=self.console) as bars:
+            task = bars.add_task(name, total=total)
+            yield lambda units: bars.advance(task, units)
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        done = _amount(task.completed, self.unit)
+        return Text(f"{done}, {_amount(speed, self.unit)}/s" if speed else done)
+
+
+def _amount(count: float, unit: str) -> str:
+    """A count with a decimal prefix, for example ``1.5 GB`` or ``12.3 M sequences``."""
+    prefix = ""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000 or prefix == "T":
+            break
+        count /= 1000
+    number = f"{count:.0f}" if prefix == "" and count == int(count) else f"{count:.3g}"
+    return f"{number} {prefix}B" if unit == "bytes" else f"{number} {prefix} {unit}".replace("  ", " ")
+
+
+def short_duration(seconds: float) -> str:
+    """For example ``1 h 05 min``, ``3 min 20 s`` or ``12 s``."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,188 @@
+"""Reading the nested YAML of other programs: ``k=v`` words on top, ``${name}`` filled in, nothing unknown passes.
+
+Typed access to the leaves of a nested YAML, and the layer of settings that is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.sources import load_yaml
+from mlbert.host.errors import UserError, nearest
+from mlbert.host.provenance import tree_relative
+
+_WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Value:
+    """One leaf: a plain value, a list, or an empty mapping; and where it was given, ``file:line`` or ``argument``."""
+
+    value: Any
+    origin: str
+
+
+def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dict[str, Value]:
+    """The leaves of a YAML file with words on top, by their dotted names, in the file's order.
+
+    Args:
+        path: the file.
+        words: ``model.name=mosaic_bert``; values are read as YAML. A later one wins.
+        known: legal dotted names; ``*`` stands for one part of a name, ``.**`` at the end for everything below.
+
+    Raises:
+        UserError: a file that cannot be read, a word of another form, an unknown name, ``${...}`` that names nothing.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree, lines = load_yaml(path)
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            raise UserError(
+                "config.syntax", word, "is not of the form name=value", "Write for example model.name=mosaic_bert"
+            )
+        _check(match[1], known, word)
+    try:
+        merged = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(words)))
+        content = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        reason = f"cannot be resolved ({' '.join(str(error).split())})"
+        raise UserError("config.file", path, reason, "Give what ${...} names, or write the value") from None
+    given = {name.split("=", 1)[0] for name in words}
+    found = {}
+    for name, value in _leaves(content, "", known):
+        said = next((word for word in given if name == word or name.startswith(f"{word}.")), None)
+        place = f"{tree_relative(path.absolute())}:{lines.get(name, 1)}"
+        if said is None:
+            _check(name, known, place)
+        found[name] = Value(value, f"argument {said}=" if said else place)
+    return found
+
+
+def _leaves(value: Any, name: str, known: Collection[str]) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict) or (name and (not value or f"{name}.**" in known)):
+        yield name, value
+        return
+    for key, item in value.items():
+        yield from _leaves(item, f"{name}.{key}" if name else str(key), known)
+
+
+def _check(name: str, known: Collection[str], place: str) -> None:
+    if any(_matches(name, pattern) for pattern in known):
+        return
+    near = nearest(name, [pattern for pattern in known if "*" not in pattern])
+    hint = f"The nearest known one is {near}" if near else "Remove it"
+    raise UserError("config.unknown-name", place, f"{name} is an unknown name", hint)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern allows a name, or names something below it, which an override may replace as a whole."""
+    parts, wanted = name.split("."), pattern.split(".")
+    if wanted[-1] == "**" and len(parts) >= len(wanted) - 1:
+        wanted = wanted[:-1]
+        parts = parts[: len(wanted)]
+    if len(parts) < len(wanted):
+        wanted = wanted[: len(parts)]
+    return len(parts) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
+
+
+Default = Value | str | float | bool | None
+
+
+class Leaves(Mapping[str, Value]):
+    """The leaves of one file; a getter raises UserError for a value of another type, and for one that is missing and
+    has no default (None)."""
+
+    def __init__(self, path: Path, found: Mapping[str, Value]) -> None:
+        self.path, self._found, self._read = path, found, set[str]()
+
+    def __getitem__(self, name: str) -> Value:
+        self._read.add(name)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def is_given(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return name in self._found and self._found[name].value is not None
+
+    def unread(self) -> list[str]:
+        """Names with a value that nobody has asked for."""
+        return [name for name in self._found if self.is_given(name) and name not in self._read]
+
+    def text(self, name: str, default: Default) -> Value:
+        """A text; numbers are taken as they are written."""
+        value = self._get(name, default)
+        if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
+            raise UserError("config.value", value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
+        return Value(str(value.value), value.origin)
+
+    def optional_text(self, name: str, default: str | None) -> str | None:
+        """A text, or None."""
+        return str(self.text(name, None).value) if self.is_given(name) else default
+
+    def number(self, name: str, default: Default) -> Value:
+        """A whole number or not; text such as 5e-4, which YAML takes for text, too."""
+        value = self._get(name, default)
+        is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
+        try:
+            number = value.value if is_number else float(str(value.value).replace("_", ""))
+            if not math.isfinite(number):
+                raise ValueError
+            return Value(number, value.origin)
+        except (ValueError, OverflowError):
+            raise UserError(
+                "config.value", value.origin, f"{name} {value.value!r} is no number", "Write a number"
+            ) from None
+
+    def optional_number(self, name: str) -> float | None:
+        """A number, or None where none is given."""
+        return self.number(name, None).value if self.is_given(name) else None
+
+    def flag(self, name: str, default: bool) -> Value:
+        """true or false."""
+        value = self._get(name, default)
+        if not isinstance(value.value, bool):
+            raise UserError(
+                "config.value", value.origin, f"{name} {value.value!r} is neither true nor false", "Write one of them"
+            )
+        return value
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> Value:
+        """One of some texts."""
+        value = self.text(name, default)
+        if value.value not in known:
+            raise UserError(
+                "config.choice", value.origin, f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}"
+            )
+        return value
+
+    def _get(self, name: str, default: Default) -> Value:
+        if self.is_given(name):
+            return self[name]
+        if default is None:
+            raise UserError(
+                "config.missing", self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line"
+            )
+        return default if isinstance(default, Value) else Value(default, f"default of {name}")
+
+
+class Layer(dict[str, tuple[object, str]]):
+    """Settings by field name, with their origins."""
+
+    def put(self, field: str, value: object, name: str = "", origin: str | None = None) -> None:
+        """Enters a value; of a `Value` the origin is its own, otherwise it is given, or the YAML's ``name``."""
+        given = value if isinstance(value, Value) else Value(value, origin or name or "main.py")
+        self[field] = (given.value, given.origin)

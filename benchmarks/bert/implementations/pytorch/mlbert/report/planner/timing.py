@@ -1,0 +1,263 @@
+"""The fitted numbers of the model (``parameters.json``, written by ``tools/fit_plan.py``) and what is known of GPUs.
+
+The model: samples to the target, time of a step, time to train, as `tools/fit_plan.py` fits it.
+
+    step = sequence_ms x sequences of a GPU x (work of the model / BERT-large's) + constant + network
+    time = samples / batch x step + samples / interval x evaluation
+
+Where there are several nodes, every node's ports carry 2 (N - 1) / N of the gradient (a ring over N GPUs), whatever the
+number of nodes; network_ms is what of it is not hidden behind the backward pass. Of nodes without NVLink it falls with
+the root of the bandwidth only: their GPUs reach the port through the host.
+
+What a model's shape makes of the fitted numbers, which are BERT-large's on the benchmark's sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import shipped
+from mlbert.mlperf import rules
+from mlbert.models.flops import Work, training_flops
+
+PATH = Path(__file__).with_name("parameters.json")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Facts of a GPU.
+
+    Attributes:
+        memory_gb: of one GPU, in 10^9 bytes.
+        peak_tflops: dense 16-bit peak.
+        port_gbps: network share of one GPU in a usual node.
+        per_node: GPUs in a usual node.
+        domain: GPUs that reach each other over NVLink (or the maker's own links) alone.
+        constant: name of its constant part in `Parameters`.
+        has_fp8: whether its published results are with FP8 products.
+    """
+
+    memory_gb: float
+    peak_tflops: float
+    port_gbps: float
+    per_node: int
+    domain: int
+    constant: str
+    has_fp8: bool
+
+
+# Peaks: /systems and makers' data sheets as used in docs/gpu.md; memory by the names of the published systems.
+GPUS: Mapping[str, Gpu] = {
+    "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
+    "a100-pcie": Gpu(80, 312, 200, 8, 8, "a100", False),
+    "h100-sxm": Gpu(80, 989.4, 400, 8, 8, "later", True),
+    "h100-pcie": Gpu(80, 756, 400, 8, 8, "later", True),
+    "h200": Gpu(141, 989.4, 400, 8, 8, "later", True),
+    "b200": Gpu(180, 2250, 400, 8, 8, "later", True),
+    "gb200": Gpu(186, 2500, 400, 4, 72, "later", True),
+    "gaudi2": Gpu(96, 432, 300, 8, 8, "later", False),
+}
+ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What was fitted; times in milliseconds, the others are factors.
+
+    Attributes:
+        sequence_ms: of one sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
+        constant_ms: of one step, whatever its batch: LAMB, what is reduced inside a node, launches.
+        pcie_ms: of a step's reduction among many GPUs without NVLink.
+        network_ms: of a step's reduction between nodes, by fabric, at `REFERENCE_GBPS` of a node.
+        evaluation_gpu_seconds: GPU seconds of one evaluation, by GPU.
+        samples_share: samples to the target of the rules' point, interpolated as they do; a score counts no fewer.
+        old_software: factor on ``sequence_ms`` of round 1.1.
+        old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
+        blackwell_samples: factor on B200's and GB200's samples with batches above 1,024.
+        own_settings: factor on the samples from 192 sequences a GPU, for which nobody published a tuned recipe.
+        error_90: nine of ten rows that were fitted lie within exp(-error_90) to exp(error_90) of the prediction.
+    """
+
+    sequence_ms: Mapping[str, float]
+    constant_ms: Mapping[str, float]
+    pcie_ms: float
+    network_ms: Mapping[str, float]
+    evaluation_gpu_seconds: Mapping[str, float]
+    samples_share: float
+    old_software: float
+    old_samples: float
+    blackwell_samples: float
+    own_settings: float
+    error_90: float
+
+
+def load() -> Parameters:
+    """The fitted parameters of this version."""
+    return Parameters(**json.loads(PATH.read_text(encoding="utf-8"))["parameters"])
+
+
+REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
+# H100 at 512 and more GPUs ran in 16 bits: 1.0 ms a sequence against 0.84 with FP8 (steps of the published logs).
+WITHOUT_FP8 = 1.2
+OLD_ROUND, NEW_ROUND = "1.1", "5.0"
+MOST_DIRECT_GPUS = 4  # of a node; with more there is an NVLink switch
+OWN_SETTINGS_FROM = 192  # sequences a GPU and step
+PACKED_UP_TO = 8  # sequences a GPU and step: round 1.1 did not exchange padding there
+PCIE_SHARERS = 8  # GPUs of a node beyond which nothing is known
+BLACKWELL_ABOVE = 1024  # batch
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked about.
+
+    Attributes:
+        gpu: name in `GPUS`.
+        gpus, nodes: of the whole job.
+        batch: sequences of one step over all GPUs.
+        network_gbps: of one node's ports together, None: one usual port a GPU.
+        fp8: whether the encoder's products are FP8.
+        round: whose software; "1.1", or anything later.
+        work: FLOPs of a sequence over BERT-large's on the benchmark's lengths.
+        gradient: bytes of the gradient over BERT-large's.
+        imbalance: tokens of the slowest GPU over the mean, beyond what the published runs had.
+    """
+
+    gpu: str
+    gpus: int
+    nodes: int
+    batch: int
+    network_gbps: float | None = None
+    fp8: bool = True
+    round: str = NEW_ROUND
+    work: float = 1.0
+    gradient: float = 1.0
+    imbalance: float = 1.0
+
+    @property
+    def sequences(self) -> float:
+        """Of one GPU and step."""
+        return self.batch / self.gpus
+
+    @property
+    def per_node(self) -> float:
+        """GPUs of one node."""
+        return self.gpus / self.nodes
+
+    @property
+    def fabric(self) -> str | None:
+        """What the nodes are joined by, None inside one NVLink domain."""
+        facts = GPUS[self.gpu]
+        if self.nodes == 1 or (facts.domain > facts.per_node and self.gpus <= facts.domain):
+            return None
+        if self.gpu.endswith("-pcie"):
+            return "pcie"
+        return "direct" if self.per_node <= MOST_DIRECT_GPUS and facts.domain <= facts.per_node else "switched"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Milliseconds of one optimizer step, by what they go to."""
+
+    compute: float
+    imbalance: float
+    constant: float
+    network: float
+
+    @cached_property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.imbalance + self.constant + self.network
+
+
+def step(job: Job, parameters: Parameters) -> Step:
+    """Time of one step."""
+    facts, p = GPUS[job.gpu], parameters
+    factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1)
+    compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
+    constant, network = p.constant_ms[facts.constant], 0.0
+    if job.gpu.endswith("-pcie"):
+        constant += p.pcie_ms * job.gradient * (1 - 1 / max(1.0, min(job.per_node, PCIE_SHARERS)))
+    if (fabric := job.fabric) is not None:
+        slower = REFERENCE_GBPS[fabric] / (job.network_gbps or facts.port_gbps * job.per_node)
+        slower = math.sqrt(slower) if fabric == "pcie" else slower
+        network = p.network_ms[fabric] * job.gradient * slower * (job.gpus - 1) / job.gpus
+    return Step(compute, compute * (job.imbalance - 1), constant, network)
+
+
+def samples(job: Job, parameters: Parameters) -> float:
+    """Samples to the target that a score counts: the mean of ten runs, raised to the rules' point where it is less.
+
+    Raises:
+        ValueError: the batch is beyond the reference's points.
+    """
+    point, p = rules.reference_point(job.batch), parameters
+    if point is None:
+        raise ValueError(f"no reference point at or above batch {job.batch}")
+    mean = p.samples_share * point.mean_samples
+    if job.round == OLD_ROUND and job.sequences > PACKED_UP_TO:
+        mean *= p.old_samples
+    if job.gpu in ("b200", "gb200") and job.batch > BLACKWELL_ABOVE:
+        mean *= p.blackwell_samples
+    return mean * (p.own_settings if job.sequences >= OWN_SETTINGS_FROM else 1.0)
+
+
+def evaluation_seconds(job: Job, parameters: Parameters) -> float:
+    """Of one evaluation on 10,000 sequences."""
+    return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus
+
+
+def seconds_to_train(job: Job, parameters: Parameters, needed: float | None = None) -> float:
+    """Time to train; ``needed``: samples to the target where they are known."""
+    needed = samples(job, parameters) if needed is None else needed
+    evaluations = needed / rules.eval_interval(job.batch)
+    return needed / job.batch * step(job, parameters).total / 1e3 + evaluations * evaluation_seconds(job, parameters)
+
+
+CONFIGS = shipped("configs")
+# Sequences of the benchmark (public length histogram): of 1,000, all tokens, squared lengths, masked tokens.
+BENCHMARK = Work(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model beside BERT-large."""
+
+    config: BertConfig
+    flops: float  # of one sequence, forward and backward
+    work: float  # of BERT-large's FLOPs
+    gradient: float  # of BERT-large's parameters
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the reference's samples to the target are this model's."""
+        return self.work == 1.0
+
+
+def of(config: BertConfig) -> Shape:
+    """The shape's factors."""
+    large = BertConfig.from_json(CONFIGS / "large.json")
+    flops, usual = training_flops(config, BENCHMARK), training_flops(large, BENCHMARK)
+    return Shape(config, flops / BENCHMARK.sequences, flops / usual, config.num_parameters / large.num_parameters)
+
+
+def named(name: str) -> Shape:
+    """A shape of the configs folder, or a ``bert_config.json``.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = CONFIGS / f"{name}.json"
+    if path.is_file():
+        return of(BertConfig.from_json(path))
+    if not Path(name).is_file():
+        known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
+        raise UserError("config.choice", "--model", f"{name} is neither a known shape nor a file", f"Known: {known}")
+    return of(BertConfig.from_json(Path(name)))
