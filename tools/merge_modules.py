@@ -185,6 +185,21 @@ class Merger:
         return re.sub(r"^[ \t]*pass  # merged\n", "", drop_empty(replace_spans(text, spans)), flags=re.M)
 
 
+def renamed_imports(tree: ast.Module, module: str, old: str, new: str) -> tuple[set[str], list[tuple]]:
+    """Return the name if a file imports it, as a set, and the spans where it is imported or used as ``module.name``."""
+    package, _, stem = f"mlbert.{module}".rpartition(".")
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [
+        alias for node in imports if node.module == f"mlbert.{module}" for alias in node.names if alias.name == old
+    ]
+    spans = [(a.lineno, a.col_offset, a.lineno, a.col_offset + len(old), new) for a in names]
+    bound = {a.asname or a.name for node in imports if node.module == package for a in node.names if a.name == stem}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == old]
+    owned = [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in bound]
+    spans += [span(node, f"{ast.unparse(node.value)}.{new}") for node in owned]
+    return {old for alias in names if not alias.asname}, spans
+
+
 def rename_top(root: Path, module: str, old: str, new: str) -> None:
     """Rename a top-level name in its module and wherever it is imported or used as ``module.name``."""
     own = root / PACKAGE / f"{module.replace('.', '/')}.py"
@@ -197,20 +212,7 @@ def rename_top(root: Path, module: str, old: str, new: str) -> None:
         if path != own and (stem not in text or old not in text):
             continue
         tree = ast.parse(text)
-        bound, spans = set(), []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module == f"mlbert.{module}":
-                for alias in node.names:
-                    if alias.name == old:
-                        spans.append((alias.lineno, alias.col_offset, alias.lineno, alias.col_offset + len(old), new))
-                        if not alias.asname:
-                            bound.add(old)
-            elif isinstance(node, ast.ImportFrom) and node.module == f"mlbert.{module}".rpartition(".")[0]:
-                modules_bound = {a.asname or a.name for a in node.names if a.name == stem}
-                attributes = [part for part in ast.walk(tree) if isinstance(part, ast.Attribute) and part.attr == old]
-                for part in attributes:
-                    if isinstance(part.value, ast.Name) and part.value.id in modules_bound:
-                        spans.append(span(part, f"{part.value.id}.{new}"))
+        bound, spans = renamed_imports(tree, module, old, new)
         if path == own:
             bound.add(old)
             for node in tree.body:

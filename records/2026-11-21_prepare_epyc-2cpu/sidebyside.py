@@ -23,7 +23,6 @@ import tensorflow.compat.v1 as tensorflow_1
 sys.modules["tensorflow"] = tensorflow_1  # the wheel was written for TensorFlow 1
 sys.path.insert(0, sys.argv[1])
 from bert import create_pretraining_data, tokenization  # noqa: E402
-
 from mlbert.prepare import instance_set  # noqa: E402
 from mlbert.prepare.generator import make_generator  # noqa: E402
 from mlbert.prepare.instances import InstanceOptions  # noqa: E402

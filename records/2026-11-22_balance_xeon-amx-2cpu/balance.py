@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-
 from mlbert.feed.synthetic import LENGTH_QUANTILES, lengths_at
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BinnedStore

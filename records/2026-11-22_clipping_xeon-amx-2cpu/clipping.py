@@ -10,18 +10,18 @@ import sys
 import time
 
 import torch
-
 from mlbert.core.bert_config import BertConfig
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.synthetic import SyntheticSource
+from mlbert.train.step import Step
+
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.train.step import Step
 
 WAYS = ("after", "before", "buckets")
 BUCKET_ELEMENTS = 25 * 2**20 // 4 // 8  # an eighth of the default, for a model of about a twentieth of BERT-large

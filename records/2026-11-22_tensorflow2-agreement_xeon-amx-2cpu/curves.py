@@ -8,9 +8,9 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from mlbert.core.bert_config import BertConfig
 from safetensors.torch import save_file
 
-from mlbert.core.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 
 matplotlib.use("Agg")

@@ -4,7 +4,6 @@ import resource
 import time
 
 import numpy as np
-
 from mlbert.feed.text_lanes import EpochOrders
 
 orders = EpochOrders(np.full(1200, 30_405), 4096, shuffle="py1s", seed=1, canonical_nodes=128)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from mlbert.feed.packed import PackedSource
 from mlbert.store import open as opening
 from mlbert.store import prepared

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {".git", ".venv", "runs", "third_party", "build", "__pycache__"}
+NOT_OURS = {".git", ".venv", "third_party", "build", "__pycache__"}
 
 
 def tree_files() -> list[Path]:
@@ -24,7 +24,8 @@ def tree_files() -> list[Path]:
         names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        names = [name for name in names if not NOT_OURS & set(name.parts) and ".egg-info" not in str(name)]
+        names = [name for name in names if name.parts[0] != "runs" and not NOT_OURS & set(name.parts)]
+        names = [name for name in names if ".egg-info" not in str(name)]
     return sorted(ROOT / name for name in names if (ROOT / name).is_file())
 
 

@@ -300,7 +300,7 @@ def gpu_of(platform: str, tree_root: Path) -> str | None:
 
 
 def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -> None:
-    """As the planner counts it; what it says is compared with a counted step in tests/unit/programs/bench/counted."""
+    """As the planner counts it; what it says is compared with a counted step in tests/tools/counted."""
     values = exports_after(config_file)
     gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
     if gpu is None:

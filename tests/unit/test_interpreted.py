@@ -12,7 +12,7 @@ import pytest
 
 SUITES = [  # of a process each
     [
-        "feed/test_host_batch.py",
+        "data/loading/test_host_batch.py",
         "ops/test_fp8.py",
         "ops/test_proof.py::test_interpreted_kernels_pass",
         "ops/test_fp8_blocks.py",
@@ -21,7 +21,7 @@ SUITES = [  # of a process each
     *([f"ops/triton/test_{name}.py"] for name in ("attention", "cast", "embedding", "loss", "norm", "norm_fp8")),
     ["models/test_step_counts.py"],
     ["optim/test_triton_update.py"],
-    ["train/test_step_triton.py"],
+    ["training/test_step_triton.py"],
 ]
 
 

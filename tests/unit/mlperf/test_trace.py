@@ -71,7 +71,7 @@ def test_where_values_come_from(run: Path) -> None:
     assert places(tracer, "opt_learning_rate_training_steps", "setting")[0][0] == "flag --max_steps"
     assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(tracer, "global_batch_size", "setting")
     assert places(tracer, "config_file", "file") == [(CONFIG, "")]
-    assert any("train/evaluate.py:" in place for place, _ in places(tracer, "eval_accuracy", "computed by"))
+    assert any("training/evaluate.py:" in place for place, _ in places(tracer, "eval_accuracy", "computed by"))
     assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
 
 
@@ -118,7 +118,7 @@ def test_the_command_prints_a_line_for_each_key(run: Path) -> None:
     assert done.exit_code == 0
     lines = [line for line in done.stdout.splitlines() if " <- " in line]
     assert len(lines) == len(Tracer(read_log(run), ROOT).keys)
-    assert any(line.startswith("seed = 5   <- train/") and line.endswith("environment SEED") for line in lines)
+    assert any(line.startswith("seed = 5   <- training/") and line.endswith("environment SEED") for line in lines)
 
 
 def test_a_key_that_is_not_there(run: Path) -> None:

@@ -117,7 +117,7 @@ def _raise(now: bool) -> None:
 
 def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
     code = f"""
-        import sys; sys.path.insert(0, {str(tree_root / "tests/unit/cli")!r})
+        import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
         from pathlib import Path
         from test_glue_runner import JOBS, Jobs
         body = "open({str(tmp_path / "pid")!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(60)"

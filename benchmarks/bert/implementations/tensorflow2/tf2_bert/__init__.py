@@ -1,2 +1,1 @@
-"""Google's BERT pre-training in plain TensorFlow 2. Of this tree it needs `mlbert.core` and `mlbert.data.formats`
-only."""
+"""Google's BERT pre-training in plain TensorFlow 2, on the data formats and checkpoints of `mlbert`."""

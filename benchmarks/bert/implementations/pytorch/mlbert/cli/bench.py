@@ -1,15 +1,13 @@
-"""``mlbert bench``: speed as ratios and shares measured in one run, and what pre-training reaches in a time."""
+"""``mlbert bench``: speed as ratios and shares measured in one run."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -20,13 +18,9 @@ from mlbert.host.files import write_atomically
 from mlbert.host.provenance import shipped
 from mlbert.programs.console import standard_output
 
-if TYPE_CHECKING:
-    from mlbert.programs.bench.counted.table import Modelled
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = shipped("configs")
-MODELLED_SEQUENCES = (96, 448)
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
@@ -53,9 +47,8 @@ def step(
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
-    model: Annotated[str | None, typer.Option(help="h100, h200: model a step there, measure nothing.")] = None,
 ) -> int:
-    """Time one training step: forward, backward, optimizer. With --model, tell what it would take on a GPU."""
+    """Time one training step: forward, backward, optimizer."""
     import torch
 
     from mlbert.ops.precision import compute_dtype
@@ -71,8 +64,6 @@ def step(
     if threads:
         torch.set_num_threads(threads)
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config))
-    if model:
-        return _model(shape, model, packs, json_file)
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
     record = run(shape, size, pairs, compute_dtype(precision, place), vs is not None, data, seed, place)
@@ -121,71 +112,6 @@ def mosaic(
         write_atomically(Path(json_file), text)
     print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
     return 0
-
-
-@app.command()
-def pretrain(
-    vs: Annotated[Peer | None, typer.Option(help="Race against this peer.")] = None,
-    minutes: Annotated[float, typer.Option(help="Processor time of each run.", min=0.05, max=1440)] = 10.0,
-    size: Annotated[str, typer.Option(help="Layers x hidden size: 2x128 or 4x256.")] = "2x128",
-    seed: Annotated[int, typer.Option(help="Seed of the first run.", min=0, max=2**31)] = 1,
-    text: Annotated[Path | None, typer.Option(help="A sentence a line; default: what packages here carry.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder for text, vocabulary and tokens.")] = Path("bench-pretrain"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a line of JSON for each point there.")] = None,
-) -> int:
-    """Pre-train on the same text for the same time, ours and transformers', and compare held-out accuracy."""
-    from mlbert.programs.bench import pretrain as race
-
-    if size not in race.NAMES:
-        raise UserError("config.choice", "--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
-    lines: list[str] = []
-
-    def tell(record: dict[str, object]) -> None:
-        lines.append(json.dumps(record))
-        if json_file:
-            json_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    records = race.run(text or race.make_text(work), work, size, minutes, seed, vs is not None, tell)
-    sys.stdout.write(race.table(records))
-    return 0
-
-
-def _model(config: BertConfig, name: str, packs: int | None, json_file: str | None) -> int:
-    """Tells what a step would take on a GPU that need not be here, in bfloat16 and in FP8."""
-    try:
-        from mlbert.programs.bench.counted import table
-        from mlbert.programs.bench.counted.gpus import GPUS
-    except ImportError as error:
-        raise UserError(
-            "package.missing", "--model", f"needs Triton, which counts kernels: {error}", "Install triton"
-        ) from None
-    gpu = GPUS.get(name)
-    if gpu is None or gpu.rates is None:
-        known = ", ".join(key for key, value in GPUS.items() if value.rates)
-        raise UserError("config.choice", "--model", f"{name!r} is no GPU whose rates are known", f"Give one of {known}")
-    batches = [packs * table.SEQUENCES_A_PACK] if packs else MODELLED_SEQUENCES
-    rows = table.model(config, gpu, ("bf16", "fp8"), batches)
-    if json_file:
-        text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
-        sys.stdout.write(text) if json_file == "-" else write_atomically(Path(json_file), text)
-    if json_file != "-":
-        standard_output().print(_modelled(rows, gpu.name))
-    return 0
-
-
-def _modelled(rows: Sequence[Modelled], name: str) -> Table:
-    shown = Table(title=f"A step on one {name}: counted and modelled, not measured. ms (launches, GB)")
-    shown.add_column("part")
-    for row in rows:
-        shown.add_column(f"{row.precision}, {row.sequences} sequences", justify="right")
-    for part in rows[0].milliseconds:
-        cells = [f"{row.milliseconds[part]:.2f} ({row.launches[part]}, {row.gigabytes[part]:.1f})" for row in rows]
-        shown.add_row(part, *cells)
-    shown.add_section()
-    shown.add_row("all", *(f"{sum(row.milliseconds.values()):.1f}" for row in rows))
-    shown.add_row("sequences/s", *(f"{row.sequences_per_second:.0f}" for row in rows))
-    shown.add_row("memory at its peak, GB", *(f"{row.peak_memory_gb:.1f}" for row in rows))
-    return shown
 
 
 def _print(record: dict) -> None:

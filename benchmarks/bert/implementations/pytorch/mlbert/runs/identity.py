@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.config.resolution import Resolved
-from mlbert.mlperf.rules import BENCHMARK
-from mlbert.runs.starting_weights import name_weights
 from mlbert.data.loading.config import DataConfig
 from mlbert.host import native
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.machine import NONE, gpu_driver, processor_name
 from mlbert.host.provenance import command_line, git_state, package_versions, tree_relative, tree_root
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.rules import BENCHMARK
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
-from mlbert.mlperf.config import SubmissionConfig
+from mlbert.runs.starting_weights import name_weights
 from mlbert.training.config import EvaluationConfig, RunConfig
 
 Event = Callable[[str, Any], object]

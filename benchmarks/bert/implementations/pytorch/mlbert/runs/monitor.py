@@ -14,10 +14,10 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlbert.runs.events import Events
-from mlbert.mlperf.metrics import read_points
-from mlbert.runs.progress import Limits, TrainState
 from mlbert.host.errors import UserError
+from mlbert.mlperf.metrics import read_points
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbert.config.resolution import Resolved
-from mlbert.runs.identity import Identity
-from mlbert.mlperf.metrics import read_points
-from mlbert.runs.progress import Outcome
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.json_files import read_json
+from mlbert.mlperf.metrics import read_points
+from mlbert.runs.identity import Identity
+from mlbert.runs.progress import Outcome
 from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from mlbert.host.json_files import json_sha256
 from mlbert.host.errors import UserError
 from mlbert.host.files import fsync_path, open_plain
-from mlbert.host.json_files import read_json
+from mlbert.host.json_files import json_sha256, read_json
 
 FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")

@@ -20,6 +20,7 @@ from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
 
 _IDENTITY = f"{PACKAGE_HOME}/runs/identity.py"
+_OLD_IDENTITY = f"{PACKAGE_HOME}/core/identity.py"  # in logs from before the module moved
 _WRITER = "this code's own logs: every key of their writer, once and in its order"
 _EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
 # What logs of this code had from their first: these keys are asked for where the code of a log's commit is not at hand.
@@ -121,10 +122,16 @@ def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[C
         yield error(log, f"{key} is missing{place}", _WRITER)
 
 
+def _identity_file(log: Log) -> str:
+    """Return the file that logs a run's identity, as it was called when the log was written."""
+    is_old = any(event.call_site and event.call_site[0] == _OLD_IDENTITY for event in log.events)
+    return _OLD_IDENTITY if is_old else _IDENTITY
+
+
 def _files(log: Log) -> list[str]:
-    """The files that wrote the log, `core.identity` among them whatever is left of its lines."""
+    """Return the files that wrote the log; that of the identity is always among them."""
     names = [event.call_site[0] for event in log.events if event.call_site]
-    return list(dict.fromkeys([_IDENTITY, *names]))
+    return list(dict.fromkeys([_identity_file(log), *names]))
 
 
 def _text(name: str, sources: Sources | None) -> str:
@@ -155,8 +162,8 @@ def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
 
 
 def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
-    """Whether a line of the log comes from the function; those of `core.identity` always write."""
-    if name == _IDENTITY and function.name.startswith("log_"):
+    """Whether a line of the log comes from the function; those of the identity always write."""
+    if name == _identity_file(log) and function.name.startswith("log_"):
         return True
     sites = (event.call_site for event in log.events)
     return any(site and site[0] == name and function.lineno <= site[1] <= (function.end_lineno or 0) for site in sites)
@@ -196,7 +203,7 @@ def _phase_of(event: Event) -> int | None:
 
 def _blocks(log: Log) -> Iterator[list[Event]]:
     """Lines of `core.identity`, each function's by itself: those of one group of keys."""
-    events = [event for event in log.events if event.call_site and event.call_site[0] == _IDENTITY]
+    events = [event for event in log.events if event.call_site and event.call_site[0] == _identity_file(log)]
     parts = itertools.groupby(events, key=lambda event: event.key.startswith("submission_"))
     for is_submission, part in parts:
         group = list(part)

@@ -5,7 +5,7 @@ Memory of one GPU, and how many sequences fit.
 What the program keeps: master weights and two moments of 4 bytes each, working weights of 2 (in 16 bits, or in FP8 as
 they are and transposed), a gradient of 4; activations, dropout masks included, in proportion to tokens, layers and
 hidden size; logits of masked tokens with their gradient. A graph keeps the same in a pool of its own, in place of the
-ordinary one. A test compares the sum with what is counted over a whole step (`mlbert.programs.bench.counted`): within 3
+ordinary one. A test compares the sum with what is counted over a whole step (`counted`): within 3
 %.
 """
 

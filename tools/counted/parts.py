@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from counted.recorder import Operation
+from counted.steps import Counted
 from mlbert.config.bert_config import BertConfig
-from mlbert.programs.bench.counted.recorder import Operation
-from mlbert.programs.bench.counted.steps import Counted
 
 PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, TRAVEL, OTHER = (
     "encoder products",
@@ -34,7 +34,7 @@ _MODULES = {
     "ops.triton.embedding": HEADS,
     "ops.triton": NORMS,
     "optim": UPDATE,
-    "feed": HEADS,
+    "data.loading": HEADS,
 }
 # PyTorch's, of the heads, the losses, the embeddings and the choice of the rows that the last layer computes.
 _OF_HEADS = (

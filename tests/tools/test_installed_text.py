@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from installed_text import manual_text
 from mlbert.data.prepare.corpus import prose_sentences
-from mlbert.data.prepare.installed_text import manual_text
 
 PAGE = r""".\" A comment that nobody reads here.
 .TH LS 1 "March 2026"

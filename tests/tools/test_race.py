@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.programs.bench import pretrain, race_sides
-from mlbert.programs.bench.race_text import RaceText, read_race
+import race
+import race_sides
 from mlbert.programs.pretrain_rules import choose
+from race_text import RaceText, read_race
 from user_errors import user_error
 
 LENGTH = 16
@@ -66,7 +67,7 @@ def test_the_table_shows_every_run() -> None:
         {"side": side, "learning_rate": rate, "seed": seed, "accuracy": 0.1 * seed}
         for side, rate, seed in (("mlbert", 0.003, 1), ("transformers", 0.001, 1), ("mlbert", 0.003, 2))
     ]
-    text = pretrain.table([{"guesses": guesses}, *points])
+    text = race.table([{"guesses": guesses}, *points])
     assert "mlbert at the end: 0.100 to 0.200" in text
     assert "transformers at the end: 0.100 to 0.100" in text
     assert "bigram 0.140" in text
@@ -77,4 +78,4 @@ def test_a_text_that_is_too_small(tmp_path: Path) -> None:
     with user_error("data.too-small", tmp_path / "text.txt"):
         read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)
     with user_error("file.missing", tmp_path / "none"):
-        pretrain.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)
+        race.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)

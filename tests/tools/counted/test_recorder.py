@@ -10,16 +10,16 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from counted import steps
+from counted.access import access
+from counted.gpus import GPUS
+from counted.pretend import DEVICE, HostAccess
+from counted.recorder import Memory, RecordedCapture, recording
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import registry
 from mlbert.ops.triton.norm import layer_norm_dropout
 from mlbert.optim.triton_update import first_pass_kernel
-from mlbert.programs.bench.counted import steps
-from mlbert.programs.bench.counted.access import access
-from mlbert.programs.bench.counted.gpus import GPUS
-from mlbert.programs.bench.counted.pretend import DEVICE, HostAccess
-from mlbert.programs.bench.counted.recorder import Memory, RecordedCapture, recording
 
 H200 = GPUS["h200"]
 SMALL = BertConfig(

@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from counted import parts
+from counted.gpus import GPUS
+from counted.model import seconds_of_parts
+from counted.steps import Counted, count
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
-from mlbert.programs.bench.counted import parts
-from mlbert.programs.bench.counted.gpus import GPUS
-from mlbert.programs.bench.counted.model import seconds_of_parts
-from mlbert.programs.bench.counted.steps import Counted, count
 from mlbert.report.planner import estimate
 from mlbert.report.planner.timing import BENCHMARK
 

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
+from counted.access import access
+from counted.gpus import Gpu
+from counted.pretend import DEVICE, HostAccess, pretended
 from mlbert.ops import api as ops
 from mlbert.ops import cublaslt
 from mlbert.ops.cublaslt_library import WORKSPACE_BYTES, Epilogue
-from mlbert.programs.bench.counted.access import access
-from mlbert.programs.bench.counted.gpus import Gpu
-from mlbert.programs.bench.counted.pretend import DEVICE, HostAccess, pretended
 from mlbert.training import step
 
 BLOCK = 512

@@ -12,6 +12,9 @@ from unittest import mock
 import numpy as np
 import torch
 
+from counted.gpus import Gpu
+from counted.pretend import DEVICE
+from counted.recorder import Memory, Operation, RecordedCapture, Recorder, recording
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
@@ -27,9 +30,6 @@ from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.loss_scale import LossScale
-from mlbert.programs.bench.counted.gpus import Gpu
-from mlbert.programs.bench.counted.pretend import DEVICE
-from mlbert.programs.bench.counted.recorder import Memory, Operation, RecordedCapture, Recorder, recording
 from mlbert.training.evaluate import Evaluator
 from mlbert.training.step import GraphMode, Graphs, Step
 

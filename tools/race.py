@@ -1,5 +1,7 @@
 """A race of masked-LM pre-training on the same text in the same time: ours against a plain loop around `transformers`.
 
+    python tools/race.py [--alone] [--minutes 10] [--size 2x128] [--text FILE] [--work DIR] [--json FILE]
+
 Both sides run at the same time, each with one thread on a core of its own, so that a noisy machine slows both; they
 read the same rows with the same vocabulary and are judged on the same masked tokens. There is a pair of runs for each
 of their learning rates: the best of them counts, while ours has the rate of its rules and a new seed each time.
@@ -7,9 +9,12 @@ of their learning rates: the best of them counts, while ours has the rate of its
 
 from __future__ import annotations
 
+import argparse
+import json
 import multiprocessing
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.queues import Queue
@@ -18,12 +23,12 @@ from typing import Any
 
 import torch
 
-from mlbert.data.prepare.installed_text import write_text
+import race_sides
+from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
-from mlbert.programs.bench import race_sides
-from mlbert.programs.bench.race_text import read_race
 from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
+from race_text import read_race
 
 TEXT_BYTES = 40_000_000
 NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
@@ -132,7 +137,7 @@ def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Cal
         if process.exitcode:
             raise UserError(
                 "program.failed",
-                "bench pretrain",
+                "race",
                 f"a run ended with exit code {process.exitcode}",
                 "See its message above",
             )
@@ -176,3 +181,29 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         if ends := [curve[-1] for run, curve in curves.items() if run[0] == side]:
             lines.append(f"{side} at the end: {min(ends):.3f} to {max(ends):.3f}")
     return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
+    parser.add_argument("--alone", action="store_true", help="without transformers")
+    parser.add_argument("--minutes", type=float, default=10.0, help="processor time of each run")
+    parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--text", type=Path, help="one sentence per line; default: what packages here carry")
+    parser.add_argument("--work", type=Path, default=Path("bench-pretrain"), help="folder for text and tokens")
+    parser.add_argument("--json", type=Path, help="write one line of JSON per point there")
+    given = parser.parse_args()
+    lines: list[str] = []
+
+    def keep(record: dict[str, Any]) -> None:
+        lines.append(json.dumps(record))
+        if given.json:
+            given.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    text = given.text or make_text(given.work)
+    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, given.seed, not given.alone, keep)))
+
+
+if __name__ == "__main__":
+    main()

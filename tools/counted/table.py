@@ -1,15 +1,15 @@
-"""What `mlbert bench step --model` tells: the modelled step of a shape, in some precisions and batches."""
+"""The table of tools/model_step.py: the modelled step of a shape, in some precisions and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from counted.gpus import Gpu
+from counted.model import SEQUENCES_A_PACK, seconds_of_parts
+from counted.parts import PARTS, totals
+from counted.steps import count
 from mlbert.config.bert_config import BertConfig
-from mlbert.programs.bench.counted.gpus import Gpu
-from mlbert.programs.bench.counted.model import SEQUENCES_A_PACK, seconds_of_parts
-from mlbert.programs.bench.counted.parts import PARTS, totals
-from mlbert.programs.bench.counted.steps import count
 
 
 @dataclass(frozen=True)

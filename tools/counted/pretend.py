@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from counted.gpus import Gpu
 from mlbert.data.loading import batches
 from mlbert.ops.triton import device
-from mlbert.programs.bench.counted.gpus import Gpu
 
 DEVICE = torch.device("cuda", 0)
 _META = torch.device("meta")

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 
+from counted.gpus import ISSUES_A_CLOCK, Gpu, Rates
+from counted.parts import ATTENTION, PARTS, is_fp8, part_of
+from counted.recorder import Operand, Operation
+from counted.steps import Counted
 from mlbert.config.bert_config import BertConfig
-from mlbert.programs.bench.counted.gpus import ISSUES_A_CLOCK, Gpu, Rates
-from mlbert.programs.bench.counted.parts import ATTENTION, PARTS, is_fp8, part_of
-from mlbert.programs.bench.counted.recorder import Operand, Operation
-from mlbert.programs.bench.counted.steps import Counted
 
 SEQUENCES_A_PACK = 2
 NUMBERS = 1024

@@ -23,9 +23,9 @@ from mlbert.models.bert import BertForMaskedLM, begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.stableadamw import StableAdamW
-from mlbert.programs.bench.race_text import RaceText, host_batch
 from mlbert.programs.pretrain_rules import Choice
 from mlbert.training.step import Step as TrainingStep
+from race_text import RaceText, host_batch
 
 EVALUATIONS = 10  # in a run
 THEIR_WARMUP = 0.06  # of the time

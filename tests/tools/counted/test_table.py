@@ -1,0 +1,32 @@
+"""tools/model_step.py: the table, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from model_step import main
+
+
+def test_the_table_says_that_it_is_modelled_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "record.json"
+    main(["--config", "demo", "--gpu", "h200", "--packs", "8", "--json", str(record)])
+    printed = capsys.readouterr().out
+    assert "modelled, not measured" in printed
+    assert "sequences/s" in printed
+    rows = json.loads(record.read_text())
+    assert [(row["precision"], row["sequences"]) for row in rows] == [("bf16", 16), ("fp8", 16)]
+    for row in rows:
+        assert f"{sum(row['milliseconds'].values()):.1f}" in printed
+        assert row["milliseconds"].keys() == row["launches"].keys() == row["gigabytes"].keys()
+
+
+def test_a_gpu_without_rates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--gpu", "b200"])
+    assert end.value.code == 2
+    assert "invalid choice: 'b200'" in capsys.readouterr().err
