@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch, Budget, HostBatch
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
 
 
@@ -51,7 +51,7 @@ def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], m
     return Batch(**{**tensors, "max_seqlen": max(lengths, default=0), "labels": labels})
 
 
-def plain_filled(batch: Batch, budget: Budget) -> Batch:
+def plain_filled(batch: Batch, budget: StaticShape) -> Batch:
     """The batch in exactly the budget's sizes, by concatenation."""
     sizes = {"cu_seqlens": budget.sequences + 1, "next_sentence_labels": budget.sequences, "labels": budget.sequences}
     sizes |= {"masked_positions": budget.masked, "masked_labels": budget.masked}
@@ -65,7 +65,7 @@ def plain_filled(batch: Batch, budget: Budget) -> Batch:
     return Batch(**filled)
 
 
-def filled(batch: HostBatch, budget: Budget) -> Batch:
+def filled(batch: HostBatch, budget: StaticShape) -> Batch:
     """The batch in the budget's sizes, as training fills it."""
     target = budget.allocate("cpu")
     budget.write(batch, target)

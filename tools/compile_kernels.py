@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction
 import attention_model
 import sass
 from mlbert.data.loading import triton_expand
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
@@ -208,7 +208,7 @@ def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
 
 def _expand() -> None:
     batch = HostBatch.made_up(512)
-    target = replace(Budget.over([batch]), has_labels=False).allocate(_META)
+    target = replace(StaticShape.over([batch]), has_labels=False).allocate(_META)
     triton_expand.expand(batch.parts(batch.data.to(_META)), target)
 
 

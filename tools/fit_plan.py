@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.report.planner.timing import GPUS, PATH, Job, Parameters, seconds_to_train
+from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, seconds_to_train
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
@@ -46,7 +46,7 @@ class Row:
     were needed; ``samples`` None where the log tells a setting (Gaudi2's) in their place."""
 
     name: str
-    job: Job
+    job: TrainingJob
     seconds: float
     score_seconds: float
     samples: float | None
@@ -60,7 +60,7 @@ def read(path: Path = PUBLISHED) -> list[Row]:
         for line in csv.DictReader(lines):
             gbps = float(line["network_gbps"]) if line["network_gbps"] else None
             sizes = (int(line["gpus"]), int(line["nodes"]), int(line["batch"]))
-            job = Job(line["accelerator"], *sizes, network_gbps=gbps, round=line["round"])
+            job = TrainingJob(line["accelerator"], *sizes, network_gbps=gbps, round=line["round"])
             samples = None if job.gpu == "gaudi2" else 1e6 * float(line["million_samples"])
             minutes = (60 * float(line["minutes"]), 60 * float(line["official_minutes"]))
             evaluation = float(line["eval_seconds"]) if line["eval_seconds"] else None

@@ -222,8 +222,9 @@ def rename_top(root: Path, module: str, old: str, new: str) -> None:
                     spans.append((node.lineno, column, node.lineno, column + len(old), new))
         if bound:
             spans += [span(node, new) for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == old]
-        if spans:
-            path.write_text(replace_spans(text, spans))
+        if spans or f"{module}.{old}" in text:
+            text = re.sub(rf"`{old}\b", f"`{new}", replace_spans(text, spans)) if spans else text
+            path.write_text(re.sub(rf"\bmlbert\.{re.escape(module)}\.{old}\b", f"mlbert.{module}.{new}", text))
 
 
 def rewrite_mentions(root: Path, moved: dict[str, str]) -> None:

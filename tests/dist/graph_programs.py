@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import Budget
+from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.capture import NoCapture
@@ -25,7 +25,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
-from mlbert.training.reader import Reader
+from mlbert.training.reader import BatchReader
 from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
@@ -53,7 +53,7 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
         if way == "buckets"
         else GradientReducer(*gradients, None, in_bf16=way == "rounded")
     )
-    budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
+    budget = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective = PreTraining(scope="step")
     graphs = Graphs(mode, budget, 2, lambda: capture)
@@ -100,7 +100,7 @@ def divisors(world: World) -> dict[str, Any]:
             world_size=world.world_size,
         )
         lifecycle = Lifecycle(world, lambda status, reason: None)
-        reader = Reader(source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1)
+        reader = BatchReader(source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1)
         upcoming = reader.take(0)
         source.close()
         found[scope] = upcoming.divisors

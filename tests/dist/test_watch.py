@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import Rank, free_port, rank_environment, run_ranks
+from mlbert.distributed.health import HANG_SECONDS
 from mlbert.distributed.lifecycle import LOST_RANK
-from mlbert.distributed.watch import HANG_SECONDS
 from training_settings import train_arguments
 from watch_programs import BAD_STEP, train_with_many_files
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading import text_lanes
 from mlbert.data.loading.text import TextSet, TextSource
+from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
-from mlbert.distributed.watch import Stage
 from mlbert.distributed.world import World
-from mlbert.training.reader import Reader
+from mlbert.training.reader import BatchReader
 
 HANG_SECONDS = 3.0
 ORDER_SECONDS = 10.0
@@ -44,7 +44,7 @@ def read_texts(world: World, folder: str, what: str, victim: int) -> int:
     lifecycle = Lifecycle(world, lambda status, reason: story.write_text(f"{status}: {reason}"), HANG_SECONDS)
     objective = SimpleNamespace(scope="step", counts=lambda batch: (batch.num_masked,), divisors=lambda counts: counts)
     model = SimpleNamespace(training_flops=lambda batch: 1)
-    reader = Reader(source, objective, model, world, lifecycle.watch, lambda: False)
+    reader = BatchReader(source, objective, model, world, lifecycle.watch, lambda: False)
     source.open()
     with lifecycle.guard():
         for step in range(2 * STEPS_PER_EPOCH):

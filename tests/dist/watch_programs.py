@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from mlbert.cli.main import main
+from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
-from mlbert.distributed.watch import Stage
 from mlbert.distributed.world import World
 
 HANG_SECONDS = 3.0

@@ -29,7 +29,7 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
-        scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
+        scaling = fp8_scaling.FP8Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):  # by each tensor's own maximum, then by the scales of the step before
             leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
             out = fp8.linear(*leaves, scaling, 1)
@@ -54,7 +54,7 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
-        scaling = fp8_scaling.Scaling(3, fp8_scaling.Products()).cuda()
+        scaling = fp8_scaling.FP8Scaling(3, fp8_scaling.Products()).cuda()
         for _ in range(2):
             x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
             w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
@@ -81,7 +81,7 @@ def test_bias_inside_the_product() -> None:
 
 def test_a_step_never_waits_for_the_device() -> None:
     ops.select("auto", "cuda")
-    scaling = fp8_scaling.Scaling(4, fp8_scaling.Products()).cuda()
+    scaling = fp8_scaling.FP8Scaling(4, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)
     bias, ones = torch.zeros(256, device="cuda", requires_grad=True), torch.ones(128, device="cuda")

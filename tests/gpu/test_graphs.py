@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_check.trainer import Trainer
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
@@ -44,7 +44,7 @@ def history(
 ) -> list[list[Tensor]]:
     """Loss, norm, weights, moments and scales after each step, and before the first one."""
     batches = steps(config, accumulation)
-    budget = Budget.of_packs(PACKS, 512, 3, 512, 76)
+    budget = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
     graphs = Graphs(mode, budget, accumulation, lambda: capture)
     trainer = Trainer(config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs)
     optimizer = trainer.optimizer

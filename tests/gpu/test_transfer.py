@@ -12,7 +12,7 @@ import torch
 from host_batches import assert_same, made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading import batches
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource, sequences
 from mlbert.distributed.capture import CudaCapture
 from mlbert.distributed.world import World
@@ -50,7 +50,7 @@ def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, for
     assert all(value.is_cuda for value in vars(arrived).values() if isinstance(value, torch.Tensor))
     assert_same(arrived, batch.to("cpu"))
     sizes = batch.num_tokens + 300, batch.num_samples + 40, batch.num_masked + 17
-    budget = Budget(*sizes, 512, has_labels=batch.has_labels)
+    budget = StaticShape(*sizes, 512, has_labels=batch.has_labels)
     target = budget.allocate(device)
     budget.write(batch, target)
     assert_same(target, plain_filled(batch.to("cpu"), budget))
@@ -60,7 +60,7 @@ def test_many_batches_in_flight_do_not_mix(device, no_waiting):
     """The host runs ahead, every buffer is given up at once, and the device is kept busy in between."""
     batches = [made_up_batches(8, seed, 30522, 512)[0] for seed in range(12)]
     weights = torch.randn(4096, 4096, device=device)
-    budget = Budget.over(batches)
+    budget = StaticShape.over(batches)
     target = budget.allocate(device)
     budget.write(batches[0], target)  # builds the kernel
     torch.cuda.synchronize()
@@ -112,7 +112,7 @@ def test_evaluations_agree_and_queue_without_waiting(
     model.initialize(seed=1)
     model = model.to(device)
     evaluator = Evaluator(
-        model, objective, batches, World(), CudaCapture(device) if graph else None, [Budget.over(batches)]
+        model, objective, batches, World(), CudaCapture(device) if graph else None, [StaticShape.over(batches)]
     )
     evaluator.record()
     first = evaluator.begin().result()  # brings the batches here

@@ -120,10 +120,10 @@ def test_a_real_step(trainer):
 
 
 def test_counts_are_those_of_the_model(trainer):
-    from mlbert.models.flops import Work, training_flops
+    from mlbert.models.flops import BatchWork, training_flops
 
     counts = profile.step_counts(trainer, SHAPE, torch.float32)
-    work = Work.of(trainer.batch)
+    work = BatchWork.of(trainer.batch)
     # Attention's own count has half a forward pass more: the scores that the backward pass makes again.
     again = 0.5 * 4 * work.squared_lengths * SHAPE.hidden_size * SHAPE.num_hidden_layers
     assert counts["GEMM"][0] + counts["attention"][0] == pytest.approx(training_flops(SHAPE, work) + again)

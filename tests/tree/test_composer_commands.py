@@ -27,7 +27,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY
 from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert import Checkpoint, torch_to_nvidia, write_own
+from mlbert.models.weights.convert import ReadCheckpoint, torch_to_nvidia, write_own
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored
@@ -90,7 +90,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.initialize(5)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
     state = {name: value[:VOCAB_SIZE] if name in VOCABULARY else value for name, value in state.items()}
-    write_own(Checkpoint(shape, state, Report(), folder), folder / "own")
+    write_own(ReadCheckpoint(shape, state, Report(), folder), folder / "own")
     torch_to_nvidia(folder / "own", folder / "nvidia/model.ckpt-28252.pt")
     shutil.copy2(folder / "own/bert_config.json", folder / "nvidia/bert_config.json")
     return folder

@@ -27,7 +27,7 @@ from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import find
 from mlbert.report.planner import estimate
 from mlbert.report.planner.timing import BENCHMARK, GPUS
-from mlbert.report.run_plan import Plan, make_plan, planned_world_size
+from mlbert.report.run_plan import RunPlan, make_plan, planned_world_size
 from mlbert.training.config import EvaluationConfig, RunConfig
 from tf2_bert import recipe as tensorflow2
 
@@ -74,7 +74,7 @@ def recipe_of(values: Mapping[str, str]) -> Recipe:
     return find(values["RECIPE"], lambda key: peek(key, values))
 
 
-def plan_of(config: Configuration, ranks: int, environ: Mapping[str, str]) -> Plan:
+def plan_of(config: Configuration, ranks: int, environ: Mapping[str, str]) -> RunPlan:
     """Return the plan of a configuration."""
     model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
     sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation

@@ -28,7 +28,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert import Checkpoint, torch_to_nvidia, write_own
+from mlbert.models.weights.convert import ReadCheckpoint, torch_to_nvidia, write_own
 from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
@@ -299,7 +299,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_set(folder / name, dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)))
     make_hdf5_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
     shape, state = small_bert(VOCAB_SIZE)
-    write_own(Checkpoint(shape, state, Report(), folder), folder / "own")
+    write_own(ReadCheckpoint(shape, state, Report(), folder), folder / "own")
     torch_to_nvidia(folder / "own", folder / "phase1/model.ckpt-28252.pt")
     return folder
 

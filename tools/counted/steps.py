@@ -18,7 +18,7 @@ from counted.recorder import Memory, Operation, RecordedCapture, Recorder, recor
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
@@ -52,7 +52,7 @@ class Counted:
     step: list[Operation]
     evaluation: list[Operation]
     memory: Memory
-    budget: Budget
+    budget: StaticShape
     parameters: int
 
 
@@ -69,7 +69,7 @@ def models_on_the_device() -> Iterator[None]:
         yield
 
 
-def filled(budget: Budget) -> HostBatch:
+def filled(budget: StaticShape) -> HostBatch:
     """A batch of the budget's tokens, in two thirds of its sequences, as packs have them."""
     number = max(-(-budget.tokens // budget.max_seqlen), budget.sequences * 2 // SEQUENCES_PER_PACK)
     lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), number)]
@@ -87,10 +87,10 @@ class Trained:
     flat: FlatParameters
     sync: GradientReducer
     optimizer: FlatOptimizer
-    budget: Budget
+    budget: StaticShape
     graphs: Graphs | None = None
     micro_batches: int = 1
-    evaluated: Budget | None = None
+    evaluated: StaticShape | None = None
     loss_scale: LossScale | None = None
 
 
@@ -109,7 +109,7 @@ def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = 
         optimizer = Lamb(flat, ShardLayout.whole(flat.numel), copy_dtype=copy, **LAMB)
         sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
         length = config.max_position_embeddings
-        budget = Budget.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
+        budget = StaticShape.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
         capture = functools.partial(RecordedCapture, recorder)
         graphs = None if mode == "none" else Graphs(GraphMode(mode), budget, 1, capture)
         return run(recorder, Trained(model, PreTraining("step"), flat, sync, optimizer, budget, graphs))

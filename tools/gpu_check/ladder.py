@@ -25,10 +25,10 @@ from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch, Budget, HostBatch
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.host.errors import UserError
-from mlbert.models.flops import Work, training_flops
+from mlbert.models.flops import BatchWork, training_flops
 from mlbert.ops import registry
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import fp8_products
@@ -156,12 +156,12 @@ def token_budget(tokens: int, device: torch.device) -> int:
     return tokens
 
 
-def budget_of(batch: HostBatch, device: torch.device, fill: bool) -> Budget:
+def budget_of(batch: HostBatch, device: torch.device, fill: bool) -> StaticShape:
     """The batch's sizes; ``fill``: with `token_budget`'s tokens, and masked tokens in tiles as well."""
     tokens, masked = batch.num_tokens, batch.num_masked
     if fill:
         tokens, masked = token_budget(tokens, device), math.ceil(masked / FP8_ROWS) * FP8_ROWS
-    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen, batch.has_labels)
+    return StaticShape(tokens, batch.num_samples, masked, batch.max_seqlen, batch.has_labels)
 
 
 def placed(batch: HostBatch, device: torch.device, fill: bool) -> Batch:
@@ -309,7 +309,7 @@ class Ladder:
         seconds = [self._between(a, b) for a, b in itertools.pairwise(marks)]
         if not torch.isfinite(loss):
             raise RuntimeError(f"the loss is {float(loss)}")
-        work, median = Work.of(batch), statistics.median(seconds)
+        work, median = BatchWork.of(batch), statistics.median(seconds)
         result: dict[str, Any] = {
             "sequences": work.sequences,
             "tokens": work.tokens,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
-from mlbert.models.flops import Work
+from mlbert.models.flops import BatchWork
 from mlbert.ops.api import dropout_key
 
 SEED = 5
@@ -68,7 +68,7 @@ class OpCases:
         self.config, self.batch, self.dtype = config, batch, dtype
         self.device = batch.input_ids.device
         self.element = torch.finfo(dtype).bits // 8
-        self.work = Work.of(batch)
+        self.work = BatchWork.of(batch)
         self._key = dropout_key(SEED, 1, 2, 3)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None, draw: int = 0) -> Tensor:

@@ -29,7 +29,7 @@ from gpu_check.op_cases import OpCases
 from gpu_check.op_speed import LAMB_BYTES
 from gpu_check.trainer import OPTIMIZER_RANGE, Trainer
 from mlbert.config.bert_config import BertConfig
-from mlbert.models.flops import Work, training_flops
+from mlbert.models.flops import BatchWork, training_flops
 from mlbert.ops import registry
 
 # Ranges of ours that lie within one another: a backward node, in its evaluation, in the optimizer at most.
@@ -255,7 +255,7 @@ def step_counts(trainer: Trainer, config: BertConfig, dtype: torch.dtype) -> dic
     """Group -> (FLOPs or bytes that a step needs at least, unit of the rate), where they are known."""
     batch, layers = trainer.batch, config.num_hidden_layers
     cases = OpCases(config, batch.to(trainer.device), dtype)
-    work = Work.of(batch)
+    work = BatchWork.of(batch)
     attention = sum(cases.attention(0.1).cost.flops) * layers
     # Model FLOPs count attention's backward pass as twice the forward pass.
     products = training_flops(config, work) - 3 * 4.0 * work.squared_lengths * config.hidden_size * layers

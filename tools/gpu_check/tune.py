@@ -155,7 +155,7 @@ def attention_with(bench: Bench, kernel: int, sizes: tuple[int, ...]) -> dict[st
         return out.detach(), torch.autograd.grad(out, qkv, torch.ones_like(out))[0]
 
     expected, chosen = both(), list(form._blocks(qkv))
-    chosen[kernel] = form.Blocks(*sizes)
+    chosen[kernel] = form.AttentionBlocks(*sizes)
     with mock.patch.object(form, "_blocks", return_value=tuple(chosen)):
         try:
             found = both()

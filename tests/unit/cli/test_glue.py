@@ -13,7 +13,7 @@ from mlbert.data.formats.glue import TASKS
 from mlbert.data.prepare import glue_files
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.programs.mosaic import glue_yaml
-from mlbert.programs.mosaic.glue_runner import Job
+from mlbert.programs.mosaic.glue_runner import GlueJob
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from user_errors import assert_error_line
 
@@ -126,7 +126,7 @@ def test_the_published_yaml_is_25_jobs_of_published_numbers(name: str, tree_root
     assert len(given.jobs) == 25
     assert given.folder == Path("local-finetune-checkpoints") / f"{name}-base-uncased-glue-finetuning"
     assert [job for job in given.jobs if given.keeps_weights(job)] == [given.jobs[0]]
-    content = given.of_job(Job("stsb", 717, waits=True), "start")
+    content = given.of_job(GlueJob("stsb", 717, waits=True), "start")
     assert content["run_name"] == f"{name}-base-uncased-glue-finetuning_task=stsb_seed=717"
     assert content["optimizer"] == {
         "name": "decoupled_adamw",

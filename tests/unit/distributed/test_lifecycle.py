@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle, Terminated, exit_status
-from mlbert.distributed.watch import Stage
 from mlbert.distributed.world import World
 from mlbert.mlperf.mllog import MLPerfLogger
 

@@ -17,8 +17,8 @@ from mlbert.mlperf import official
 from mlbert.mlperf.check import check
 from mlbert.mlperf.findings import Finding, Outcome, failed
 from mlbert.mlperf.result_set import NAMES
+from mlbert.mlperf.scratch_copy import Workplace
 from mlbert.mlperf.seal import seal
-from mlbert.mlperf.workplace import Workplace
 from user_errors import assert_error_line, user_error
 
 NewTree = Callable[..., Path]

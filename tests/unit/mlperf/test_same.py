@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, shift, simulated, told
-from mlbert.mlperf.checks.twins import check_copies_between
+from mlbert.mlperf.checks.duplicate_runs import check_copies_between
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import Log, read_log
 

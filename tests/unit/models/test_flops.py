@@ -8,10 +8,10 @@ from host_batches import made_up_batches
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from mlbert.models.flops import Work, encoder, forward_flops, training_flops
+from mlbert.models.flops import BatchWork, encoder, forward_flops, training_flops
 
 
-def dense(config: BertConfig, work: Work) -> int:
+def dense(config: BertConfig, work: BatchWork) -> int:
     """As published figures count: the last layer on all tokens."""
     read = work.masked + work.sequences
     return forward_flops(config, work) - encoder(config, work, read) + encoder(config, work, work.tokens)
@@ -21,7 +21,7 @@ def test_bert_large_on_the_published_lengths():
     large = BertConfig.from_json(CONFIGS / "large.json")
     # A million sequences of mean length 254.43, E[L^2]/E[L] = 385, 38 masked tokens each.
     tokens = 254_430_000
-    work = Work(tokens, int(tokens * 385), 38_000_000, 1_000_000)
+    work = BatchWork(tokens, int(tokens * 385), 38_000_000, 1_000_000)
     assert dense(large, work) / 1e6 == pytest.approx(165.75e9, rel=0.01)
     assert training_flops(large, work) == 3 * forward_flops(large, work)
 
@@ -29,7 +29,7 @@ def test_bert_large_on_the_published_lengths():
 def test_last_layer_counts_only_where_the_heads_read_it():
     shape = BertConfig.from_json(CONFIGS / "demo.json")
     one_layer = dataclasses.replace(shape, num_hidden_layers=1)
-    work = Work(tokens=1000, squared_lengths=64_000, masked=150, sequences=16)
+    work = BatchWork(tokens=1000, squared_lengths=64_000, masked=150, sequences=16)
     d = shape.hidden_size
     unread = (1000 - 150 - 16) * 2 * (d * d + 2 * d * shape.intermediate_size)
     for config in (shape, one_layer):
@@ -41,7 +41,7 @@ def test_last_layer_counts_only_where_the_heads_read_it():
 def test_each_head_counts_what_it_reads():
     shape = BertConfig.from_json(CONFIGS / "demo.json")
     (batch,) = made_up_batches(2, seed=1, vocab_size=shape.vocab_size, max_tokens=64)
-    work, d = Work.of(batch), shape.hidden_size
+    work, d = BatchWork.of(batch), shape.hidden_size
     whole, masked = BertForPreTraining(shape).training_flops(batch), BertForMaskedLM(shape).training_flops(batch)
     labelled = BertForSequenceClassification(shape, 5).training_flops(batch)
     assert whole == training_flops(shape, work)

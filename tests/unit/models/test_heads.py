@@ -12,7 +12,7 @@ from torch import Tensor
 
 from host_batches import filled, made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch, Budget
+from mlbert.data.loading.batches import Batch, StaticShape
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.huggingface import huggingface_config, model_config, padded_inputs
@@ -163,7 +163,7 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str
     (whole,) = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64)
     thirds = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64, accumulation=3)
     counts = whole.num_masked, whole.num_samples
-    sizes = Budget(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
+    sizes = StaticShape(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
     loss, gradients = step([whole.to("cpu")])
     for other in ([third.to("cpu") for third in thirds], [filled(whole, sizes)]):
         found, others = step(other)

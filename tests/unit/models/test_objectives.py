@@ -14,7 +14,7 @@ from torch import Tensor
 
 from host_batches import made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch, Budget
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch, StaticShape
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from model_loss import loss_of
@@ -42,7 +42,7 @@ def labelled(values: Tensor, *packs: int) -> list[Batch]:
 
 def filled(batch: Batch, label: float) -> Batch:
     """The batch with two sequences without tokens at its end, and five tokens of none."""
-    sizes = Budget(batch.num_tokens + 5, batch.num_samples + 2, batch.num_masked + 3, batch.max_seqlen)
+    sizes = StaticShape(batch.num_tokens + 5, batch.num_samples + 2, batch.num_masked + 3, batch.max_seqlen)
     longer = plain_filled(batch, sizes)
     if longer.labels is not None:
         longer.labels[-2:] = label

@@ -9,7 +9,7 @@ from mlbert.config.recipe import Recipe
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.world import World
-from mlbert.models.assembly import whole_update
+from mlbert.models.assembly import build_replicated_optimizer
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.base import FlatOptimizer
@@ -45,7 +45,7 @@ def update(recipe: Recipe, **changes: object) -> tuple[FlatParameters, FlatOptim
         config[DistributedConfig],
         config[ComputeConfig],
     )
-    return whole_update(*settings, BertForSequenceClassification(SHAPE, 2), World(), None, recipe.name)
+    return build_replicated_optimizer(*settings, BertForSequenceClassification(SHAPE, 2), World(), None, recipe.name)
 
 
 @each_recipe

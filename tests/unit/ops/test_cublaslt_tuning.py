@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mlbert.ops import cublaslt, cublaslt_library, cublaslt_tuning
-from mlbert.ops.cublaslt_library import APART, FIRST, Epilogue, Problem
+from mlbert.ops.cublaslt_library import APART, FIRST, Epilogue, MatmulProblem
 from mlbert.ops.cublaslt_tuning import Times, fastest, time_launches, tuned, with_twins
 
 CPU = torch.device("cpu")
@@ -161,7 +161,7 @@ def test_without_algorithms_the_run_goes_on(emulator, monkeypatch: pytest.Monkey
 def test_operands_are_as_the_problem_says(emulator, alignments: tuple[int, ...]) -> None:
     """So they meet the choice made for it."""
     types = torch.bfloat16, torch.bfloat16, torch.float32
-    problem = Problem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)
+    problem = MatmulProblem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)
     library = emulator.library
     library.noted = {}
     assert cublaslt_tuning._Operands(problem, CPU).multiply(library)

@@ -15,8 +15,8 @@ STEP = {E4M3: 2**-4, E5M2: 2**-3}
 SHAPES = [(1, 16, 16), (5, 16, 48), (33, 64, 32), (513, 32, 96)]  # tokens, input, output
 
 
-def scaling_of(products: fp8_scaling.Products | None = None) -> fp8_scaling.Scaling:
-    return fp8_scaling.Scaling(1, products or fp8_scaling.Products())
+def scaling_of(products: fp8_scaling.Products | None = None) -> fp8_scaling.FP8Scaling:
+    return fp8_scaling.FP8Scaling(1, products or fp8_scaling.Products())
 
 
 def example(tokens: int, width: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
@@ -139,7 +139,7 @@ def test_switches_are_per_product(choice: str) -> None:
 
 def test_switches_are_per_linear_layer() -> None:
     x, weight, _, d_out = example(24, 32, 48)
-    scaling = fp8_scaling.Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
+    scaling = fp8_scaling.FP8Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
     exact = outcome(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
     for index in range(8):
         found = outcome(lambda *t, i=index: fp8.linear(*t, None, scaling, i), x, weight, d_out=d_out)

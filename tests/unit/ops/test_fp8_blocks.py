@@ -36,7 +36,7 @@ def norm_arguments(tokens: int, vectors: list[Tensor]) -> tuple[object, ...]:
     return gain, shift, 1e-12, 0.1, 5, torch.arange(tokens, dtype=torch.int32), bias
 
 
-def run_block(arguments: list[Tensor], table: fp8_scaling.Scaling, exact: bool = False) -> list[Tensor]:
+def run_block(arguments: list[Tensor], table: fp8_scaling.FP8Scaling, exact: bool = False) -> list[Tensor]:
     """The output, its FP8 copy and the gradients of all arguments, with a gradient for each of the two names."""
     *tensors, d_out = arguments
     x, residual, *rest = leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
@@ -63,7 +63,7 @@ def float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
 
 def block_outcome(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
     """`run_block` of the second of two steps, and the scales' state."""
-    table, found = fp8_scaling.Scaling(ROWS, fp8_scaling.Products()), []
+    table, found = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products()), []
     for _ in range(2):
         found = run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
@@ -92,7 +92,7 @@ def test_block_is_within_the_formats_rounding(
 ) -> None:
     """Against float32, with each tensor's own scale and with those of a step before; both readers' gradients arrive."""
     arguments = block_arguments(33, width, columns)
-    table = fp8_scaling.Scaling(ROWS, fp8_scaling.Products())
+    table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
     if calibrated:
         run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
@@ -114,7 +114,7 @@ def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bo
         return form(*arguments)
 
     monkeypatch.setitem(forms, name, watched)
-    table = fp8_scaling.Scaling(ROWS, fp8_scaling.Products(fast=fast))
+    table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast))
     table.is_calibrated = True
     run_block(block_arguments(16, 48, 64), table)
     assert seen == [True] * 2 + [fast] * 4
@@ -126,7 +126,7 @@ def test_what_a_norm_hands_over_is_what_the_layer_would_make(choice: str, tokens
     weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(3))
     results = []
     for handed_over in (True, False):
-        table = fp8_scaling.Scaling(ROWS, fp8_scaling.Products())
+        table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
         norm = norm_arguments(tokens, arguments[3:6])
         out, twin, small = fp8.attention_output(*arguments[:3], norm, table, 1, 3)
         assert torch.equal(out, twin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.programs.mosaic.glue_runner import SEEDS, Job, aggregate, job_list
+from mlbert.programs.mosaic.glue_runner import SEEDS, GlueJob, aggregate, job_list
 
 # labels, rate, decay, batch, epochs, steps between evaluations
 PUBLISHED = {
@@ -33,7 +33,7 @@ def test_the_default_is_25_jobs_with_mnli_first() -> None:
         {task: SEEDS.get(task, (19,)) for task in ("cola", "rte", "qqp", "mnli", "stsb", "mrpc", "qnli", "sst2")}
     )
     assert len(jobs) == 25
-    assert jobs[0] == Job("mnli", 19, waits=False)
+    assert jobs[0] == GlueJob("mnli", 19, waits=False)
     assert [job.waits for job in jobs] == [False] * 10 + [True] * 15
     assert {job.task for job in jobs if job.waits} == {"rte", "mrpc", "stsb"}
     assert jobs[0].name("base_1") == "base_1_task=mnli_seed=19"
@@ -45,11 +45,11 @@ def test_without_mnli_nobody_waits() -> None:
 
 def test_scores_by_hand() -> None:
     results = {
-        Job("mnli", 1, False): {"accuracy": 0.80, "mismatched_accuracy": 0.82, "loss": 9.0},
-        Job("qqp", 1, False): {"accuracy": 0.9, "f1": 0.86},
-        Job("cola", 1, False): {"matthews_correlation": 0.5, "accuracy": 0.8},
-        Job("cola", 2, False): {"matthews_correlation": 0.6, "accuracy": 0.7},
-        Job("stsb", 1, True): {"spearman": -0.1, "pearson": 0.9},
+        GlueJob("mnli", 1, False): {"accuracy": 0.80, "mismatched_accuracy": 0.82, "loss": 9.0},
+        GlueJob("qqp", 1, False): {"accuracy": 0.9, "f1": 0.86},
+        GlueJob("cola", 1, False): {"matthews_correlation": 0.5, "accuracy": 0.8},
+        GlueJob("cola", 2, False): {"matthews_correlation": 0.6, "accuracy": 0.7},
+        GlueJob("stsb", 1, True): {"spearman": -0.1, "pearson": 0.9},
     }
     expected = {"mnli": 81.0, "qqp": 88.0, "cola": 55.0, "stsb": -10.0, "glue": (81.0 + 88.0 + 55.0 - 10.0) / 4}
     assert aggregate(results) == pytest.approx(expected)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.programs.mosaic.glue_runner import LOG, Job, Runner, State, job_list, make_slots
+from mlbert.programs.mosaic.glue_runner import LOG, GlueJob, Runner, State, job_list, make_slots
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")
@@ -21,14 +21,14 @@ FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")
 class Jobs:
     """Commands that note when they begin and end, in which environment."""
 
-    def __init__(self, folder: Path, bodies: dict[Job, str] | None = None) -> None:
+    def __init__(self, folder: Path, bodies: dict[GlueJob, str] | None = None) -> None:
         self.base, self.bodies = folder, bodies or {}
-        self.told: list[tuple[Job, State]] = []
+        self.told: list[tuple[GlueJob, State]] = []
 
-    def folder(self, job: Job) -> Path:
+    def folder(self, job: GlueJob) -> Path:
         return job.folder(self.base)
 
-    def prepare(self, job: Job) -> list[str]:
+    def prepare(self, job: GlueJob) -> list[str]:
         self.folder(job).mkdir(parents=True, exist_ok=True)
         body = self.bodies.get(job, "time.sleep(0.1)")
         code = f"""
@@ -41,14 +41,14 @@ class Jobs:
         """
         return [sys.executable, "-c", textwrap.dedent(code)]
 
-    def runner(self, slots: int = 2, done: tuple[Job, ...] = (), gpus: int = 4) -> Runner:
+    def runner(self, slots: int = 2, done: tuple[GlueJob, ...] = (), gpus: int = 4) -> Runner:
         made = make_slots(gpus, None, sorted(os.sched_getaffinity(0)), slots)
         environ = {**os.environ}
         runner = Runner(JOBS, done, made, self.prepare, self.folder, environ, self.tell)
         self.states = runner.states
         return runner
 
-    def tell(self, job: Job | None) -> None:
+    def tell(self, job: GlueJob | None) -> None:
         if job is not None:
             self.told.append((job, self.states[job]))
 

@@ -12,7 +12,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
-from mlbert.report.run_plan import Plan, bytes_a_step, make_plan, planned_world_size, walltime_minutes
+from mlbert.report.run_plan import RunPlan, bytes_a_step, make_plan, planned_world_size, walltime_minutes
 from mlbert.training.config import EvaluationConfig, RunConfig
 from simple_recipe import simple_configuration
 from user_errors import user_error
@@ -57,7 +57,7 @@ def large_batch(**changes: object) -> Configuration:
     return simple_configuration(**{**LARGE_BATCH, **changes})
 
 
-def planned(config: Configuration, ranks: int, speed: float | None, exports: dict[str, str]) -> Plan:
+def planned(config: Configuration, ranks: int, speed: float | None, exports: dict[str, str]) -> RunPlan:
     model, distributed, submission = config[ModelConfig], config[DistributedConfig], config[SubmissionConfig]
     sections = (
         config[DataConfig],

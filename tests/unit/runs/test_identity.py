@@ -21,7 +21,15 @@ from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.runs import identity
-from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.runs.identity import (
+    RunIdentity,
+    RuntimeFacts,
+    identify,
+    log_batch_size,
+    log_ends,
+    log_identity,
+    log_submission,
+)
 from mlbert.training.config import EvaluationConfig, RunConfig
 from user_errors import user_error
 
@@ -40,7 +48,7 @@ GIVEN = {
     "cudnn": "91300",
     "nccl": "2.27.7",
 }
-TOLD = Told(**GIVEN)
+TOLD = RuntimeFacts(**GIVEN)
 
 
 @pytest.fixture
@@ -87,7 +95,7 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> N
     log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     source = Path(identity.__file__).read_text().splitlines()
     log = read_log(logger.path)
-    assert {item.name for item in fields(Identity)} | {"configuration"} <= {event.key for event in log.events}
+    assert {item.name for item in fields(RunIdentity)} | {"configuration"} <= {event.key for event in log.events}
     for event in log.events:
         assert event.metadata["file"] == f"{PACKAGE_HOME}/core/identity.py"
         assert f'event("{event.key}", ' in source[event.metadata["lineno"] - 1]

@@ -8,7 +8,7 @@ import torch
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
 from mlbert.cli.main import main
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
@@ -16,7 +16,7 @@ from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluation, Evaluator, evaluate
-from mlbert.training.reader import Reader
+from mlbert.training.reader import BatchReader
 from recorded_graph import RecordedGraph
 from training_settings import train_arguments
 from user_errors import user_error
@@ -67,7 +67,7 @@ def test_each_masked_token_counts_once(batches):
 @pytest.mark.parametrize("graph", [False, True])
 def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     model = model_of(1)
-    budgets = [Budget.over(batches[1:]), Budget.over(batches)] if graph else []
+    budgets = [StaticShape.over(batches[1:]), StaticShape.over(batches)] if graph else []
     kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, budgets, resident=True)
     kept.record()
     for seed in (1, 2, 3):
@@ -88,7 +88,7 @@ def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
     graphed, plain = calibrated(), calibrated()
     capture = RecordedGraph()
     # One batch is over the only budget.
-    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [Budget.over(batches[1:])])
+    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [StaticShape.over(batches[1:])])
     evaluator.record()
     assert capture.num_operations > 20
     assert graphed.is_calibrated
@@ -141,7 +141,7 @@ def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeyp
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((Reader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
+    for owner, name in ((BatchReader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
         told(owner, name)
     settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
     with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ import torch
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from mlbert.cli.main import main
-from mlbert.data.loading.batches import Budget
+from mlbert.data.loading.batches import StaticShape
 from mlbert.distributed.capture import NoCapture
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
@@ -24,7 +24,7 @@ from training_settings import read_metrics, train_arguments
 from user_errors import user_error
 
 CUDA = torch.device("cuda")
-BUDGET = Budget(128, 3, 16, 64, has_labels=False)
+BUDGET = StaticShape(128, 3, 16, 64, has_labels=False)
 MODES = ("segmented", "full_iteration")
 
 
@@ -95,7 +95,9 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
     assert "PyTorch sees none here" in line
 
 
-def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capture: bool = True) -> SimpleNamespace:
+def method(
+    obstacle: str | None = None, budget: StaticShape | None = BUDGET, can_capture: bool = True
+) -> SimpleNamespace:
     model = SimpleNamespace(capture_obstacle=lambda device, max_seqlen: obstacle)
     optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
     return SimpleNamespace(model=model, budget=budget, optimizer=optimizer)
@@ -105,7 +107,7 @@ def test_what_graphs_need() -> None:
     assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
     assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
-    lone = Budget.of_packs(8, 64, 1, 64, 10)
+    lone = StaticShape.of_packs(8, 64, 1, 64, 10)
     assert choose_graphs("segmented", method(budget=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
     assert choose_graphs("full_iteration", method(budget=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
     for mode, wanting in (

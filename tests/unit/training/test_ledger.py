@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.runs.progress import Counts, TrainState
-from mlbert.training.ledger import Ledger
+from mlbert.runs.progress import StepCounts, TrainState
+from mlbert.training.sample_counter import SampleCounter
 from mlbert.training.step import StepResult
 
 
@@ -23,9 +23,9 @@ def result(skipped: bool) -> StepResult:
 def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> None:
     """However often the ledger is asked in between."""
     state, told = TrainState(), []
-    ledger = Ledger(state, lambda now: told.append(now.step))
+    ledger = SampleCounter(state, lambda now: told.append(now.step))
     for skipped, asks, samples in steps:
-        ledger.count(result(skipped), Counts(samples, 2 * samples, 3 * samples))
+        ledger.count(result(skipped), StepCounts(samples, 2 * samples, 3 * samples))
         if asks:
             ledger.settle()
             assert not ledger.is_open
@@ -39,8 +39,8 @@ def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> N
 
 def test_the_story_is_told_once() -> None:
     told = []
-    ledger = Ledger(TrainState(), told.append)
-    ledger.count(result(skipped=True), Counts(1, 1, 1))
+    ledger = SampleCounter(TrainState(), told.append)
+    ledger.count(result(skipped=True), StepCounts(1, 1, 1))
     ledger.settle()
     ledger.settle()
     assert len(told) == 1

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 from mlbert.training.loggers import make_loggers
 from training_settings import train_arguments
 from user_errors import user_error
@@ -23,7 +23,7 @@ def told(tmp_path: Path, **settings: object) -> None:
     for logger in loggers:
         logger.step(STATE, 1.5, 1e-3, 0.25)
         logger.evaluation(STATE, {"mlm_accuracy": 0.5, "loss": 2.0}, 1.0)
-        logger.stop(Outcome("success", "", 1.0, STATE))
+        logger.stop(RunOutcome("success", "", 1.0, STATE))
     assert len(loggers) == sum(value is not None for value in settings.values())
 
 

@@ -28,7 +28,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.schedules import Linear
 from mlbert.recipes import masked_lm_stored
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 from mlbert.training.experiment import assemble
 from mlbert.training.loop import train
 from mlbert.training.protocols import EvaluationSet, Method, Objective, Source
@@ -122,7 +122,7 @@ def run(
     decoupled: bool = False,
     last_lines: list | None = None,
     **changes: object,
-) -> tuple[Outcome, list[dict[str, float]]]:
+) -> tuple[RunOutcome, list[dict[str, float]]]:
     """Trains as a recipe of this method would, without a log; ``last_lines`` gets what would be its last line."""
     model.initialize(3)
     flat = FlatParameters(model.ordered_parameters())

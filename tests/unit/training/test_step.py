@@ -12,7 +12,7 @@ from torch import Tensor
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from host_batches import made_up_batches
 from live_memory import LiveMemory, MeasuredPool
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
@@ -51,8 +51,8 @@ def steps(accumulation: int) -> list[list[HostBatch]]:
 LONGEST = SHAPE.max_position_embeddings
 
 
-def budget() -> Budget:
-    return Budget.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
+def budget() -> StaticShape:
+    return StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
 class Trainer:

@@ -12,7 +12,7 @@ from torch import Tensor
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import Budget
+from mlbert.data.loading.batches import StaticShape
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout
@@ -54,7 +54,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
     optimizer = Lamb(flat, ShardLayout.whole(flat.padded_data.numel()), implementation="triton", **SETTINGS)
     buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)
     sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None)
-    budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS, has_labels=False)
+    budget = StaticShape(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS, has_labels=False)
     graphs = Graphs(GraphMode.FULL_ITERATION, budget, 1, lambda: capture)
     step = Step(model, objective, flat, sync, optimizer, over_ranks=lambda amax: amax, say=print, graphs=graphs)
     start = flat.data.clone()

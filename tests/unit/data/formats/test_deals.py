@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.order import ComposedOrder, EpochOrder, StepShare, by_length, contiguous, even_mix, snake
+from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, by_length, contiguous, even_mix, snake
 
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
@@ -47,7 +47,7 @@ def test_exchange_against_naive_dealing(case):
         asked.append(units)
         return lengths[units]
 
-    shares = [StepShare(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)]
+    shares = [RankSlice(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)]
     held = [contiguous(share) for share in shares]
     for share in reversed(shares):  # whatever is computed first
         group, place = divmod(share.rank, size)
@@ -65,14 +65,14 @@ def test_exchange_against_naive_dealing(case):
 
 
 def test_a_group_of_one_is_contiguous_up_to_order():
-    share = StepShare(6, 2, 1, 3)
+    share = RankSlice(6, 2, 1, 3)
     for dealt, own in zip(by_length(1)(share, lambda units: units % 4), contiguous(share), strict=True):
         assert sorted(dealt.tolist()) == own.tolist()
 
 
 def test_tokens_are_balanced():
     lengths = np.random.default_rng(0).integers(5, 513, 128)
-    tokens = [lengths[by_length(8)(StepShare(16, 1, rank, 8), lambda u: lengths[u])[0]].sum() for rank in range(8)]
+    tokens = [lengths[by_length(8)(RankSlice(16, 1, rank, 8), lambda u: lengths[u])[0]].sum() for rank in range(8)]
     assert max(tokens) < 1.02 * np.mean(tokens)
 
 

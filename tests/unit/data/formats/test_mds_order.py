@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds_order import SHUFFLES, World, partition, sample_order
+from mlbert.data.formats.mds_order import SHUFFLES, StreamWorld, partition, sample_order
 from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json").read_bytes())
@@ -29,7 +29,7 @@ def case_name(case: dict) -> str:
 def test_order_of_streaming(case):
     found = sample_order(
         np.array(GOLDEN["shard_sizes"]),
-        World(**case["world"], batch_size=case["batch_size"]),
+        StreamWorld(**case["world"], batch_size=case["batch_size"]),
         shuffle=None if case["shuffle_algo"] == "none" else case["shuffle_algo"],
         epoch=case["epoch"],
         first=case.get("sample_in_epoch", 0),
@@ -40,7 +40,7 @@ def test_order_of_streaming(case):
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
-def slow_partition(num_samples: int, world: World, canonical_nodes: int, first: int) -> list[int]:
+def slow_partition(num_samples: int, world: StreamWorld, canonical_nodes: int, first: int) -> list[int]:
     """`partition` place by place, flat; for nodes that divide the canonical ones."""
     rows = []
     for row in range(canonical_nodes):
@@ -65,10 +65,10 @@ def slow_partition(num_samples: int, world: World, canonical_nodes: int, first: 
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[World, int]:
+def worlds(draw: st.DrawFn) -> tuple[StreamWorld, int]:
     """A world and a multiple of its nodes."""
     nodes = draw(st.integers(1, 4))
-    world = World(nodes, *(draw(st.integers(1, most)) for most in (5, 3, 5)))
+    world = StreamWorld(nodes, *(draw(st.integers(1, most)) for most in (5, 3, 5)))
     return world, nodes * draw(st.integers(1, 4))
 
 
@@ -122,14 +122,14 @@ def global_batches(order: np.ndarray) -> list[list[int]]:
     return [sorted(batch) for batch in batches.tolist() if -1 not in batch]
 
 
-WORLDS = [World(n, r, w, 24 // (n * r)) for n in (1, 2, 4, 8) for r in (1, 3) for w in (1, 2)]
+WORLDS = [StreamWorld(n, r, w, 24 // (n * r)) for n in (1, 2, 4, 8) for r in (1, 3) for w in (1, 2)]
 
 
 @given(SIZES, st.sampled_from([None, *SHUFFLES]), st.integers(0, 3), st.data())
 def test_every_world_takes_the_same_and_can_go_on(sizes, shuffle, epoch, data):
     assume(sizes.sum() >= 48)
     options = {"shuffle": shuffle, "epoch": epoch, "canonical_nodes": 4, "block_size": 30}
-    expected = global_batches(sample_order(sizes, World(batch_size=24), **options))
+    expected = global_batches(sample_order(sizes, StreamWorld(batch_size=24), **options))
     whole = sizes.sum() // 24
     step = data.draw(st.integers(0, int(whole) - 1))
     world = data.draw(st.sampled_from(WORLDS))
@@ -139,16 +139,16 @@ def test_every_world_takes_the_same_and_can_go_on(sizes, shuffle, epoch, data):
 
 
 def test_more_nodes_than_canonical_ones():
-    found = partition(10, World(nodes=4, batch_size=2), 2)
+    found = partition(10, StreamWorld(nodes=4, batch_size=2), 2)
     # Rows 0..4 and 5..9 have an odd number of columns: one comes twice.
     assert found.reshape(4, -1).tolist() == [[0, 2, 4, -1], [5, 7, 9, -1], [1, 3, 3, -1], [6, 8, 8, -1]]
 
 
 BAD = {
     "unknown shuffle": ({"shuffle": "py3s"}, "config.choice", "shuffle 'py3s'"),
-    "nodes": ({"world": World(nodes=3), "canonical_nodes": 4}, "config.conflict", "canonical_nodes 4"),
+    "nodes": ({"world": StreamWorld(nodes=3), "canonical_nodes": 4}, "config.conflict", "canonical_nodes 4"),
     "few samples": ({"canonical_nodes": 64}, "config.conflict", "canonical_nodes 64"),
-    "many nodes": ({"world": World(nodes=32)}, "config.conflict", "32 nodes"),
+    "many nodes": ({"world": StreamWorld(nodes=32)}, "config.conflict", "32 nodes"),
     "end": ({"first": 30}, "config.range", "first sample 30"),
     "block": ({"block_size": 1}, "config.range", "block_size 1"),
 }
@@ -158,4 +158,4 @@ BAD = {
 def test_what_cannot_be_ordered(case):
     options, code, subject = BAD[case]
     with user_error(code, subject):
-        sample_order(np.array([10, 20]), **{"world": World(), "shuffle": "py1e", **options})
+        sample_order(np.array([10, 20]), **{"world": StreamWorld(), "shuffle": "py1e", **options})

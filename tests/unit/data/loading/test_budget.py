@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from host_batches import assert_same, filled, made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, Budget, HostBatch
+from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch, StaticShape
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from model_loss import loss_of, masked_sums
@@ -32,13 +32,13 @@ def batch():
     return batch
 
 
-def exact(batch) -> Budget:
-    return Budget(batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+def exact(batch) -> StaticShape:
+    return StaticShape(batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
 
 
-def larger(batch, tokens: int, sequences: int, masked: int) -> Budget:
+def larger(batch, tokens: int, sequences: int, masked: int) -> StaticShape:
     sizes = exact(batch)
-    return Budget(sizes.tokens + tokens, sizes.sequences + sequences, sizes.masked + masked, 64)
+    return StaticShape(sizes.tokens + tokens, sizes.sequences + sequences, sizes.masked + masked, 64)
 
 
 @pytest.mark.parametrize("choice", ["plain", "auto"])
@@ -89,9 +89,9 @@ def test_a_batch_that_is_written_over_a_larger_one_leaves_nothing_of_it(batch):
 
 def test_labels_are_filled_up_where_the_budget_has_them():
     batch = HostBatch.made_up(5)
-    budget = Budget(8, 3, 2, 5, has_labels=True)
+    budget = StaticShape(8, 3, 2, 5, has_labels=True)
     assert filled(batch, budget).labels.tolist() == [0.0] * 3
-    assert Budget.over([batch]).has_labels
+    assert StaticShape.over([batch]).has_labels
     assert not dataclasses.replace(budget, has_labels=False).holds(batch)
     assert dataclasses.replace(budget, has_labels=False).allocate("cpu").labels is None
 
@@ -99,14 +99,14 @@ def test_labels_are_filled_up_where_the_budget_has_them():
 def test_packs_are_within_their_budget():
     """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
     for max_tokens, predictions in ((512, 76), (64, 10)):
-        budget = Budget.of_packs(6, max_tokens, 3, max_tokens, predictions)
+        budget = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
         assert all(budget.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step))
-    assert Budget.of_packs(48, 512, 3, 512, 76) == Budget(24576, 144, 3792, 512)
-    assert Budget.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
+    assert StaticShape.of_packs(48, 512, 3, 512, 76) == StaticShape(24576, 144, 3792, 512)
+    assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
 
 
 def test_sizes_of_one_batch(batch):
-    budget = Budget.over([batch])
+    budget = StaticShape.over([batch])
     assert budget.holds(batch)
     assert budget.tokens % 128 == budget.masked % 16 == 0
     assert budget.tokens - batch.num_tokens < 128
@@ -125,7 +125,7 @@ def test_allocated_memory_is_a_batch(batch):
 def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int, share: float) -> None:
     """The smallest first, tiles whole; batches whose masked tokens follow the rule are held by their tokens alone."""
     predictions = max(1, round(share * longest))
-    whole = Budget.of_packs(packs, longest, 1, longest, predictions)
+    whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
     smaller = whole.smaller_ones()
     tokens = [budget.tokens for budget in smaller]
     assert tokens == sorted(set(tokens))
@@ -135,7 +135,7 @@ def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int
         lengths = even(budget.tokens, packs, longest)
         most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
         assert most_masked <= budget.masked <= whole.masked
-    assert Budget.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
+    assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
 
 
 def even(tokens: int, parts: int, longest: int) -> list[int]:

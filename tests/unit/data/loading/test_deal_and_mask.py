@@ -11,7 +11,7 @@ import torch
 
 from host_batches import numbers
 from mlbert.data.formats.masking import MaskingRule, mask_tokens
-from mlbert.data.formats.order import Lengths, StepShare, contiguous
+from mlbert.data.formats.order import Lengths, RankSlice, contiguous
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import Batch
@@ -22,7 +22,7 @@ from random_set import VOCAB_SIZE
 RULE = MaskingRule(masked_lm_prob=0.3, max_predictions=5, mask_id=4, cls_id=2, sep_id=3, vocab_size=VOCAB_SIZE)
 
 
-def snake(share: StepShare, lengths: Lengths) -> list[np.ndarray]:
+def snake(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
     """Longest first, to the parts in turn, forth and back: every part has about as many tokens."""
     longest_first = np.argsort(-lengths(np.arange(share.global_units)), kind="stable")
     parts = share.world_size * share.accumulation
@@ -78,7 +78,7 @@ def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_deal_takes_each_unit_once(deal, world_size, accumulation):
-    shares = [StepShare(6, accumulation, rank, world_size) for rank in range(world_size)]
+    shares = [RankSlice(6, accumulation, rank, world_size) for rank in range(world_size)]
     lengths = np.random.default_rng(1).integers(5, 99, 6 * world_size)
     parts = [part for share in shares for part in deal(share, lambda units: lengths[units])]
     assert {len(part) for part in parts} == {6 // accumulation}

@@ -12,7 +12,7 @@ import torch
 from host_batches import assert_same, made_up_batches, plain_batch, plain_filled
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading import batches
-from mlbert.data.loading.batches import Batch, Budget, HostBatch, expand_plain
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape, expand_plain
 
 EXTRAS = [(0, 0, 0), (1, 0, 0), (0, 3, 0), (300, 40, 77)]
 UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 sequences", "long and short", "nothing")
@@ -63,9 +63,9 @@ def ugly(name: str, labels: bool = False) -> tuple[HostBatch, Batch]:
     return batch, plain_batch(rows, packs, units.tolist(), 1024)
 
 
-def budget_of(batch: HostBatch, tokens: int, sequences: int, masked: int) -> Budget:
+def budget_of(batch: HostBatch, tokens: int, sequences: int, masked: int) -> StaticShape:
     sizes = batch.num_tokens + tokens, batch.num_samples + sequences, batch.num_masked + masked
-    return Budget(*sizes, 600, batch.has_labels)
+    return StaticShape(*sizes, 600, batch.has_labels)
 
 
 @pytest.mark.parametrize("labels", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.order import RankSlice
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of, encode, steps_per_epoch, truncated
@@ -49,7 +49,7 @@ def test_a_pair_is_two_segments() -> None:
 def source(
     count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object
 ) -> TaskSource:
-    share = StepShare(units, accumulation, rank, world)
+    share = RankSlice(units, accumulation, rank, world)
     made = TaskSource(
         task_rows(count), TOKENIZER, **{"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}
     )
@@ -80,7 +80,7 @@ def test_every_row_once_an_epoch_whatever_the_split(world: int, accumulation: in
 
 
 def test_what_is_left_out() -> None:
-    share = StepShare(4, 2, 0, 2)
+    share = RankSlice(4, 2, 0, 2)
     assert [steps_per_epoch(n, share, drop_last=False) for n in (7, 8, 11, 12, 3)] == [1, 1, 1, 2, 0]
     assert [steps_per_epoch(n, share, drop_last=True) for n in (8, 15, 16)] == [1, 1, 2]
     with user_error("data.too-small", "rows.csv"):
@@ -103,7 +103,7 @@ def test_a_source_resumes_where_it_was() -> None:
 
 def test_batches_are_within_the_budget() -> None:
     made = source(20, 6, accumulation=3)
-    budget = budget_of(StepShare(6, 3, 0, 1), 32)
+    budget = budget_of(RankSlice(6, 3, 0, 1), 32)
     assert all(budget.holds(batch) for step in range(4) for batch in made.batches_of(step))
 
 

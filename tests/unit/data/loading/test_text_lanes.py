@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds_order import SHUFFLES, World, sample_order
+from mlbert.data.formats.mds_order import SHUFFLES, StreamWorld, sample_order
 from mlbert.data.loading import text_lanes as module
 from mlbert.data.loading.text_lanes import EpochOrders, PieceLanes, WholeLanes
 from mlbert.host.errors import UserError
@@ -79,7 +79,7 @@ def test_a_lane_with_empty_texts_only():
 def test_whole_texts_come_in_the_batches_of_streaming(ranks, shuffle):
     sizes, lanes, nodes = np.array([40, 33, 55]), 8, 4
     ours = WholeLanes(orders_of(sizes, lanes, shuffle, nodes), lanes)
-    world = World(ranks_per_node=ranks, batch_size=lanes // ranks)
+    world = StreamWorld(ranks_per_node=ranks, batch_size=lanes // ranks)
     theirs = sample_order(sizes, world, shuffle=shuffle, epoch=0, canonical_nodes=nodes, seed=3)
     for step in range(sizes.sum() // lanes):
         assert sorted(ours.take(step)[0]) == sorted(theirs[:, :, :, step].ravel())

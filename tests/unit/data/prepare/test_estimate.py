@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.estimate import BENCHMARK_INSTANCES, Measured, _steps, _take_sample, estimate
+from mlbert.data.prepare.estimate import BENCHMARK_INSTANCES, MeasuredStep, _steps, _take_sample, estimate
 from user_errors import user_error
 
 
 def test_everything_grows_with_the_tokens() -> None:
-    made = Measured(seconds=2.0, base_bytes=100, peak_bytes=300, disk_bytes=1000, count=50, tokens=5000)
-    packed = Measured(seconds=1.0, base_bytes=100, peak_bytes=200, disk_bytes=1100, count=50, tokens=5000)
+    made = MeasuredStep(seconds=2.0, base_bytes=100, peak_bytes=300, disk_bytes=1000, count=50, tokens=5000)
+    packed = MeasuredStep(seconds=1.0, base_bytes=100, peak_bytes=200, disk_bytes=1100, count=50, tokens=5000)
     instances, pack = _steps(made, packed, grow=10, sequences=1000, parts=4, part_ratio=3)
     assert instances.core_seconds == 20
     assert (instances.seconds(2), instances.seconds(16)) == (10, 5)
@@ -28,7 +28,7 @@ def test_everything_grows_with_the_tokens() -> None:
 
 
 def test_a_worker_holds_one_shard_at_most() -> None:
-    step = Measured(seconds=1.0, base_bytes=0, peak_bytes=1000, disk_bytes=1, count=1000, tokens=1000)
+    step = MeasuredStep(seconds=1.0, base_bytes=0, peak_bytes=1000, disk_bytes=1, count=1000, tokens=1000)
     _, pack = _steps(step, step, grow=1e6, sequences=1_000_000_000, parts=500, part_ratio=1)
     assert pack.worker_bytes == max(shuffle.SHARD, shuffle.PIECE)
 

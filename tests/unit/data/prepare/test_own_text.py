@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import custom_corpus, pipeline
+from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.custom_corpus import RUN, Facts, Request, prepare
-from mlbert.data.prepare.own_files import documents, find_sources
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from mlbert.report.planner import calibrate, timing
-from mlbert.report.planner.calibrate import Measured
-from mlbert.report.planner.timing import Job, load
+from mlbert.report.planner.calibrate import MeasuredRun
+from mlbert.report.planner.timing import TrainingJob, load
 from user_errors import user_error
 
 P = load()
@@ -24,7 +24,7 @@ def test_speed_between_evaluations_without_the_first_stretch():
 
 def as_if_measured(true, job):
     step = timing.step(job, true)
-    return Measured(job.gpus, job.batch, job.batch / step.total * 1e3, timing.evaluation_seconds(job, true), None)
+    return MeasuredRun(job.gpus, job.batch, job.batch / step.total * 1e3, timing.evaluation_seconds(job, true), None)
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
@@ -35,7 +35,7 @@ def test_a_gpus_numbers_are_found_again(nodes):
         constant_ms={**P.constant_ms, "later": 9.0},
         evaluation_gpu_seconds={**P.evaluation_gpu_seconds, "h200": 5.0},
     )
-    job = Job("h200", 8 * nodes, nodes, 384 * nodes)
+    job = TrainingJob("h200", 8 * nodes, nodes, 384 * nodes)
     runs = [as_if_measured(true, job), as_if_measured(true, dataclasses.replace(job, batch=768 * nodes))]
     found = calibrate.calibrated(P, job, runs)
     assert found.sequence_ms["h200"] == pytest.approx(0.6, rel=1e-6)
@@ -44,21 +44,21 @@ def test_a_gpus_numbers_are_found_again(nodes):
 
 
 def test_one_log_keeps_the_constant_part():
-    job = Job("h200", 8, 1, 768, fp8=False)
+    job = TrainingJob("h200", 8, 1, 768, fp8=False)
     found = calibrate.calibrated(P, job, [as_if_measured(P, job)])
     assert found.constant_ms == pytest.approx(P.constant_ms)
     assert found.sequence_ms == pytest.approx(P.sequence_ms)
 
 
 def test_logs_of_something_else_are_refused():
-    job = Job("h200", 8, 1, 768)
+    job = TrainingJob("h200", 8, 1, 768)
     with user_error("config.conflict", "--calibrate"):
-        calibrate.calibrated(P, job, [Measured(8, 768, 1.0, None, None)])
+        calibrate.calibrated(P, job, [MeasuredRun(8, 768, 1.0, None, None)])
 
 
 def test_ranks_that_share_cores():
     def one(batch, each=10.0, constant=5.0):
-        return Measured(1, batch, batch / (each * batch + constant) * 1e3, None, None)
+        return MeasuredRun(1, batch, batch / (each * batch + constant) * 1e3, None, None)
 
     runs = [one(8), one(32)]
     assert calibrate.two_parts(runs) == pytest.approx((10.0, 5.0))

@@ -11,7 +11,7 @@ from mlbert.mlperf import rules
 from mlbert.report.planner import estimate as memory
 from mlbert.report.planner import request, timing
 from mlbert.report.planner.estimate import Prices, estimate
-from mlbert.report.planner.timing import GPUS, Job, load
+from mlbert.report.planner.timing import GPUS, TrainingJob, load
 from user_errors import user_error
 
 P = load()
@@ -25,7 +25,7 @@ def ask(job, shape=LARGE, needed=None, prices=None):
 @given(st.sampled_from(sorted(GPUS)), st.integers(1, 64), st.integers(256, 16384))
 def test_parts_are_positive_and_a_larger_batch_is_never_faster_a_step(gpu, nodes, batch):
     gpus = nodes * GPUS[gpu].per_node
-    small, large = (timing.step(Job(gpu, gpus, nodes, size), P) for size in (batch, 2 * batch))
+    small, large = (timing.step(TrainingJob(gpu, gpus, nodes, size), P) for size in (batch, 2 * batch))
     assert 0 < small.total < large.total < 2 * small.total
     assert small.network >= 0
     assert large.compute == pytest.approx(2 * small.compute)
@@ -33,49 +33,51 @@ def test_parts_are_positive_and_a_larger_batch_is_never_faster_a_step(gpu, nodes
 
 def test_network():
     def cost(gpu, gpus, nodes, gbps=None):
-        return timing.step(Job(gpu, gpus, nodes, 4608, gbps), P).network
+        return timing.step(TrainingJob(gpu, gpus, nodes, 4608, gbps), P).network
 
     assert cost("h100-sxm", 8, 1) == 0
     assert cost("gb200", 64, 16) == 0, "one NVLink domain"
     assert cost("gb200", 128, 32) > 0
     assert cost("h100-sxm", 64, 8, 1600) == pytest.approx(2 * cost("h100-sxm", 64, 8, 3200))
     assert cost("a100-pcie", 16, 4, 100) == pytest.approx(2 * cost("a100-pcie", 16, 4, 400)), "root of the bandwidth"
-    assert timing.step(Job("h100-sxm", 64, 8, 4608), P) == timing.step(Job("h100-sxm", 64, 8, 4608, 3200), P)
+    assert timing.step(TrainingJob("h100-sxm", 64, 8, 4608), P) == timing.step(
+        TrainingJob("h100-sxm", 64, 8, 4608, 3200), P
+    )
     assert cost("a100-sxm", 64, 16, 400) > 1.5 * cost("a100-sxm", 64, 8, 400), "no switch in the node"
 
 
 def test_known_results_are_near():
     """The score of eight H100, and the record."""
-    assert ask(Job("h100-sxm", 8, 1, 768)).seconds / 60 == pytest.approx(5.4, rel=0.1)
-    assert ask(Job("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)
+    assert ask(TrainingJob("h100-sxm", 8, 1, 768)).seconds / 60 == pytest.approx(5.4, rel=0.1)
+    assert ask(TrainingJob("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)
 
 
 def test_samples_are_the_rules_points_and_software_matters():
-    job = Job("h200", 8, 1, 768)
+    job = TrainingJob("h200", 8, 1, 768)
     assert timing.samples(job, P) == pytest.approx(P.samples_share * rules.reference_point(768).mean_samples)
     old = dataclasses.replace(job, round="1.1")
     assert timing.samples(old, P) > timing.samples(job, P)
     assert timing.step(old, P).compute > timing.step(job, P).compute
     assert timing.step(dataclasses.replace(job, fp8=False), P).compute > timing.step(job, P).compute
     with pytest.raises(ValueError, match="20000"):
-        timing.samples(Job("h200", 8, 1, 20000), P)
+        timing.samples(TrainingJob("h200", 8, 1, 20000), P)
 
 
 def test_bands_cost_and_energy():
-    found = ask(Job("h200", 64, 8, 4608), prices=Prices(3.0, 1000.0))
+    found = ask(TrainingJob("h200", 64, 8, 4608), prices=Prices(3.0, 1000.0))
     (low, high), (run_low, run_high) = found.score_band, found.run_band
     assert run_low < low < found.seconds < high < run_high
     assert high / found.seconds == pytest.approx(math.exp(P.error_90))
     assert found.dollars == pytest.approx(64 * found.seconds / 3600 * 3)
     assert found.kilowatt_hours == pytest.approx(64 * found.seconds / 3600)
-    assert ask(Job("h200", 64, 8, 4608)).dollars is None
+    assert ask(TrainingJob("h200", 64, 8, 4608)).dollars is None
 
 
 def test_limits():
-    assert ask(Job("h200", 8, 1, 768)).limit == "compute"
-    assert ask(Job("h200", 2048, 256, 16384)).limit == "convergence"
-    assert ask(Job("h200", 1024, 128, 4096)).limit == "constant part of a step"
-    assert ask(Job("h200", 256, 32, 4608, network_gbps=10)).limit == "network"
+    assert ask(TrainingJob("h200", 8, 1, 768)).limit == "compute"
+    assert ask(TrainingJob("h200", 2048, 256, 16384)).limit == "convergence"
+    assert ask(TrainingJob("h200", 1024, 128, 4096)).limit == "constant part of a step"
+    assert ask(TrainingJob("h200", 256, 32, 4608, network_gbps=10)).limit == "network"
 
 
 def test_memory_counts_states_and_cuts_a_step_into_micro_batches():
@@ -84,7 +86,7 @@ def test_memory_counts_states_and_cuts_a_step_into_micro_batches():
     assert one.optimizer == pytest.approx(12 * LARGE.config.num_parameters / 1e9)
     assert memory.of(LARGE.config, "h200", 100, 8, fp8=False).optimizer == pytest.approx(one.optimizer / 8)
     assert memory.of(LARGE.config, "h200", one.most_sequences, 1, fp8=False).total <= 0.92 * 141 + 1e-6
-    cut = ask(Job("h100-sxm", 1, 1, 768))
+    cut = ask(TrainingJob("h100-sxm", 1, 1, 768))
     assert cut.micro_batches == 3
     assert cut.memory.total < 0.92 * 80
 
@@ -93,10 +95,10 @@ def test_another_model_needs_its_samples():
     base = timing.named("base")
     assert 0.2 < base.work < 0.4
     assert 0.3 < base.gradient < 0.35
-    job = Job("h200", 8, 1, 768, work=base.work, gradient=base.gradient)
+    job = TrainingJob("h200", 8, 1, 768, work=base.work, gradient=base.gradient)
     with user_error("plan.impossible", "--samples"):
         ask(job, base)
-    assert ask(job, base, needed=2e6).seconds < ask(Job("h200", 8, 1, 768), needed=2e6).seconds
+    assert ask(job, base, needed=2e6).seconds < ask(TrainingJob("h200", 8, 1, 768), needed=2e6).seconds
     with user_error("config.choice", "--model"):
         timing.named("huge")
 
@@ -107,7 +109,7 @@ def test_flops_are_those_of_the_published_figures():
 
 def test_sweep_gets_faster_and_a_budget_buys_the_fastest_that_it_pays():
     def sized(gpus, batch):
-        return ask(Job("h200", gpus, request.nodes_for(gpus, 8), batch), prices=Prices(3.5))
+        return ask(TrainingJob("h200", gpus, request.nodes_for(gpus, 8), batch), prices=Prices(3.5))
 
     found = request.sweep(sized)
     assert [item.job.gpus for item in found] == list(request.GPU_COUNTS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlbert.data.formats.order import StepShare, by_length
+from mlbert.data.formats.order import RankSlice, by_length
 from mlbert.report.planner import simulate
 
 
@@ -15,7 +15,7 @@ def test_balance_is_that_of_the_programs_deal(monkeypatch):
     lengths = tokens[simulate.Permutation(1000, (seed, 0))(np.arange(ranks * each))]
     deal = by_length(group)
     sums = [
-        sum(lengths[part].sum() for part in deal(StepShare(each, 1, rank, ranks), lambda units: lengths[units]))
+        sum(lengths[part].sum() for part in deal(RankSlice(each, 1, rank, ranks), lambda units: lengths[units]))
         for rank in range(ranks)
     ]
     assert found.mean == pytest.approx(max(sums) / np.mean(sums))

@@ -39,10 +39,18 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.runs.events import MLPerfEvents, Several
-from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.runs.events import EventFanout, MLPerfEvents
+from mlbert.runs.identity import (
+    RunIdentity,
+    RuntimeFacts,
+    identify,
+    log_batch_size,
+    log_ends,
+    log_identity,
+    log_submission,
+)
 from mlbert.runs.monitor import Monitor
-from mlbert.runs.progress import Limits, Outcome, TrainState
+from mlbert.runs.progress import Limits, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed, summarize, write_curve
 from mlbert.training.config import EvaluationConfig, RunConfig
 from tf2_bert import checkpoints, optimizers
@@ -69,7 +77,7 @@ class Trained(NamedTuple):
 
 def run_experiment(
     resolved: Resolved, strategy: tf.distribute.Strategy, console: Console, callbacks: Sequence[Callback] = ()
-) -> Outcome:
+) -> RunOutcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config = resolved.config
     settings, data_settings = config[RunConfig], config[DataConfig]
@@ -109,7 +117,7 @@ def run_experiment(
             workers=workers,
             schedule=schedule,
             checkpoints=folder,
-            events=Several([MLPerfEvents(log, lambda: data.num_eval_samples), monitor, *boards]),
+            events=EventFanout([MLPerfEvents(log, lambda: data.num_eval_samples), monitor, *boards]),
             log=log,
             limits=limits,
             warned=warned,
@@ -224,12 +232,12 @@ def tell(
     inputs: Inputs,
     strategy: tf.distribute.Strategy,
     workers: Workers,
-) -> Told:
+) -> RuntimeFacts:
     """What data and TensorFlow tell of a run; all workers call it together."""
     visible = tf.config.get_visible_devices("GPU")  # those that `strategies.prepare_devices` took
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in visible]
     built = tf.sysconfig.get_build_info() if gpus else {}
-    return Told(
+    return RuntimeFacts(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
         max_sequence_length=inputs.max_sequence_length,
@@ -249,10 +257,10 @@ def tell(
 def log_run(
     log: MLPerfLogger,
     resolved: Resolved,
-    told: Told,
+    told: RuntimeFacts,
     optimizer: optimizers.Optimizer,
     schedule: schedules.Schedule,
-) -> Identity:
+) -> RunIdentity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
     config, data = resolved.config, resolved.config[DataConfig]
     identity = identify(resolved, told)
@@ -266,7 +274,7 @@ def log_run(
 
 
 def leave_behind(
-    paths: RunFolder, model: BertPretrainer, outcome: Outcome, summary: Mapping[str, object], *, evaluated: bool
+    paths: RunFolder, model: BertPretrainer, outcome: RunOutcome, summary: Mapping[str, object], *, evaluated: bool
 ) -> None:
     """Write weights, curve and, last of all, ``summary``: a run folder that has one is finished."""
     state = outcome.state

@@ -27,7 +27,7 @@ import tensorflow as tf
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 from mlbert.optim.schedules import Schedule
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Clock, Counts, Limits, Outcome, TrainState
+from mlbert.runs.progress import Clock, Limits, RunOutcome, StepCounts, TrainState
 from tf2_bert import objective
 from tf2_bert.checkpoints import CheckpointFolder
 from tf2_bert.data import Data
@@ -67,7 +67,7 @@ class Run:
     callbacks: Sequence[Callback] = ()
 
 
-def train(run: Run) -> Outcome:
+def train(run: Run) -> RunOutcome:
     """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
     target."""
     state = run.state
@@ -106,7 +106,7 @@ def train(run: Run) -> Outcome:
         status = constants.SUCCESS
     run.data.finish()
     state.elapsed_seconds = clock.seconds()
-    outcome = Outcome(status, reason, state.elapsed_seconds, state)
+    outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
     run.log.run_stop(status)
     return outcome
@@ -139,7 +139,7 @@ def run_steps(run: Run, steps: int) -> None:
     state.train_seconds += time.monotonic() - started
     for i, rate in enumerate(rates):
         state.step += 1
-        state.add(Counts(round(float(told.sequences[i])), round(float(told.tokens[i])), 0))
+        state.add(StepCounts(round(float(told.sequences[i])), round(float(told.tokens[i])), 0))
         if not math.isfinite(told.grad_norms[i]):
             state.skipped_steps += 1
             run.events.skipped(state)

@@ -16,7 +16,7 @@ from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import check_counts
 from mlbert.data.formats.checks import check_rows
 from mlbert.data.formats.open import in_memory
-from mlbert.data.formats.order import StepReader, StepShare, Units, contiguous, make_units
+from mlbert.data.formats.order import Packs, RankSlice, StepReader, contiguous, make_units
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from tf2_bert.distributed import distributed
@@ -124,7 +124,7 @@ class StoreTraining(_StoreData):
         reader = StepReader(
             self._store,
             # A host's share in as many parts as it has replicas: those that `contiguous` gives to each of them.
-            StepShare(self._rows * local, local, context.input_pipeline_id, hosts),
+            RankSlice(self._rows * local, local, context.input_pipeline_id, hosts),
             max_tokens=self.shape.tokens,
             max_sequences=self.shape.sequences,
             bin_counts=self._bin_counts,
@@ -163,7 +163,7 @@ class StoreEvaluation(_StoreData):
         self.num_examples = num_examples or 0
         if info.num_sequences is not None:
             self._count(info.num_sequences)
-        self._units: Units | None = None
+        self._units: Packs | None = None
 
     def open(self) -> None:
         """See `tf2_bert.data.EvaluationData.open`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 
 
 class Summaries(Events):
@@ -29,6 +29,6 @@ class Summaries(Events):
             for name, value in metrics.items():
                 tf.summary.scalar(f"eval/{name}", value)
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         """Nothing comes after it."""
         self._writer.close()

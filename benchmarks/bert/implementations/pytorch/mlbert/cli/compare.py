@@ -30,11 +30,11 @@ from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf.compare import (
     FEWEST_RUNS,
     LEVEL,
+    ComparedSide,
     Comparison,
     Difference,
     Measure,
     Ratio,
-    Side,
     alike,
     compare_sides,
     read_side,
@@ -42,7 +42,7 @@ from mlbert.mlperf.compare import (
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.repeat import (
     IMPLEMENTATIONS,
-    Plan,
+    RepeatPlan,
     Row,
     code_of,
     judge,
@@ -123,7 +123,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
         raise
 
 
-def _train(plan: Plan, code: Path, folder: Path) -> Log:
+def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
     """Runs the training and reads its log. Raises UserError: it did not end."""
     homes = [str(code / IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
     exports = {name: value for name, value in environment().items() if name not in settings_by_env()}
@@ -155,7 +155,7 @@ def _train(plan: Plan, code: Path, folder: Path) -> Log:
     return new
 
 
-def _command(plan: Plan) -> list[str]:
+def _command(plan: RepeatPlan) -> list[str]:
     if plan.recipe == TENSORFLOW2:
         return [sys.executable, "-c", _TENSORFLOW]
     train = [sys.executable, "-c", _TORCH, "train"]
@@ -212,7 +212,7 @@ def diff_command(
     _print(standard_output(), sides, found)
 
 
-def _print(console: Console, sides: tuple[Side, Side], found: Comparison) -> None:
+def _print(console: Console, sides: tuple[ComparedSide, ComparedSide], found: Comparison) -> None:
     for letter, side, good, runs in zip("AB", sides, found.successes, found.runs, strict=True):
         console.print(f"{letter}: {safe(side.name)}, {runs} runs, {good} reached the target")
     for title, rows in (("settings", found.settings), ("code", found.code), ("system", found.system)):

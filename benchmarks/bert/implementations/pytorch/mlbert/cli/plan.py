@@ -28,7 +28,7 @@ from mlbert.report.planner import request, simulate, timing
 from mlbert.report.planner import timing as times
 from mlbert.report.planner.estimate import Estimate, Prices, estimate
 from mlbert.report.planner.request import MOST_GPUS, Given, job_of
-from mlbert.report.planner.timing import ALIASES, GPUS, Job, Parameters, load
+from mlbert.report.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
 from mlbert.report.run_plan import planned_world_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -103,7 +103,7 @@ def plan(
 class _Configured:
     """What a configuration says; ``packs`` are nominal sequences of a GPU and step."""
 
-    shape: timing.Shape | None = None
+    shape: timing.ModelShape | None = None
     gpus: int | None = None
     nodes: int | None = None
     packs: int | None = None
@@ -135,17 +135,17 @@ def _configured(file: Path | None) -> _Configured:
 class _Asker:
     """Makes the estimate of a job."""
 
-    shape: timing.Shape
+    shape: timing.ModelShape
     parameters: Parameters
     prices: Prices
     samples: float | None
     sharing: str
 
-    def __call__(self, job: Job) -> Estimate:
+    def __call__(self, job: TrainingJob) -> Estimate:
         sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.sharing]
         return estimate(job, self.shape, self.parameters, self.prices, self.samples, sharers)
 
-    def with_measured(self, given: Given, logs: Sequence[calibration.Measured], efficiency: float | None) -> _Asker:
+    def with_measured(self, given: Given, logs: Sequence[calibration.MeasuredRun], efficiency: float | None) -> _Asker:
         """With the speed of logs, or a stated one, and the samples that the logs needed."""
         parameters, samples = self.parameters, self.samples
         if logs and efficiency is not None:
@@ -199,7 +199,7 @@ def _gbps(text: str | None) -> float | None:
     return float(match[1])
 
 
-def read_measured(path: Path) -> calibration.Measured:
+def read_measured(path: Path) -> calibration.MeasuredRun:
     """What an MLPerf log says of its speed; ours name their ranks."""
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
@@ -218,7 +218,7 @@ def read_measured(path: Path) -> calibration.Measured:
         ) from None
 
 
-def _shared_cores(logs: Sequence[calibration.Measured], ranks: int, batch: int | None, as_json: bool) -> int:
+def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: int | None, as_json: bool) -> int:
     if not logs:
         raise UserError(
             "config.missing",

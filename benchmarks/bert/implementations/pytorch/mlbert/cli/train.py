@@ -40,7 +40,7 @@ from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.lifecycle import exit_status
-from mlbert.distributed.place import Place
+from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
@@ -138,7 +138,7 @@ def _run(args: Sequence[str]) -> int:
             "config.conflict", "--samples-per-second", "is for the estimate of --print-config", "Give both, or neither"
         )
     line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
-    place = Place.identify(environment())
+    place = RankPlace.identify(environment())
     if print_config and place.world_size == 1:
         return _print_plan(resolve_run(split_arguments(line)), place, speed)
     from mlbert.distributed.world import World
@@ -163,7 +163,7 @@ def _run(args: Sequence[str]) -> int:
     return _train(resolved, world, console)
 
 
-def _print_plan(resolved: Resolved, place: Place, speed: float | None) -> int:
+def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> int:
     """Print settings, plan and checks, and return the exit status."""
 
     console = Console(quiet=place.rank != 0)

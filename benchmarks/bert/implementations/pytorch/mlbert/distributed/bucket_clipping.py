@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.distributed.groups import RankGroup
-from mlbert.distributed.reduce import Bucket, Chain, GradientReducer, all_reduced, clip_share
+from mlbert.distributed.reduce import Bucket, GradientReducer, PendingSum, all_reduced, clip_share
 from mlbert.distributed.world import World
 
 
@@ -96,9 +96,9 @@ class BucketClippingReducer(GradientReducer):
             part.zero_()
         self.num_started += 1
 
-    def _complete(self, chains: Sequence[Chain]) -> None:
+    def _complete(self, chains: Sequence[PendingSum]) -> None:
         mean_square = self._squares.sum() / self._num_shares
         group = RankGroup(self._world.rank, self._world.world_size)
-        super()._complete([*chains, Chain(all_reduced(mean_square, group, in_bf16=False), None)])
+        super()._complete([*chains, PendingSum(all_reduced(mean_square, group, in_bf16=False), None)])
         self.grad_norm.copy_(mean_square.sqrt())
         self._squares.zero_()

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlbert.distributed.watch import HANG_SECONDS, Watch
+from mlbert.distributed.health import HANG_SECONDS, HealthMonitor
 from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:  # the command line needs the constants, and no torch
@@ -95,7 +95,7 @@ class Lifecycle:
         close_log: writes the last line of the run's log: status and reason, None at the end of a finished run. Called
             on rank 0, and on another rank only where rank 0 is lost: then on the file that it has left. May be
             called several times, from any thread: the first call counts, and none before the run has begun.
-        hang_seconds: see `mlbert.distributed.watch`.
+        hang_seconds: see `mlbert.distributed.health`.
 
     Attributes:
         watch: takes the marks of the main thread.
@@ -106,7 +106,7 @@ class Lifecycle:
         self, world: World, close_log: Callable[[str, str | None], object], hang_seconds: float = HANG_SECONDS
     ) -> None:
         self.world = world
-        self.watch = Watch(world, self._tell, self._end_process, hang_seconds)
+        self.watch = HealthMonitor(world, self._tell, self._end_process, hang_seconds)
         self.warned = False
         self._accepts_warnings = False
         self._close_log = close_log

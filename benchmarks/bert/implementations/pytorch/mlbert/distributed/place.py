@@ -90,7 +90,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """Rank and sizes as one launcher states them, before they are checked against each other."""
 
     launcher: str
@@ -108,7 +108,7 @@ _LAUNCHERS = (
 )
 
 
-def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> Identity | None:
+def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> ProcessIdentity | None:
     found = {name: _integer(environ, name) for name in names}
     given = [name for name, value in found.items() if value is not None]
     if not given:
@@ -119,16 +119,16 @@ def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> I
         raise UserError("distributed.identity", missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "variables"  # a launcher of the site's own
-    return Identity(launcher, rank, world_size, local_rank, local_size)
+    return ProcessIdentity(launcher, rank, world_size, local_rank, local_size)
 
 
-def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
+def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
     step_tasks = _integer(environ, "SLURM_STEP_NUM_TASKS")
     if not environ.get("SLURM_STEP_ID") or step_tasks is None:
         return None
     rank = _integer(environ, "SLURM_PROCID")
     if step_tasks == 1:
-        return Identity("slurm", 0, 1, 0, 1)
+        return ProcessIdentity("slurm", 0, 1, 0, 1)
     if rank is None:
         raise UserError(
             "distributed.identity",
@@ -142,10 +142,10 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
         local_size: int | None = counts[node]
     else:
         local_size = _integer(environ, "SLURM_NTASKS_PER_NODE")
-    return Identity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
+    return ProcessIdentity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
 
 
-def _check_contradiction(chosen: Identity, other: Identity) -> None:
+def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> None:
     """Refuses two launchers that disagree, except where one rightly runs inside the other.
 
     torchrun or another launcher of processes is started once a node by srun or mpirun: then its world is the larger
@@ -178,7 +178,7 @@ def _check_restarts(environ: Mapping[str, str]) -> None:
         )
 
 
-def _complete_local(identity: Identity, one_machine: bool) -> tuple[int, int]:
+def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, int]:
     """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
     rank, size = identity.local_rank, identity.local_world_size
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
@@ -227,7 +227,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """This process's place among the ranks that train together."""
 
     rank: int = 0

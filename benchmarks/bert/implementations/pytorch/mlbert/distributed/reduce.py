@@ -19,7 +19,7 @@ keeps its part is off by at most u sum |g_r| besides float32's own rounding, and
 library's own sum in bfloat16 may round at every hop instead. Each sum is added up once, on one rank, so all get the
 same bits, and the same ones in every run.
 
-A sum is a generator of collectives, each of which begins when the one before is done. `Chain` runs it.
+A sum is a generator of collectives, each of which begins when the one before is done. `PendingSum` runs it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _added_up(received: Tensor, size: int) -> Tensor:
     return received.view(size, -1).sum(0, dtype=torch.float32)
 
 
-class Chain:
+class PendingSum:
     """A sum under way.
 
     On a GPU all of it is queued at once, on a stream of its own, behind what is queued on the current one. On a CPU,
@@ -201,7 +201,7 @@ class GradientReducer:
         # One bucket's sum goes on over one link while the next one's goes over another, or is added up.
         num_streams = NUM_STREAMS if flat_grad.is_cuda and self._has_steps() else 0
         self._streams = [torch.cuda.Stream(flat_grad.device) for _ in range(num_streams)]
-        self._chains: list[Chain] = []
+        self._chains: list[PendingSum] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0  # buckets under way or done in the present pass
         self.num_overlapped = 0
@@ -280,7 +280,7 @@ class GradientReducer:
 
     def _begin(self, part: Tensor) -> None:
         stream = self._streams[len(self._chains) % len(self._streams)] if self._streams else None
-        self._chains.append(Chain(self._sum(part), stream))
+        self._chains.append(PendingSum(self._sum(part), stream))
 
     def _has_steps(self) -> bool:
         """Whether a sum is more than one collective."""
@@ -289,7 +289,7 @@ class GradientReducer:
     def _sum(self, part: Tensor) -> Steps:
         return all_reduced(part, RankGroup(self._world.rank, self._world.world_size), self._in_bf16)
 
-    def _complete(self, chains: Sequence[Chain]) -> None:
+    def _complete(self, chains: Sequence[PendingSum]) -> None:
         # Chain after chain, step after step: all ranks begin collectives in the same order.
         while chains:
             chains = [chain for chain in chains if chain.advance()]

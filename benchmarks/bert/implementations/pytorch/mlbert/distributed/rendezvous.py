@@ -82,7 +82,7 @@ def default_join_seconds(world_size: int) -> float:
     return JOIN_SECONDS * (1 + (world_size / DOUBLE_WAIT_RANKS) ** 2)
 
 
-class Meeting:
+class Rendezvous:
     """One rank's part in the meeting of all; each method is called on all ranks together, with the same name.
 
     Attributes:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlbert.distributed.place import Place
-from mlbert.distributed.rendezvous import Meeting
+from mlbert.distributed.place import RankPlace
+from mlbert.distributed.rendezvous import Rendezvous
 
 MOST_HOST_BYTES = 64
 
@@ -27,7 +27,7 @@ def nccl_options(timeout: timedelta) -> Any:
 
 
 @dataclass(frozen=True)
-class World(Place):
+class World(RankPlace):
     """The ranks that train together, and this process's place among them."""
 
     @property
@@ -38,9 +38,9 @@ class World(Place):
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @cached_property
-    def meeting(self) -> Meeting:
+    def meeting(self) -> Rendezvous:
         """Over which the ranks find each other, before and while they are connected."""
-        return Meeting(self)
+        return Rendezvous(self)
 
     @property
     def collective_timeout(self) -> timedelta:
@@ -57,7 +57,7 @@ class World(Place):
 
         Raises:
             UserError, SystemExit: not all ranks came together in time (one rank names those that did not), the port
-                is taken, or the limit on open files is too low; see `Meeting`.
+                is taken, or the limit on open files is too low; see `Rendezvous`.
         """
         if self.world_size == 1:
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf import official, seal
-from mlbert.mlperf.checks.twins import check_copies_between
+from mlbert.mlperf.checks.duplicate_runs import check_copies_between
 from mlbert.mlperf.describe import FOLDER as TEMPLATES
 from mlbert.mlperf.describe import MARK, unfilled
 from mlbert.mlperf.export import check_source, export_tree, is_checkout, is_export
@@ -27,7 +27,7 @@ from mlbert.mlperf.official import Call
 from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import NAMES, ResultSet, is_ours
 from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
-from mlbert.mlperf.workplace import READABLE, RESULT_PATTERN, Workplace, logs_in
+from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_in
 
 _RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
 _TOOL_FILES = frozenset({"scaling.json"})

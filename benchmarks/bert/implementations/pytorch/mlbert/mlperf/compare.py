@@ -34,7 +34,7 @@ from mlbert.mlperf.result_set import (
     stamps_evaluations,
 )
 from mlbert.mlperf.rules import BENCHMARK, olympic_mean
-from mlbert.mlperf.workplace import RESULT_PATTERN, logs_in
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_in
 
 LEVEL = 0.05
 FEWEST_RUNS = 3  # a side, below which nothing is told
@@ -109,7 +109,7 @@ _UNCOMPARED_SETTINGS = ("EXPERIMENT", "SEED", "RECIPE", "MLPERF_SUBMISSION_ORG",
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """One of the two sets."""
 
     name: str  # as the user gave it
@@ -155,7 +155,7 @@ class Comparison:
     notes: Sequence[str]  # sentences
 
 
-def read_side(path: Path) -> Side:
+def read_side(path: Path) -> ComparedSide:
     """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError where it is none of them."""
     if path.is_file():
         names = [path]
@@ -176,21 +176,25 @@ def read_side(path: Path) -> Side:
                 "is no MLPerf log of a run: it has no run_start",
                 "Remove it, or name others",
             )
-    return Side(str(path), logs, _system_of(names[0].resolve().parent))
+    return ComparedSide(str(path), logs, _system_of(names[0].resolve().parent))
 
 
 def alike(log: Log) -> list[Log]:
     """The finished runs of a log's settings that lie beside it, itself among them."""
     others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
     finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
-    return [other for other in finished if not _settings_that_differ(Side("", [log], None), Side("", [other], None))]
+    return [
+        other
+        for other in finished
+        if not _settings_that_differ(ComparedSide("", [log], None), ComparedSide("", [other], None))
+    ]
 
 
-def _settings_that_differ(a: Side, b: Side) -> list[Difference]:
+def _settings_that_differ(a: ComparedSide, b: ComparedSide) -> list[Difference]:
     return [*_facts_that_differ(a, b)[0], *_configuration(a, b, [])]
 
 
-def compare_sides(a: Side, b: Side, tree: Path) -> Comparison:
+def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
     """Everything that differs; ``tree`` is the checkout whose history may have the commits of both."""
     settings, code, system = _facts_that_differ(a, b)
     history, files = _history(a, b, tree)
@@ -229,7 +233,7 @@ def _system_of(folder: Path) -> dict[str, Any] | None:
     return read_json(path, "Mend or remove it")
 
 
-def _facts_that_differ(a: Side, b: Side) -> tuple[list[Difference], list[Difference], list[Difference]]:
+def _facts_that_differ(a: ComparedSide, b: ComparedSide) -> tuple[list[Difference], list[Difference], list[Difference]]:
     """Of settings, code and system."""
     settings: list[Difference] = []
     code: list[Difference] = []
@@ -241,7 +245,7 @@ def _facts_that_differ(a: Side, b: Side) -> tuple[list[Difference], list[Differe
     return settings, code, system
 
 
-def _facts(side: Side) -> dict[str, list[Any]]:
+def _facts(side: ComparedSide) -> dict[str, list[Any]]:
     """What the logs tell before run_start (and eval_samples), key to its values; ``key: item`` for a dictionary's."""
     facts: dict[str, list[Any]] = {}
     for log in side.logs:
@@ -294,7 +298,7 @@ def _spelt(value: Any) -> str:
     return f"{value:.12g}" if is_number(value) else str(value)
 
 
-def _configuration(a: Side, b: Side, notes: list[str]) -> list[Difference]:
+def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[Difference]:
     """Settings of our logs that differ; notes of paths, and of what one side has and leaves at its default."""
     if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
         return []
@@ -321,12 +325,12 @@ def _configuration(a: Side, b: Side, notes: list[str]) -> list[Difference]:
     return found
 
 
-def _origin(side: Side, name: str) -> str:
+def _origin(side: ComparedSide, name: str) -> str:
     rows = (log.value("configuration").get(name) for log in side.logs)
     return ", ".join(dict.fromkeys(str(row["origin"]) for row in rows if isinstance(row, dict) and "origin" in row))
 
 
-def _history(a: Side, b: Side, tree: Path) -> tuple[str, list[str]]:
+def _history(a: ComparedSide, b: ComparedSide, tree: Path) -> tuple[str, list[str]]:
     """How the commits of both lie to each other, and the files below benchmarks/ that differ."""
     commits = [list(dict.fromkeys(_spelt(log.value("commit")) for log in side.logs)) for side in (a, b)]
     if any("" in names for names in commits):
@@ -345,7 +349,7 @@ def _history(a: Side, b: Side, tree: Path) -> tuple[str, list[str]]:
     return f"B is {way}; {len(files)} files of benchmarks/ differ.", files
 
 
-def _fairness(a: Side, b: Side) -> list[str]:
+def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
     """Sentences about what makes a comparison unlike for like."""
     told = {
         "batch sizes": [[log.value("global_batch_size") for log in side.logs] for side in (a, b)],
@@ -367,11 +371,11 @@ def _fairness(a: Side, b: Side) -> list[str]:
     return notes
 
 
-def _num_successes(side: Side) -> int:
+def _num_successes(side: ComparedSide) -> int:
     return sum(log.status == "success" for log in side.logs)
 
 
-def _olympic_minutes(side: Side) -> float | None:
+def _olympic_minutes(side: ComparedSide) -> float | None:
     minutes = [value for log in side.logs if (value := minutes_to_train(log)) is not None]
     missed = [float("inf")] * (len(side.logs) - len(minutes))
     if len(side.logs) < FEWEST_RUNS or len(missed) > 1:
@@ -379,7 +383,7 @@ def _olympic_minutes(side: Side) -> float | None:
     return olympic_mean([*minutes, *missed])
 
 
-def _measures(a: Side, b: Side) -> list[Measure]:
+def _measures(a: ComparedSide, b: ComparedSide) -> list[Measure]:
     functions = (
         ("speed", "samples/s", samples_per_second),
         ("samples to target", "samples", samples_to_target),

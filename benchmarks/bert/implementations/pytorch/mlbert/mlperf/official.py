@@ -32,7 +32,7 @@ Answers = Callable[[Callable[[str], None]], list["Answer"]]
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckerJob:
     """One run of a tool."""
 
     tool: str
@@ -50,7 +50,7 @@ class Answer:
 
 @contextmanager
 def started(
-    jobs: Sequence[Job], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
+    jobs: Sequence[CheckerJob], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> Iterator[Answers]:
     """Starts the jobs in ``folder``; gives a function that waits for all answers and tells what is finished.
 
@@ -174,10 +174,10 @@ def run(call: Call) -> list[Finding]:
         return call.judge(answers(lambda step: None)[0])
 
 
-def jobs(calls: Sequence[Call]) -> list[Job]:
+def jobs(calls: Sequence[Call]) -> list[CheckerJob]:
     """What the worker is asked for."""
     return [
-        Job(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
+        CheckerJob(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
         for call in calls
     ]
 

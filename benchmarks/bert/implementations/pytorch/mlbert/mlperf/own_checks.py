@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mlbert.mlperf.checks.accuracy import check_accuracies
 from mlbert.mlperf.checks.configuration import check_configuration
+from mlbert.mlperf.checks.duplicate_runs import check_copies
 from mlbert.mlperf.checks.evaluation import check_evaluations
 from mlbert.mlperf.checks.identity import check_call_sites, check_code, check_whose
 from mlbert.mlperf.checks.order import check_division, check_lines, check_numbers, check_order, check_program
@@ -26,7 +27,6 @@ from mlbert.mlperf.checks.pace import (
 from mlbert.mlperf.checks.provenance import check_event_types, check_writer
 from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
 from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
-from mlbert.mlperf.checks.twins import check_copies
 from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
 from mlbert.mlperf.findings import Finding, finding_of
 from mlbert.mlperf.result_set import Check, ResultSet

@@ -44,7 +44,7 @@ _NEW = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepeatPlan:
     """A training run that is to repeat another."""
 
     recipe: str
@@ -69,7 +69,7 @@ def read_repeatable(path: Path) -> Log:
     return log
 
 
-def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> Plan:
+def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> RepeatPlan:
     """The settings for a run into ``out``.
 
     Args:
@@ -103,7 +103,7 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
         )
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may take longer to the same result
-    return Plan(str(log.value("recipe")), ranks, exports)
+    return RepeatPlan(str(log.value("recipe")), ranks, exports)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def run_file(log: Path, name: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-class Evaluation(NamedTuple):
+class LoggedEvaluation(NamedTuple):
     """One eval_accuracy with the eval_start and eval_stop since the one before, and the same told again behind it."""
 
     event: Event
@@ -115,9 +115,9 @@ class Evaluation(NamedTuple):
         return f"line {self.event.line}"
 
 
-def evaluations_of(log: Log) -> list[Evaluation]:
+def evaluations_of(log: Log) -> list[LoggedEvaluation]:
     """The evaluations whose samples and accuracy are numbers; what several ranks logged alike counts once."""
-    found: list[Evaluation] = []
+    found: list[LoggedEvaluation] = []
     start = stop = None
     for event in log.events:
         if event.key == "eval_start":
@@ -130,7 +130,7 @@ def evaluations_of(log: Log) -> list[Evaluation]:
                 if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
                     found[-1].again.append(event)
                 else:
-                    found.append(Evaluation(event, samples, event.value, start, stop, []))
+                    found.append(LoggedEvaluation(event, samples, event.value, start, stop, []))
             start = stop = None
     return found
 

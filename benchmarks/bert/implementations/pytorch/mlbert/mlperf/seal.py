@@ -19,7 +19,7 @@ from mlbert.mlperf.export import differs, digest_of
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.mlperf.rules import BENCHMARK
-from mlbert.mlperf.workplace import RESULT_PATTERN
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN
 
 SUMS = "SHA256SUMS"
 _SSH_SIGNATURE, _MINISIGN_SIGNATURE = f"{SUMS}.sig", f"{SUMS}.minisig"

@@ -283,7 +283,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Trace:
     """What leads from a key of a log to the code, in order."""
 
     key: str
@@ -314,7 +314,7 @@ class Tracer:
         self._recipe = recipe_file(str(log.value("recipe")))
         self._search = CodeSearch(self.sources, self._recipe)
 
-    def chain(self, key: str) -> Chain:
+    def chain(self, key: str) -> Trace:
         """The chain of a key's last line. Raises UserError for a key that the log does not have."""
         if key not in self.keys:
             raise unknown_name(key, f"key in {self.log.path}", self.keys)
@@ -325,7 +325,7 @@ class Tracer:
         call = self.sources.call_of(name, number, key)
         if text is None or call is None:
             broken = "is not in the tree" if text is None else f"does not log {key}"
-            return Chain(key, event.value, [*links, Link("logged by", place, text or "", broken)])
+            return Trace(key, event.value, [*links, Link("logged by", place, text or "", broken)])
         links.append(Link("logged by", place, ast.unparse(call)))
         if (file_key := key.removesuffix("_sha256")) in ("config_file", "model_shape"):
             links.append(self._file(file_key))
@@ -338,7 +338,7 @@ class Tracer:
         is_decided = any(link.step in ("setting", "set by") for link in links)
         if is_number_of(key, event.value) and not is_decided and not isinstance(values[0], ast.Constant):
             links.append(Link("setting", "?", "", f"nothing is known to set {key}"))
-        return Chain(key, event.value, links)
+        return Trace(key, event.value, links)
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
         """Return the settings that decide a key: read by its call, named like it, or in `SETTINGS_OF`."""

@@ -171,7 +171,7 @@ def refuse_bucket_clipping(config: DistributedConfig) -> None:
         )
 
 
-def whole_update(
+def build_replicated_optimizer(
     optimizer: OptimizerConfig,
     base_lr: float,
     distributed: DistributedConfig,

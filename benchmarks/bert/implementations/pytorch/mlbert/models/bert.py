@@ -214,7 +214,7 @@ class BertBase(nn.Module):
 
     def training_flops(self, batch: flops.Counted) -> int:
         """FLOPs of forward and backward of a batch; `mlbert.models.flops` says what counts."""
-        return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
+        return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
         """Why forward and backward of sequences of at most so many tokens can't be part of a CUDA graph with the ops
@@ -273,7 +273,7 @@ class BertBase(nn.Module):
         """Takes over what `derived_state` gave, by copy; what another precision gave leaves all as it is."""
         self.bert.linears.load_derived_state(state)
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         raise NotImplementedError
 
     def _hidden(self, batch: Batch, keys: Keys | None, rows: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ class BertForPreTraining(BertBase):
         masked = self._masked_logits(masked_MD, self.cls.predictions)
         return PreTrainingLogits(masked, self._linear(self._pooled(first_SD), self.cls.seq_relationship))
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.forward_flops(self.config, work)
 
 
@@ -334,7 +334,7 @@ class BertForMaskedLM(BertBase):
         hidden_MD = self._hidden(batch, keys, batch.masked_positions)
         return MaskedLogits(self._masked_logits(hidden_MD, self.cls.predictions))
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.masked_lm(self.config, work)
 
 
@@ -363,7 +363,7 @@ class BertForSequenceClassification(BertBase):
             pooled_SD = ops.apply_dropout(pooled_SD, probability, keys[0][SITE_CLASSIFIER], rows)
         return SequenceLogits(self._linear(pooled_SD, self.classifier))
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.classifier(self.config, work, self.num_labels)
 
 

@@ -28,7 +28,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 from mlbert.ops import api as ops
 from mlbert.ops import fp8
-from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products, Quantised, Scaling
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantised
 
 # Linear layers of one encoder layer, as rows of FP8 scales are numbered; the one behind them is the next layer's first.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
@@ -85,7 +85,7 @@ class LayerLinears:
 class _SomeFp8(LayerLinears):
     """The same where some of the products run in FP8: each linear layer is by itself."""
 
-    def __init__(self, table: Scaling, first: int) -> None:
+    def __init__(self, table: FP8Scaling, first: int) -> None:
         self._table, self._first = table, first
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -117,7 +117,7 @@ class _AllFp8(_SomeFp8):
 class PlainLinears(nn.Module):
     """Nothing is derived from the weights: there is nothing to refresh, to measure or to save.
 
-    Methods are those of `Fp8Linears` and `mlbert.ops.fp8_scaling.Scaling`, which tell what they are for.
+    Methods are those of `Fp8Linears` and `mlbert.ops.fp8_scaling.FP8Scaling`, which tell what they are for.
     """
 
     is_calibrated = True
@@ -144,7 +144,7 @@ class PlainLinears(nn.Module):
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-class Fp8Linears(Scaling):
+class Fp8Linears(FP8Scaling):
     """Scales and FP8 copies of all linear layers; ``products`` run in FP8."""
 
     def __init__(self, num_layers: int, products: Products) -> None:

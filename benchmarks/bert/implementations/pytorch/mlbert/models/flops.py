@@ -26,7 +26,7 @@ Counted = Batch | HostBatch  # what both tell on the host of a batch's sizes
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchWork:
     """What a batch holds: tokens, sum of squared sequence lengths, masked tokens, sequences."""
 
     tokens: int
@@ -35,13 +35,13 @@ class Work:
     sequences: int
 
     @classmethod
-    def of(cls, batch: Counted) -> Work:
+    def of(cls, batch: Counted) -> BatchWork:
         """Counts one batch (reads ``cu_seqlens``: a host synchronisation for a batch on an accelerator)."""
         lengths = torch.diff(batch.cu_seqlens.long())
         return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
 
 
-def encoder(config: BertConfig, work: Work, rows_read: int) -> int:
+def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:
     """FLOPs of the encoder's forward pass, of whose last layer ``rows_read`` tokens are read."""
     d = config.hidden_size
     attention = work.tokens * 2 * 3 * d * d + 4 * work.squared_lengths * d
@@ -50,32 +50,32 @@ def encoder(config: BertConfig, work: Work, rows_read: int) -> int:
     return config.num_hidden_layers * attention + all_tokens * per_token
 
 
-def masked_lm_head(config: BertConfig, work: Work) -> int:
+def masked_lm_head(config: BertConfig, work: BatchWork) -> int:
     """FLOPs of the masked-LM head's forward pass."""
     return work.masked * 2 * (config.hidden_size**2 + config.hidden_size * config.vocab_size)
 
 
-def sequence_head(config: BertConfig, work: Work, outputs: int) -> int:
+def sequence_head(config: BertConfig, work: BatchWork, outputs: int) -> int:
     """FLOPs of the forward pass of the pooler and a linear layer behind it."""
     return work.sequences * 2 * (config.hidden_size**2 + outputs * config.hidden_size)
 
 
-def masked_lm(config: BertConfig, work: Work) -> int:
+def masked_lm(config: BertConfig, work: BatchWork) -> int:
     """FLOPs of one forward pass of a masked-LM model."""
     return encoder(config, work, work.masked) + masked_lm_head(config, work)
 
 
-def classifier(config: BertConfig, work: Work, num_labels: int) -> int:
+def classifier(config: BertConfig, work: BatchWork, num_labels: int) -> int:
     """FLOPs of one forward pass of a model with one classifier a sequence."""
     return encoder(config, work, work.sequences) + sequence_head(config, work, num_labels)
 
 
-def forward_flops(config: BertConfig, work: Work) -> int:
+def forward_flops(config: BertConfig, work: BatchWork) -> int:
     """FLOPs of one forward pass of `BertForPreTraining`."""
     heads = masked_lm_head(config, work) + sequence_head(config, work, 2)
     return encoder(config, work, work.masked + work.sequences) + heads
 
 
-def training_flops(config: BertConfig, work: Work) -> int:
+def training_flops(config: BertConfig, work: BatchWork) -> int:
     """FLOPs of forward and backward of `BertForPreTraining`."""
     return BACKWARD_FACTOR * forward_flops(config, work)

@@ -93,7 +93,7 @@ class HuggingFaceModel(nn.Module):
     def training_flops(self, batch: flops.Counted) -> int:
         """What our model counts for the batch, so that utilisations compare: neither padding nor the logits of
         unmasked tokens, though both are computed here."""
-        return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
+        return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
         """Never None: the masks of a replay would be those of the capture."""
@@ -122,7 +122,7 @@ class HuggingFaceModel(nn.Module):
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
         """As `weights_changed`."""
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         raise NotImplementedError
 
     def _dense_logits(self, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ class HuggingFaceForMaskedLM(HuggingFaceModel):
         logits, places = self._dense_logits(batch, keys)
         return MaskedLogits(logits.flatten(0, 1).index_select(0, places.index_select(0, batch.masked_positions)))
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.masked_lm(self.config, work)
 
 
@@ -172,5 +172,5 @@ class HuggingFaceForSequenceClassification(HuggingFaceModel):
         """Logits [S, L] of each sequence; ``keys`` None means evaluation."""
         return SequenceLogits(self._dense_logits(batch, keys)[0])
 
-    def _forward_flops(self, work: flops.Work) -> int:
+    def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.classifier(self.config, work, self.num_labels)

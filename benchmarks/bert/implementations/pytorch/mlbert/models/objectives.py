@@ -37,7 +37,7 @@ CLASSIFICATION_METRICS = ("accuracy", "f1", "matthews_correlation")
 REGRESSION_METRICS = ("pearson", "spearman")
 
 
-class Model(Protocol):
+class ObjectiveModel(Protocol):
     """What an objective asks of a model."""
 
     config: BertConfig
@@ -54,7 +54,7 @@ class _Objective:
     def __init__(self, scope: str) -> None:
         self.scope = _known("scope", scope, SCOPES)
 
-    def rows(self, model: Model, batch: Batch) -> Tensor:
+    def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """float64 [S, num_columns]: asked for only where there are columns."""
         return torch.empty(batch.num_samples, 0, dtype=torch.float64)
 
@@ -76,12 +76,12 @@ class MaskedLM(_Objective):
         """What the reference divides by."""
         return (counts[0] + MLM_DIVISOR_EPS,)
 
-    def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
         loss_sum, _ = self._masked(model, batch, model(batch, keys))
         return loss_sum / divisors[0]
 
-    def sums(self, model: Model, batch: Batch) -> Tensor:
+    def sums(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """float64 [3]."""
         loss_sum, correct = self._masked(model, batch, model(batch, None))
         masked = (batch.masked_labels != IGNORED_LABEL).sum()
@@ -97,7 +97,7 @@ class MaskedLM(_Objective):
         return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
     @staticmethod
-    def _masked(model: Model, batch: Batch, logits: MaskedLogits | PreTrainingLogits) -> tuple[Tensor, Tensor]:
+    def _masked(model: ObjectiveModel, batch: Batch, logits: MaskedLogits | PreTrainingLogits) -> tuple[Tensor, Tensor]:
         return ops.masked_cross_entropy(logits.masked, batch.masked_labels, model.config.vocab_size)
 
 
@@ -115,7 +115,7 @@ class PreTraining(MaskedLM):
         """What the reference divides the two losses by."""
         return counts[0] + MLM_DIVISOR_EPS, float(counts[1])
 
-    def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
         logits: PreTrainingLogits = model(batch, keys)
         mlm_loss_sum, _ = self._masked(model, batch, logits)
@@ -150,7 +150,7 @@ class _SequenceObjective(_Objective):
         """Their number."""
         return (float(counts[0]),)
 
-    def sums(self, model: Model, batch: Batch) -> Tensor:
+    def sums(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """float64 [1]: sequences with tokens."""
         return (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).sum().double()[None]
 
@@ -195,13 +195,13 @@ class Classification(_SequenceObjective):
         self.metric = _known("METRIC", metric, known)
         self._sklearn = _library("sklearn.metrics", "scikit-learn")
 
-    def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
         labels, there = self._labels(batch)
         losses = F.cross_entropy(model(batch, keys).labels.float(), labels, reduction="none")
         return torch.where(there, losses, 0.0).sum() / divisors[0]
 
-    def rows(self, model: Model, batch: Batch) -> Tensor:
+    def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """float64 [S, 4]."""
         logits, (labels, there) = model(batch, None).labels.float(), self._labels(batch)
         probability, taken_for = logits.softmax(dim=1).max(dim=1)
@@ -240,12 +240,12 @@ class Regression(_SequenceObjective):
         self.metric = _known("METRIC", metric, REGRESSION_METRICS)
         self._stats = _library("scipy.stats", "scipy")
 
-    def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
         predictions, labels, there = self._pairs(model, batch, keys)
         return torch.where(there, predictions - labels, 0.0).square().sum() / divisors[0]
 
-    def rows(self, model: Model, batch: Batch) -> Tensor:
+    def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """float64 [S, 2]."""
         predictions, labels, there = self._pairs(model, batch, None)
         return _masked_rows(there, predictions, labels)
@@ -258,7 +258,7 @@ class Regression(_SequenceObjective):
         return found | {"loss": ((x - y) ** 2).mean()}
 
     @staticmethod
-    def _pairs(model: Model, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(model: ObjectiveModel, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
         """Predictions and labels float32 [S], 0 for sequences without tokens, and which have some."""
         labels, there = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)

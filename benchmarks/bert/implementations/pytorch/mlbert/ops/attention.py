@@ -150,7 +150,7 @@ def native_attention(
 ) -> Tensor:
     """`attention` by one of the two C kernels; `tiles` (bfloat16, H a multiple of 32): the one for the matrix unit."""
     threshold = dropout_threshold(dropout_p)
-    return _Attention.apply(qkv.contiguous(), cu_seqlens, threshold, key, rows, tiles, alibi_slopes)
+    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, threshold, key, rows, tiles, alibi_slopes)
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def tiles_work() -> bool:
     return all(bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True))
 
 
-class _Attention(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
         threshold, key, rows, tiles, slopes = settings

@@ -54,13 +54,13 @@ def _remark() -> str:
 @registry.register("linear_qkv", "cublaslt", remark=_remark)
 def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
     """`mlbert.ops.api.linear_qkv`."""
-    return _LinearQKV.apply(x, *weights_and_biases)
+    return _CublasLtLinearQKV.apply(x, *weights_and_biases)
 
 
 @registry.register("linear", "cublaslt")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
     """`mlbert.ops.linear`."""
-    return _Linear.apply(x, weight, bias, has_other_users)
+    return _CublasLtLinear.apply(x, weight, bias, has_other_users)
 
 
 @registry.register("linear_gelu", "cublaslt")
@@ -68,7 +68,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     """`mlbert.ops.api.linear_gelu`."""
     if exact:
         return reference.linear_gelu(x, weight, bias, exact)
-    return _LinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
+    return _CublasLtLinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
 
 
 @registry.register("feed_forward", "cublaslt")
@@ -76,10 +76,10 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     """`mlbert.ops.api.feed_forward`."""
     if exact:
         return reference.feed_forward(x, w1, b1, w2, exact)
-    return _FeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
+    return _CublasLtFeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
 
 
-class _LinearQKV(torch.autograd.Function):
+class _CublasLtLinearQKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
         ctx.weights, biases = weights_and_biases[:3], weights_and_biases[3:]
@@ -101,7 +101,7 @@ class _LinearQKV(torch.autograd.Function):
         return d_x, *d_weights, *d_bias.to(ctx.bias_type).chunk(3)
 
 
-class _Linear(torch.autograd.Function):
+class _CublasLtLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
         ctx.weight, ctx.bias_type, ctx.has_other_users = weight, None if bias is None else bias.dtype, has_other_users
@@ -119,7 +119,7 @@ class _Linear(torch.autograd.Function):
         return d_x, d_weight, None if d_bias is None else d_bias.to(ctx.bias_type), None
 
 
-class _LinearGelu(torch.autograd.Function):
+class _CublasLtLinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
         ctx.weight, ctx.bias_type = weight, bias.dtype
@@ -138,7 +138,7 @@ class _LinearGelu(torch.autograd.Function):
         return d_x, d_weight, d_bias.to(ctx.bias_type), None
 
 
-class _FeedForward(torch.autograd.Function):
+class _CublasLtFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, needs_gradient: bool) -> Tensor:
         ctx.weights, ctx.bias_type = (w1, w2), b1.dtype

@@ -61,7 +61,7 @@ class Epilogue(enum.IntEnum):
     BGRADB = 512  # y, and bias [R] = the sum of left over the inner dimension
 
 
-class Problem(NamedTuple):
+class MatmulProblem(NamedTuple):
     """What makes one algorithm or another the fastest for a product: all of it but the addresses.
 
     Attributes:
@@ -126,8 +126,8 @@ class Library:
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
-        self.choices: dict[Problem, int] = {}
-        self.noted: dict[Problem, None] | None = None
+        self.choices: dict[MatmulProblem, int] = {}
+        self.noted: dict[MatmulProblem, None] | None = None
         self._code = _compiled()
         self._contexts: dict[torch.device, int] = {}
         self._workspaces: dict[tuple[torch.device, int], Tensor] = {}
@@ -180,7 +180,7 @@ class Library:
             types = left.dtype, right.dtype, out.dtype
             alignments = tuple(map(_alignment, (out, left, right, bias, aux)))
             transposed = left_transposed, right_transposed
-            choice = self._choice(Problem(*sizes, types, *transposed, epilogue, fast, adds, alignments))
+            choice = self._choice(MatmulProblem(*sizes, types, *transposed, epilogue, fast, adds, alignments))
         if choice == APART:
             return False
         stream = 0
@@ -232,7 +232,7 @@ class Library:
             self._contexts[device] = context
         return self._contexts[device]
 
-    def _choice(self, problem: Problem) -> int:
+    def _choice(self, problem: MatmulProblem) -> int:
         if self.noted is not None:
             self.noted[problem] = None
         return self.choices.get(problem, FIRST)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt, registry
-from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, Problem
+from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, MatmulProblem
 
 CANDIDATES = 8  # as in csrc/mhalib/matmul.c
 LAUNCHES = 5
@@ -70,7 +70,7 @@ def tuned(
 
 def tune(
     library: Library,
-    problems: Sequence[Problem],
+    problems: Sequence[MatmulProblem],
     device: torch.device,
     is_first: bool,
     over_ranks: Callable[[Tensor], Any],
@@ -102,9 +102,9 @@ def tune(
     say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {others} not by the first algorithm")
 
 
-def with_twins(noted: Mapping[Problem, None]) -> list[Problem]:
+def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
     """The problems, before each that sums over tokens in its epilogue the one without; each once."""
-    found: dict[Problem, None] = {}
+    found: dict[MatmulProblem, None] = {}
     for problem in noted:
         if problem.epilogue == Epilogue.BGRADB:
             found[twin(problem)] = None
@@ -112,13 +112,13 @@ def with_twins(noted: Mapping[Problem, None]) -> list[Problem]:
     return list(found)
 
 
-def twin(problem: Problem) -> Problem:
+def twin(problem: MatmulProblem) -> MatmulProblem:
     """The problem without epilogue."""
     out, left, right, _, _ = problem.alignments
     return problem._replace(epilogue=Epilogue.NONE, alignments=(out, left, right, 0, 0))
 
 
-def choose(library: Library, problem: Problem, device: torch.device, timer: Timer) -> int:
+def choose(library: Library, problem: MatmulProblem, device: torch.device, timer: Timer) -> int:
     """The fastest choice for one problem; `FIRST` where nothing could be timed."""
     try:
         return fastest(_times(library, problem, _Operands(problem, device), timer))
@@ -152,7 +152,7 @@ def time_launches(device: torch.device, work: Callable[[], object]) -> list[floa
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
-def _times(library: Library, problem: Problem, operands: _Operands, timer: Timer) -> dict[int, Times]:
+def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer: Timer) -> dict[int, Times]:
     """Choice -> times of its launches, for each algorithm that computes what the first one does."""
     times: dict[int, Times] = {}
     expected: list[Tensor] = []
@@ -178,7 +178,7 @@ def _times(library: Library, problem: Problem, operands: _Operands, timer: Timer
 class _Operands:
     """Made-up operands of a problem, of the sizes, types and alignments that it has."""
 
-    def __init__(self, problem: Problem, device: torch.device) -> None:
+    def __init__(self, problem: MatmulProblem, device: torch.device) -> None:
         self.problem, self._device = problem, device
         rows, columns, inner = problem.rows, problem.columns, problem.inner
         left, right, out = problem.types
@@ -242,7 +242,7 @@ def _known(device: torch.device, say: Callable[[str], object]) -> dict[str, int]
     return {key: choice for key, choice in found.items() if choice in range(APART, CANDIDATES + 1)}
 
 
-def _same_on_all(problems: Sequence[Problem], over_ranks: Callable[[Tensor], Any]) -> bool:
+def _same_on_all(problems: Sequence[MatmulProblem], over_ranks: Callable[[Tensor], Any]) -> bool:
     code = zlib.crc32("\n".join(map(str, problems)).encode())
     extremes = torch.tensor([code, -code])
     over_ranks(extremes)

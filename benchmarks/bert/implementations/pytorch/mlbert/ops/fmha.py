@@ -116,10 +116,10 @@ def attention(
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     threshold = dropout_threshold(dropout_p)
-    return _Attention.apply(qkv.contiguous(), cu_seqlens, rows, alibi_slopes, max_seqlen, threshold, key)
+    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, rows, alibi_slopes, max_seqlen, threshold, key)
 
 
-class _Attention(torch.autograd.Function):
+class _FmhaAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
         rows, slopes, max_seqlen, threshold, key = settings

@@ -2,7 +2,7 @@
 
 A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales. What
 exceeds the range becomes the largest FP8 number; NaN stays NaN. Activations around the products stay bfloat16, weight
-gradients come out in float32. Scales lie in one table, a row a linear layer (`mlbert.ops.fp8_scaling.Scaling`).
+gradients come out in float32. Scales lie in one table, a row a linear layer (`mlbert.ops.fp8_scaling.FP8Scaling`).
 
 Hopper's products read both operands along their inner dimension, so every operand is wanted by rows and transposed. One
 pass makes both (`cast`), and where an element-wise op touches the tensor anyway, that op's kernel makes them:
@@ -46,7 +46,7 @@ from torch import Tensor
 from mlbert.ops import cublaslt, registry
 from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.ops.fp8_casts import NormGradients, NormSaved
-from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, Quantised, Scaling
+from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, FP8Scaling, Quantised
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
 
@@ -139,7 +139,7 @@ Hidden = tuple[Tensor, Tensor, Quantised | None]
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, table: Scaling, row: int, small: Quantised | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None, table: FP8Scaling, row: int, small: Quantised | None = None
 ) -> Tensor:
     """x W^T + b: x [T, D] in the activations' type, weight [F, D] and bias [F] float32 -> [T, F].
 
@@ -148,24 +148,30 @@ def linear(
         small: x in FP8 with this layer's scale, if it is there already.
     """
     table.note_pass()
-    return _Linear.apply(x, small, table, row, 1, weight, *(() if bias is None else (bias,)))
+    return _FP8Linear.apply(x, small, table, row, 1, weight, *(() if bias is None else (bias,)))
 
 
 def linear_qkv(
     x: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    table: Scaling,
+    table: FP8Scaling,
     row: int,
     small: Quantised | None = None,
 ) -> Tensor:
     """`mlbert.ops.api.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
     table.note_pass()
-    return _Linear.apply(x, small, table, row, len(weights), *weights, *biases)
+    return _FP8Linear.apply(x, small, table, row, len(weights), *weights, *biases)
 
 
 def attention_output(
-    context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any], table: Scaling, row: int, reader: int | None
+    context: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm: Sequence[Any],
+    table: FP8Scaling,
+    row: int,
+    reader: int | None,
 ) -> Hidden:
     """LayerNorm(residual + dropout(context W^T + b)), all products in FP8.
 
@@ -187,7 +193,7 @@ def feed_forward(
     weights: Sequence[Tensor],
     exact: bool,
     norm: Sequence[Any],
-    table: Scaling,
+    table: FP8Scaling,
     row: int,
     reader: int | None,
 ) -> Hidden:
@@ -203,10 +209,10 @@ def feed_forward(
         reader: as in `attention_output`.
     """
     table.note_pass()
-    return _hidden(_FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm), reader)
+    return _hidden(_FP8FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm), reader)
 
 
-def cast(op: str, table: Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
+def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
     """What a quantising op makes of its arguments with the table's scale for a tensor of this kind.
 
     While scales are unknown it runs twice, the first time for the maximum alone.
@@ -219,7 +225,7 @@ def cast(op: str, table: Scaling, row: int, kind: int, *arguments: Any, **option
     return form(*arguments, scale=scale, amax=table.counter(row, kind), **options)
 
 
-def quantise_weight(parts: Sequence[Tensor], table: Scaling, row: int) -> Quantised:
+def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantised:
     """The FP8 copies of a weight [F, D], in parts that share a scale: made if they are not since it changed."""
     for part in parts:
         assert not any(n % INNER_MULTIPLE for n in part.shape), f"FP8 needs sizes in 16s, not {tuple(part.shape)}"
@@ -231,28 +237,30 @@ def quantise_weight(parts: Sequence[Tensor], table: Scaling, row: int) -> Quanti
     return copies
 
 
-def quantise(x: Tensor, table: Scaling, row: int, kind: int) -> Quantised:
+def quantise(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantised:
     """A tensor [T, F] quantised in a pass of its own."""
     copies: Quantised = cast("fp8_quantise", table, row, kind, x.contiguous(), dtype=TYPES[kind])
     return copies
 
 
 def _forward_product(
-    x: Quantised, weight: Quantised, table: Scaling, row: int, dtype: torch.dtype, bias: Tensor | None = None
+    x: Quantised, weight: Quantised, table: FP8Scaling, row: int, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
     """x W^T, [T, F]."""
     scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
     return product(x.rows, weight.rows, *scales, dtype, fast=True, bias=bias)
 
 
-def _input_gradient(d_out: Quantised, weight_columns: Tensor, table: Scaling, row: int, dtype: torch.dtype) -> Tensor:
+def _input_gradient(
+    d_out: Quantised, weight_columns: Tensor, table: FP8Scaling, row: int, dtype: torch.dtype
+) -> Tensor:
     """d_out W, [T, D]."""
     scales = table.inverse[row, GRADIENT], table.inverse[row, WEIGHT]
     return product(d_out.rows, weight_columns, *scales, dtype, fast=table.products.fast)
 
 
 def _weight_gradients(
-    d_out: Quantised, x_columns: Tensor, table: Scaling, row: int, parts: Sequence[Tensor]
+    d_out: Quantised, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """d_out^T x, for the weight [F, D] in parts: None for each where it lies in its place already."""
     room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
@@ -266,12 +274,12 @@ def _weight_gradients(
     return (None,) * len(parts)
 
 
-class _Linear(torch.autograd.Function):
+class _FP8Linear(torch.autograd.Function):
     """A linear layer with each product in FP8 or in the activations' type, as the table says."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, small: Quantised | None, table: Scaling, row: int, parts: int, *tensors: Tensor
+        ctx: Any, x: Tensor, small: Quantised | None, table: FP8Scaling, row: int, parts: int, *tensors: Tensor
     ) -> Tensor:
         weights, biases, products = tensors[:parts], tensors[parts:], table.products_of(row)
         bias = joined(biases).to(x.dtype) if biases else None
@@ -337,7 +345,7 @@ class _AttentionOutput(torch.autograd.Function):
         return d_context, norm.residual, d_weight, None, None, None, *_norm_gradients(ctx, norm)
 
 
-class _FeedForward(torch.autograd.Function):
+class _FP8FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any) -> tuple[Tensor, ...]:
         w1, b1, w2, exact, table, row, reader, *norm = settings
@@ -366,7 +374,7 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _norm(
-    ctx: Any, x: Tensor, residual: Tensor, table: Scaling, row: int, reader: int | None, norm: Sequence[Any]
+    ctx: Any, x: Tensor, residual: Tensor, table: FP8Scaling, row: int, reader: int | None, norm: Sequence[Any]
 ) -> tuple[Tensor, Quantised, list[Tensor | None]]:
     """LayerNorm(residual + dropout(x + b)) behind a linear layer: the result, its FP8 copies, what backward reads."""
     op, arguments = "fp8_dropout_add_layer_norm_forward", (x, residual, *norm)
@@ -384,7 +392,7 @@ def _norm(
 
 
 def _norm_backward(
-    ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, saved: Sequence[Any], table: Scaling, row: int
+    ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, saved: Sequence[Any], table: FP8Scaling, row: int
 ) -> NormGradients:
     """The norm's gradients, that of x for the products of the linear layer in `row`."""
     *passed, gain, rows = saved

@@ -6,8 +6,8 @@ to find a maximum and the host waits for nothing:
     scale = 2^floor(log2(largest FP8 number / largest magnitude of the last HISTORY steps))
 
 The first step, which has no history, scales each tensor by its own maximum. A weight is quantised when it is first
-needed after `Scaling.weights_changed`, once for all micro-batches of a step and once for an evaluation, and always into
-the same memory, so that a captured graph finds it there.
+needed after `FP8Scaling.weights_changed`, once for all micro-batches of a step and once for an evaluation, and always
+into the same memory, so that a captured graph finds it there.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input, F of the output, n linear layers.
 """
@@ -66,7 +66,7 @@ class Products:
 _NONE = Products(forward=False, input_gradient=False, weight_gradient=False)
 
 
-class Scaling(nn.Module):
+class FP8Scaling(nn.Module):
     """A row for each FP8 linear layer of a model, a column each for INPUT, WEIGHT and GRADIENT; moves with the model.
 
     Args:

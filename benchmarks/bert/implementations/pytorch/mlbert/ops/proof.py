@@ -52,7 +52,7 @@ SCALE = 4.0  # of FP8
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProofCase:
     """One call of an op; a `mlbert.ops.comparison.Case`."""
 
     op: str
@@ -74,19 +74,19 @@ class Problems:
         self._key = dropout_key(3, 1, 2, 3)
         self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
 
-    def all(self) -> list[Problem]:
+    def all(self) -> list[ProofCase]:
         """One for each op whose result is compared with a float64 one, forward and backward."""
         return [
-            Problem("attention", self._attention, (0,)),
-            Problem("dropout_add_layer_norm", self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
-            Problem("layer_norm_dropout", self._layer_norm_dropout, (0, 1, 2)),
-            Problem("embedding_sum", self._embedding_sum, (3, 4, 5)),
-            Problem("masked_cross_entropy", self._masked_cross_entropy, (0,)),
-            Problem("linear_qkv", self._linear_qkv, tuple(range(7))),
-            Problem("linear", self._linear_gelu, (0, 1, 2)),
-            Problem("linear_gelu", self._linear_gelu, (0, 1, 2)),
-            Problem("feed_forward", self._feed_forward, (0, 1, 2, 3)),
-            Problem("rotary", self._rotary, (0,)),
+            ProofCase("attention", self._attention, (0,)),
+            ProofCase("dropout_add_layer_norm", self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
+            ProofCase("layer_norm_dropout", self._layer_norm_dropout, (0, 1, 2)),
+            ProofCase("embedding_sum", self._embedding_sum, (3, 4, 5)),
+            ProofCase("masked_cross_entropy", self._masked_cross_entropy, (0,)),
+            ProofCase("linear_qkv", self._linear_qkv, tuple(range(7))),
+            ProofCase("linear", self._linear_gelu, (0, 1, 2)),
+            ProofCase("linear_gelu", self._linear_gelu, (0, 1, 2)),
+            ProofCase("feed_forward", self._feed_forward, (0, 1, 2, 3)),
+            ProofCase("rotary", self._rotary, (0,)),
         ]
 
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:

@@ -1,6 +1,6 @@
 """What products read of a model's weights, and where their gradients go.
 
-Parameters that lie in flat buffers bring a `place` (`mlbert.optim.flat.Place`): perhaps a copy rounded to the
+Parameters that lie in flat buffers bring a `place` (`mlbert.optim.flat.ParameterPlace`): perhaps a copy rounded to the
 activations' type, which the optimizer writes with each update, and their gradient's memory, into which a product may
 write. Without it a weight is converted each time and its gradient left to autograd, with the same numbers.
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 
-class Place(Protocol):
-    """A parameter's memory; `mlbert.optim.flat.Place` tells of it."""
+class WeightPlace(Protocol):
+    """A parameter's memory; `mlbert.optim.flat.ParameterPlace` tells of it."""
 
     copy: Tensor | None
 
@@ -91,7 +91,7 @@ def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((len(parts) * first.shape[0], *first.shape[1:]), first.stride())
 
 
-def _place(part: Tensor) -> Place | None:
+def _place(part: Tensor) -> WeightPlace | None:
     return getattr(part, "place", None)
 
 

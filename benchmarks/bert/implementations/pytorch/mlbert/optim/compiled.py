@@ -180,7 +180,7 @@ class Formulas(IntEnum):
     SGD = 3
 
 
-class Scaling(IntEnum):
+class UpdateScaling(IntEnum):
     """What a parameter's update is scaled by; the numbers are those of csrc/cpu/optim.c and the Triton kernels."""
 
     NONE = 0
@@ -199,7 +199,7 @@ class CompiledOptimizer(FlatOptimizer):
     """
 
     FORMULAS: ClassVar[Formulas]
-    SCALING: ClassVar[Scaling] = Scaling.NONE
+    SCALING: ClassVar[UpdateScaling] = UpdateScaling.NONE
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Segment:
     decay: bool
 
 
-class Place:
+class ParameterPlace:
     """What the products of a model may use of one parameter's memory; they find it as the parameter's `place`.
 
     Attributes:
@@ -116,7 +116,7 @@ class FlatParameters:
         self.padded_grad = torch.zeros(padded, dtype=torch.float32, device=device)
         self.padded_copy: Tensor | None = None
         self.data, self.grad = self.padded_data[:total], self.padded_grad[:total]
-        self._places = [Place() for _ in pairs]
+        self._places = [ParameterPlace() for _ in pairs]
         views = zip(self.parameters, self._places, self._split(self.data), self._split(self.grad), strict=True)
         for parameter, place, data, grad in views:
             data.copy_(parameter.data)

@@ -30,7 +30,7 @@ from torch import Tensor
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import Adam
 from mlbert.optim.base import Event
-from mlbert.optim.compiled import Scaling
+from mlbert.optim.compiled import UpdateScaling
 from mlbert.optim.flat import FlatParameters
 
 
@@ -100,7 +100,7 @@ class Lamb(Adam):
     """
 
     name = "lamb"
-    SCALING = Scaling.TRUST_RATIO
+    SCALING = UpdateScaling.TRUST_RATIO
     _apex: ApexLamb | None = None
 
     def hyperparameters(self, event: Event) -> None:

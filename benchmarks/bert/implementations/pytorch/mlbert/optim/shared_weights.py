@@ -26,7 +26,7 @@ from torch import Tensor
 GATHERED_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "e5m2": torch.float8_e5m2}
 
 
-class Work(Protocol):
+class Pending(Protocol):
     """A collective under way."""
 
     def wait(self) -> object:
@@ -57,7 +57,7 @@ class Layout(Protocol):
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums over the ranks that share the buffer, in place."""
 
-    def begin_all_gather(self, buffer: Tensor, block: int) -> Work | None:
+    def begin_all_gather(self, buffer: Tensor, block: int) -> Pending | None:
         """Starts filling one block of a buffer with every rank's part of it."""
 
 
@@ -87,7 +87,7 @@ class SharedWeights:
         if self._rounds:
             self._sent = copy if copy is not None and arrives else torch.empty_like(buffer, dtype=self._dtype)
         self._needs_copying = copy is not None and not arrives
-        self._works: list[Work | None] = []
+        self._works: list[Pending | None] = []
         self.shard = layout.take(buffer)
         self._is_buffer = layout.size == 1 and not self._rounds
         self.copy_to_write = copy if self._is_buffer else None

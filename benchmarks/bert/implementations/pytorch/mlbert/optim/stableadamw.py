@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
-from mlbert.optim.compiled import Scaling
+from mlbert.optim.compiled import UpdateScaling
 
 
 class StableAdamW(AdamW):
     """StableAdamW; arguments, attributes and state as in `Adam`."""
 
     name = "stableadamw"
-    SCALING = Scaling.RMS
+    SCALING = UpdateScaling.RMS
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
         """1 / max(1, RMS) of each parameter."""

@@ -38,7 +38,7 @@ BLOCK = 4096  # elements
 SUM_BLOCK = 1024  # block sums added at a time
 NUM_WARPS = 8
 MAX_ALIGNMENT = 16  # elements
-RMS = tl.constexpr(2)  # mlbert.optim.compiled.Scaling.RMS
+RMS = tl.constexpr(2)  # mlbert.optim.compiled.UpdateScaling.RMS
 ADAM, ACCLIP, MADGRAD = (tl.constexpr(number) for number in range(3))  # mlbert.optim.compiled.Formulas
 
 

@@ -24,11 +24,11 @@ WARMUP, DECAY = 0.02, 0.5  # of the updates
 SEQUENCE_LENGTH = 128
 HEAD_SIZE = 32
 
-TokensPerSecond = Callable[["Shape"], float] | float
+TokensPerSecond = Callable[["SizeShape"], float] | float
 
 
 @dataclass(frozen=True)
-class Shape:
+class SizeShape:
     """A model's sizes: ModernBERT's form with global attention, RoPE, gated units and norms before the sublayers."""
 
     layers: int
@@ -62,7 +62,7 @@ class Choice:
         epochs: passes over the text.
     """
 
-    shape: Shape
+    shape: SizeShape
     sequence_length: int
     sequences: int
     learning_rate: float
@@ -134,19 +134,19 @@ def choose(
     )
 
 
-def _shape(corpus_tokens: int, layers: int, hidden: int) -> Shape:
+def _shape(corpus_tokens: int, layers: int, hidden: int) -> SizeShape:
     vocabulary = 4096 if corpus_tokens < 20_000_000 or hidden < 256 else 8192 if hidden < 768 else 16384
     intermediate = 8 * hidden // 3 // 64 * 64  # two thirds of BERT's, as a gated unit has three matrices
-    return Shape(layers, hidden, hidden // HEAD_SIZE, intermediate, vocabulary)
+    return SizeShape(layers, hidden, hidden // HEAD_SIZE, intermediate, vocabulary)
 
 
-def _speed(shape: Shape, cores: int, measured: TokensPerSecond) -> float:
+def _speed(shape: SizeShape, cores: int, measured: TokensPerSecond) -> float:
     if callable(measured):
         return measured(shape)
     return measured or cores * FLOPS_A_CORE / shape.flops_a_token
 
 
-def _parameters(shape: Shape) -> int:
+def _parameters(shape: SizeShape) -> int:
     return shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate)
 
 
@@ -156,5 +156,5 @@ def _sequences(tokens: float) -> int:
     return max(16, min(256, 1 << max(0, round(wanted)).bit_length()))
 
 
-def _learning_rate(shape: Shape) -> float:
+def _learning_rate(shape: SizeShape) -> float:
     return 3e-3 * (128 / shape.hidden) ** 0.5

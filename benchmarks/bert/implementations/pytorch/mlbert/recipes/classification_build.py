@@ -11,7 +11,7 @@ import torch
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
 from mlbert.data.formats import glue
-from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.order import RankSlice
 from mlbert.data.formats.tasks import TaskForm, TaskRows, form_of_task, read_evaluation, read_training
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
@@ -21,7 +21,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
-from mlbert.models.assembly import choose_compute, make_classifier, whole_update
+from mlbert.models.assembly import build_replicated_optimizer, choose_compute, make_classifier
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
@@ -113,8 +113,8 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
     loss_scale = LossScale.of(config[ComputeConfig], world.device)
     data, text, schedule = config[DataConfig], config[TextConfig], config[ScheduleConfig]
     sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
-    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "classification")
-    share = StepShare(data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size)
+    flat, optimizer, sync = build_replicated_optimizer(*sections, model, world, loss_scale, "classification")
+    share = RankSlice(data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size)
     source = TaskSource(
         inputs.train,
         inputs.tokenizer,

@@ -14,7 +14,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.groups import exchange_group
 from mlbert.distributed.world import World
 from mlbert.models import assembly
-from mlbert.models.assembly import Compute, choose_compute, make_masked_lm, start_weights, whole_update
+from mlbert.models.assembly import Compute, build_replicated_optimizer, choose_compute, make_masked_lm, start_weights
 from mlbert.models.bert import AnyBert
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
@@ -37,7 +37,7 @@ def build(
     start_weights(model, model_config, seed, world.device, warn)
     loss_scale = LossScale.of(config[ComputeConfig], world.device)
     sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
-    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "masked_lm_stored")
+    flat, optimizer, sync = build_replicated_optimizer(*sections, model, world, loss_scale, "masked_lm_stored")
     place = {"rank": world.rank, "world_size": world.world_size, "seed": seed}
     local = (world.local_rank, world.local_world_size)
     source = make_source(data, found.shape, **place, exchange=exchange_group(data, world), local=local)

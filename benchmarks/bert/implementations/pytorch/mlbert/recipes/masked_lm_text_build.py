@@ -12,7 +12,7 @@ from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.world import World
-from mlbert.models.assembly import choose_compute, make_masked_lm, start_weights, whole_update
+from mlbert.models.assembly import build_replicated_optimizer, choose_compute, make_masked_lm, start_weights
 from mlbert.models.bert import AnyBert, begin_with_frequencies
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
@@ -41,7 +41,7 @@ def build(
         begin_with_frequencies(model, text_run.token_counts(*texts))
     loss_scale = LossScale.of(config[ComputeConfig], world.device)
     sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
-    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "masked_lm_text")
+    flat, optimizer, sync = build_replicated_optimizer(*sections, model, world, loss_scale, "masked_lm_text")
     return Method(
         model=model,
         objective=MaskedLM(scope="step"),

@@ -24,7 +24,7 @@ from mlbert.mlperf.rules import (
     olympic_mean,
     reference_point,
 )
-from mlbert.report.runs import Run, System, finite, number, read_run
+from mlbert.report.runs import ReportedRun, System, finite, number, read_run
 
 _FILE = f"rcp_checker/training_{RULESET}/rcps_bert.json"
 
@@ -70,7 +70,7 @@ TERAFLOPS_PER_SEQUENCE = 0.4986
 
 
 @dataclass(frozen=True)
-class Value:
+class ResultValue:
     """A hyper-parameter in all runs of a system."""
 
     text: str  # the value, or all that there are
@@ -82,7 +82,7 @@ class Result:
     """A system with its runs."""
 
     system: System
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
 
     def logged(self, key: str) -> Any:
         """The value of a key in the first log that has it."""
@@ -185,7 +185,7 @@ class Result:
         return {f"dense 16-bit peak ({peak:,.0f} TFLOP/s)": rate / peak}
 
     @cached_property
-    def hyperparameters(self) -> Mapping[str, Value]:
+    def hyperparameters(self) -> Mapping[str, ResultValue]:
         """Key to value, in the order of the logs."""
         values: dict[str, dict[str, None]] = {}
         for run in self.runs:
@@ -194,7 +194,7 @@ class Result:
                 values.setdefault(key, {})[text] = None
             for key in values.keys() - logged.keys():
                 values[key]["none"] = None
-        return {key: Value(", ".join(texts), len(texts) > 1) for key, texts in values.items()}
+        return {key: ResultValue(", ".join(texts), len(texts) > 1) for key, texts in values.items()}
 
     @cached_property
     def reference_hyperparameters(self) -> tuple[int, Mapping[str, str]] | None:

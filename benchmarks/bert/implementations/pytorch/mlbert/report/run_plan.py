@@ -30,7 +30,7 @@ _MOST_STEPS_OVER = 1.05  # a batch may be a little off its nominal size: packs a
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Lines to print and warnings, each one sentence or less than a line."""
 
     lines: tuple[str, ...]
@@ -48,7 +48,7 @@ def make_plan(
     world_size: int,
     environ: Mapping[str, str],
     samples_per_second: float | None = None,
-) -> Plan:
+) -> RunPlan:
     """The plan of one run, and of a job's NEXP runs.
 
     Args:
@@ -84,7 +84,7 @@ def make_plan(
         *(closed if submission.submission_division == "closed" else []),
         *time_warnings,
     ]
-    return Plan((*lines, *time_lines), tuple(warnings))
+    return RunPlan((*lines, *time_lines), tuple(warnings))
 
 
 def planned_world_size(environ: Mapping[str, str]) -> int | None:

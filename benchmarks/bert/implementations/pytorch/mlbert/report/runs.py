@@ -26,7 +26,7 @@ _PREDICTORS = ("most_frequent", "bigram")  # of data/baselines.json; the bigram 
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """One log and what its run left beside it."""
 
     log: Log
@@ -40,7 +40,7 @@ class System:
 
     name: str
     folder: Path
-    sources: Sequence[Source]
+    sources: Sequence[RunSource]
     facts: dict[str, Any] | None = None  # systems/<system>.json
     tree: Path | None = None  # that the description lies in
     baselines: dict[str, float] = field(default_factory=dict)  # predictor to accuracy
@@ -116,11 +116,11 @@ def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
         yield folder / "systems" / f"{platform}.json"
 
 
-def _read_source(path: Path, notes: list[str]) -> Source:
+def _read_source(path: Path, notes: list[str]) -> RunSource:
     log = read_log(path)
     notes += [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
     summary, metrics = run_file(path, "summary.json"), run_file(path, "metrics.jsonl")
-    return Source(
+    return RunSource(
         log,
         _read_object(summary, notes) if summary else {},
         _read_points(metrics, notes) if metrics else [],
@@ -162,7 +162,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPoint:
     """One evaluation."""
 
     samples: float  # trained on before it
@@ -191,17 +191,17 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run."""
 
     name: str  # the log's number, or its name
     status: str  # success, aborted, unfinished (no run_stop) or another word of the log
     target: float | None  # accuracy
     seconds: float | None  # from run_start to run_stop
-    evaluations: Sequence[Evaluation]
+    evaluations: Sequence[EvaluationPoint]
     speeds: Points  # (samples at the end, samples/s) of each stretch of training between evaluations
     times: Times | None
-    source: Source
+    source: RunSource
 
     @property
     def succeeded(self) -> bool:
@@ -248,7 +248,7 @@ def number(value: object) -> float | None:
     return float(value) if is_number(value) and abs(value) < _MOST else None
 
 
-def read_run(source: Source) -> Run:
+def read_run(source: RunSource) -> ReportedRun:
     """The numbers of a run."""
     log = source.log
     start, stop = log.first("run_start"), log.first("run_stop")
@@ -258,7 +258,7 @@ def read_run(source: Source) -> Run:
         status = str((stop.metadata or {}).get("status", "no status"))
     spans = _evaluation_spans(log)
     evaluations = _evaluations(log, start)
-    return Run(
+    return ReportedRun(
         name=log.path.stem.removeprefix("result_"),
         status=status,
         target=_target(source),
@@ -270,7 +270,7 @@ def read_run(source: Source) -> Run:
     )
 
 
-def _target(source: Source) -> float | None:
+def _target(source: RunSource) -> float | None:
     """Ours say it; all others of the benchmark have that of the rules."""
     told = number(setting(source.log, "TARGET_MLM_ACCURACY"))
     told = number(source.summary.get("target_accuracy")) if told is None else told
@@ -287,13 +287,13 @@ def _between(first: Event | None, second: Event | None) -> float | None:
     return seconds if 0 <= seconds < _MOST_SECONDS else None
 
 
-def _evaluations(log: Log, start: Event | None) -> list[Evaluation]:
+def _evaluations(log: Log, start: Event | None) -> list[EvaluationPoint]:
     found = []
     for event in log.all("eval_accuracy"):
         samples, accuracy = number((event.metadata or {}).get("epoch_num")), number(event.value)
         seconds = _between(start, event)
         if samples is not None and accuracy is not None and seconds is not None:
-            found.append(Evaluation(samples, seconds, accuracy))
+            found.append(EvaluationPoint(samples, seconds, accuracy))
     return found
 
 
@@ -317,7 +317,7 @@ def _to_first_step(log: Log) -> float:
     return _between(log.first("run_start"), first) or 0.0
 
 
-def _speeds(evaluations: Sequence[Evaluation], spans: Points, begin: float) -> list[tuple[float, float]]:
+def _speeds(evaluations: Sequence[EvaluationPoint], spans: Points, begin: float) -> list[tuple[float, float]]:
     """Samples a second of each stretch; without the evaluations where the log tells when they began and ended."""
     spans = spans if len(spans) == len(evaluations) else []
     speeds = []
@@ -330,7 +330,7 @@ def _speeds(evaluations: Sequence[Evaluation], spans: Points, begin: float) -> l
     return speeds
 
 
-def _times(source: Source, seconds: float, spans: Points) -> Times:
+def _times(source: RunSource, seconds: float, spans: Points) -> Times:
     log = source.log
     start = min(_to_first_step(log), seconds)
     evaluation = min(math.fsum(end - begin for begin, end in spans), seconds - start) if spans else None

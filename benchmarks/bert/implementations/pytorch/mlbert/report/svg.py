@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from mlbert.report.results import FASTEST, MISSED, SLOWEST, Result
-from mlbert.report.runs import Run
+from mlbert.report.runs import ReportedRun
 
 SERIES = 8  # colours that the style sheet has for lines
 # Variables of templates/style.css in the order of their placeholders.
@@ -152,7 +152,7 @@ def height_of_rows(rows: int) -> float:
     return max(min(rows, MOST_ROWS) * _ROW + _AXIS_SPACE, _LEAST_HEIGHT)
 
 
-def styled(results: Sequence[Result]) -> Iterator[tuple[Result, Run, Style]]:
+def styled(results: Sequence[Result]) -> Iterator[tuple[Result, ReportedRun, Style]]:
     """All runs: of several systems each has its colour, of one those that do not count are set off."""
     for index, result in enumerate(results):
         for run in result.runs:
@@ -164,7 +164,7 @@ def style_of_system(index: int) -> Style:
     return Style(series(index), _DASHES[index // SERIES % len(_DASHES)])
 
 
-def style_of_mark(result: Result, run: Run) -> Style:
+def style_of_mark(result: Result, run: ReportedRun) -> Style:
     """Of one system: what counts, what is left out of the mean, what missed the target."""
     return Style({None: "s0", MISSED: "warn"}.get(result.marks.get(run.name), "muted"))
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report.results import FASTEST, Result
-from mlbert.report.runs import Run
+from mlbert.report.runs import ReportedRun
 from mlbert.report.svg import count, duration, percent, speed
 
 _PROVENANCE = (
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under their columns; ``texts`` columns at the left are words, the others numbers."""
 
     columns: Sequence[str]
@@ -46,7 +46,7 @@ class Table:
     colours: Sequence[str] = field(default=())  # of the rows, where they are systems
 
 
-def comparison(results: Sequence[Result], colours: Sequence[str]) -> Table:
+def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable:
     """A row for each system, all beside the first."""
     columns = ["system", "time to train", "against the first", "runs", "batch", "accelerators", "samples to target"]
     columns += ["samples/s", "while training", "score factor", "share of peak"]
@@ -70,7 +70,7 @@ def comparison(results: Sequence[Result], colours: Sequence[str]) -> Table:
                 "-" if share is None else percent(share),
             ]
         )
-    return Table(columns, rows, colours=colours)
+    return ReportTable(columns, rows, colours=colours)
 
 
 def time_to_train(result: Result) -> str:
@@ -98,14 +98,14 @@ def verdict(results: Sequence[Result]) -> str:
     return UNVERIFIED if any(result.ours for result in results) else _NEUTRAL
 
 
-def runs(result: Result) -> Table:
+def runs(result: Result) -> ReportTable:
     """A row for each run."""
     columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s", "seed"]
     rows = [[run.name, *_row(result, run)] for run in result.runs]
-    return Table(columns, rows, 3)
+    return ReportTable(columns, rows, 3)
 
 
-def _row(result: Result, run: Run) -> list[str | Cell]:
+def _row(result: Result, run: ReportedRun) -> list[str | Cell]:
     note = result.marks.get(run.name, "")
     accuracy = "-" if run.accuracy is None else f"{run.accuracy:.4f}"
     seed = run.source.log.value("seed")
@@ -120,7 +120,7 @@ def _row(result: Result, run: Run) -> list[str | Cell]:
     ]
 
 
-def hyperparameters(results: Sequence[Result]) -> Table:
+def hyperparameters(results: Sequence[Result]) -> ReportTable:
     """A row for each key. Marked is what differs between the runs of a system, or from the reference point's value."""
     references = [result.reference_hyperparameters for result in results]
     batches = {reference[0] for reference in references if reference}
@@ -139,10 +139,10 @@ def hyperparameters(results: Sequence[Result]) -> Table:
         rows.append([*row, shared[1].get(key, "-")] if shared else row)
     columns = ["", *(result.system.name for result in results)]
     columns += [f"reference, batch {shared[0]}"] if shared else []
-    return Table(columns, rows)
+    return ReportTable(columns, rows)
 
 
-def machines(results: Sequence[Result]) -> Table | None:
+def machines(results: Sequence[Result]) -> ReportTable | None:
     """The systems' descriptions side by side, without what nobody filled in."""
     known = [result for result in results if result.system.facts]
     keys = dict.fromkeys(key for result in known for key in result.system.facts or {})
@@ -151,10 +151,14 @@ def machines(results: Sequence[Result]) -> Table | None:
         texts = [_text((result.system.facts or {}).get(key, "")) for result in known]
         if any(text not in ("", "N/A") for text in texts):
             rows.append([key.replace("_", " "), *texts])
-    return Table(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True) if rows else None
+    return (
+        ReportTable(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True)
+        if rows
+        else None
+    )
 
 
-def provenance(results: Sequence[Result]) -> Table:
+def provenance(results: Sequence[Result]) -> ReportTable:
     """What the logs say of where they come from, side by side."""
     rows = []
     for key in _PROVENANCE:
@@ -162,7 +166,7 @@ def provenance(results: Sequence[Result]) -> Table:
         if any(texts):
             rows.append([key, *texts])
     rows.append(["logs", *(str(result.system.folder) for result in results)])
-    return Table(["", *(result.system.name for result in results)], rows, len(results) + 1, is_long=True)
+    return ReportTable(["", *(result.system.name for result in results)], rows, len(results) + 1, is_long=True)
 
 
 def _logged(result: Result, key: str) -> list[str]:
@@ -240,7 +244,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def _run(result: Result, run: Run) -> dict[str, Any]:
+def _run(result: Result, run: ReportedRun) -> dict[str, Any]:
     return {
         "run": run.name,
         "log": str(run.source.log.path),

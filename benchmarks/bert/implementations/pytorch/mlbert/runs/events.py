@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mlbert.mlperf.mllog import MLPerfLogger
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 
 
 class Events:
@@ -33,7 +33,7 @@ class Events:
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Its result is known, ``seconds`` after `start`."""
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         """The clock stops."""
 
     def say(self, text: str) -> None:
@@ -69,7 +69,7 @@ class MLPerfEvents(Events):
         self._log.end("eval_stop", metadata={"epoch_num": state.samples})
         self._log.event("eval_accuracy", state.accuracy, metadata={"epoch_num": state.samples})
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         """What comes before run_stop, which `Lifecycle.finish` has written."""
         state = outcome.state
         samples = state.samples
@@ -82,7 +82,7 @@ class MLPerfEvents(Events):
         self._log.event("tokens", state.tokens)
 
 
-class Several(Events):
+class EventFanout(Events):
     """Tells several listeners, in order."""
 
     def __init__(self, listeners: Sequence[Events]) -> None:
@@ -115,7 +115,7 @@ class Several(Events):
         for listener in self._listeners:
             listener.evaluation(state, metrics, seconds)
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         for listener in self._listeners:
             listener.stop(outcome)
 

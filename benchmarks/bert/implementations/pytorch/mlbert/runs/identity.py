@@ -31,7 +31,7 @@ Event = Callable[[str, Any], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RuntimeFacts:
     """What the framework and the data tell of a run."""
 
     train_data: str  # how the set is known, and its identity, see `mlbert.data.formats.base`; or "synthetic"
@@ -50,7 +50,7 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity(Told):
+class RunIdentity(RuntimeFacts):
     """Where a run comes from, in plain values. File names are relative to the tree where they lie in it."""
 
     command: str  # of rank 0
@@ -79,7 +79,7 @@ class Identity(Told):
     gpu_driver: str
 
 
-def identify(resolved: Resolved, told: Told) -> Identity:
+def identify(resolved: Resolved, told: RuntimeFacts) -> RunIdentity:
     """Collects it, for rank 0: it hashes the starting weights and asks git.
 
     Raises:
@@ -95,7 +95,7 @@ def identify(resolved: Resolved, told: Told) -> Identity:
     runs = environ.get("NEXP", "")
     given = {field.name: getattr(told, field.name) for field in fields(told)}
     hosts = list(dict.fromkeys(told.hosts))
-    return Identity(
+    return RunIdentity(
         **{**given, "hosts": hosts},
         command=command_line(),
         experiment=run.experiment,
@@ -124,7 +124,7 @@ def identify(resolved: Resolved, told: Told) -> Identity:
     )
 
 
-def log_identity(event: Event, identity: Identity, resolved: Resolved) -> None:
+def log_identity(event: Event, identity: RunIdentity, resolved: Resolved) -> None:
     """Logs where a run comes from and its whole configuration. Belongs between init_start and init_stop."""
     event("command", identity.command)
     event("experiment", identity.experiment)

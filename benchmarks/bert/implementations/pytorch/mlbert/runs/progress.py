@@ -14,7 +14,7 @@ _MOST_EVALUATION = 0.1  # of the time, beside the first evaluation and the last
 
 
 @dataclass(frozen=True)
-class Counts:
+class StepCounts:
     """What a step holds over all ranks: sequences, real tokens, model FLOPs."""
 
     samples: int
@@ -55,7 +55,7 @@ class TrainState:
         """Steps that changed the weights."""
         return self.step - self.skipped_steps
 
-    def add(self, counts: Counts, sign: int = 1) -> None:
+    def add(self, counts: StepCounts, sign: int = 1) -> None:
         """Counts a step in, or, with sign -1, out again."""
         self.samples += sign * counts.samples
         self.tokens += sign * counts.tokens
@@ -166,7 +166,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: MLPerf status, reason in words, and the seconds from run_start to run_stop."""
 
     status: str

@@ -17,8 +17,8 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.json_files import read_json
 from mlbert.mlperf.metrics import read_points
-from mlbert.runs.identity import Identity
-from mlbert.runs.progress import Outcome
+from mlbert.runs.identity import RunIdentity
+from mlbert.runs.progress import RunOutcome
 from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RunFolder:
             taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
             self.log.rename(next(path for path in taken if not path.exists()))
 
-    def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
+    def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
         """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
         write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
@@ -102,7 +102,7 @@ class RunFolder:
 
 
 def summarize(
-    outcome: Outcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
+    outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
 ) -> dict[str, object]:
     """Return the numbers of ``summary.json`` that every framework has; rates are per second of training."""
     state = outcome.state

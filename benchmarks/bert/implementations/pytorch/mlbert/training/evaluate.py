@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch, Budget, HostBatch
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture
 from mlbert.distributed.world import World
 from mlbert.training.host_copy import HostCopy
@@ -48,10 +48,10 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class _Graph:
+class _EvaluationGraph:
     """What a batch fits into, where it is read, what is done with it and what repeats that."""
 
-    budget: Budget
+    budget: StaticShape
     target: Batch
     function: Callable[[], None]
     replay: Callable[[], None]
@@ -77,7 +77,7 @@ class Evaluator:
         batches: Iterable[HostBatch],
         world: World,
         capture: Capture | None = None,
-        budgets: Sequence[Budget] = (),
+        budgets: Sequence[StaticShape] = (),
         resident: bool | None = None,
     ) -> None:
         self._model, self._objective, self._batches, self._world = model, objective, batches, world
@@ -87,7 +87,7 @@ class Evaluator:
         self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
         self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # its shape holds every kept batch that has no graph
-        self._budgets, self._graphs = budgets, list[_Graph]()
+        self._budgets, self._graphs = budgets, list[_EvaluationGraph]()
 
     @torch.no_grad()
     def record(self) -> None:
@@ -102,7 +102,7 @@ class Evaluator:
                 target = budget.allocate(self._device)
                 function = partial(self._add, target)
                 self._capture.warm_up(function)
-                self._graphs.insert(0, _Graph(budget, target, function, self._capture.record(function)))
+                self._graphs.insert(0, _EvaluationGraph(budget, target, function, self._capture.record(function)))
         self._model.train()
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class Evaluator:
         if self._kept is None:
             self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
             others = [batch for batch in self._kept if self._graph_for(batch) is None]
-            self._target = Budget.over(others).allocate(self._device) if others else None
+            self._target = StaticShape.over(others).allocate(self._device) if others else None
         for batch in passing(self._kept):
             graph = self._graph_for(batch)
             if graph is None:
@@ -149,7 +149,7 @@ class Evaluator:
                 batch.to(self._device, out=graph.target)
                 (graph.replay if self._model.is_calibrated else graph.function)()
 
-    def _graph_for(self, batch: HostBatch) -> _Graph | None:
+    def _graph_for(self, batch: HostBatch) -> _EvaluationGraph | None:
         return next((graph for graph in self._graphs if graph.budget.holds(batch)), None)
 
     def _add(self, batch: Batch) -> None:

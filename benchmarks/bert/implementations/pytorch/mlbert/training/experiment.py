@@ -52,25 +52,33 @@ from mlbert.ops.precision import gemm_peak_flops
 from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.runs import run_folder
-from mlbert.runs.events import Events, MLPerfEvents, Several
-from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.runs.events import EventFanout, Events, MLPerfEvents
+from mlbert.runs.identity import (
+    RunIdentity,
+    RuntimeFacts,
+    identify,
+    log_batch_size,
+    log_ends,
+    log_identity,
+    log_submission,
+)
 from mlbert.runs.monitor import Monitor
-from mlbert.runs.progress import Limits, Outcome, Pace, TrainState
+from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, RunConfig
 from mlbert.training.evaluate import Evaluator, evaluate
-from mlbert.training.ledger import Ledger
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
 from mlbert.training.micro_batch import build_fitting
 from mlbert.training.protocols import EvaluationSet, Inputs, Method, Model, Objective, RecipeBuild
-from mlbert.training.reader import Reader
+from mlbert.training.reader import BatchReader
+from mlbert.training.sample_counter import SampleCounter
 from mlbert.training.step import Step, check_device, choose_graphs
 
 
 def summarize(
-    outcome: Outcome, data: DataConfig, evaluation: EvaluationConfig, method: Method, seed: int, world: World
+    outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, method: Method, seed: int, world: World
 ) -> dict[str, object]:
     """The numbers that ``mlbert report`` prints; rates per second, of training without evaluation."""
     state = outcome.state
@@ -96,7 +104,7 @@ _PARTS = "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True)
-class Manner:
+class RunOptions:
     """How a command wants its run, where that is not a benchmark's.
 
     Attributes:
@@ -110,7 +118,7 @@ class Manner:
     mlperf_log: bool = True
 
 
-USUAL = Manner()
+DEFAULT = RunOptions()
 
 
 def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
@@ -123,7 +131,7 @@ def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFold
     return found
 
 
-def run_experiment(resolved: Resolved, world: World, console: Console, how: Manner = USUAL) -> Outcome:
+def run_experiment(resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT) -> RunOutcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
@@ -156,7 +164,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: Mann
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
-        told = tell(inputs, method, world)
+        told = runtime_facts(inputs, method, world)
         if world.rank == 0:
             identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
@@ -164,7 +172,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: Mann
         listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
         if world.rank == 0:
             listeners += _loggers(config, record, paths.folder, world, method)
-        events = Several(listeners)
+        events = EventFanout(listeners)
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
@@ -189,7 +197,7 @@ def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> No
         say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
-def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
+def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: RunOptions) -> Monitor:
     path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
     settings, limits = config[RunConfig], _limits(config)
     return Monitor(path, limits, settings.log_freq, console, append=settings.resume, is_shown=is_shown)
@@ -220,9 +228,9 @@ def _make_ready(
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.budget}")
 
 
-def tell(inputs: Inputs, method: Method, world: World) -> Told:
+def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
     """What data and PyTorch tell of a run; all ranks call it together."""
-    return Told(
+    return RuntimeFacts(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
         max_sequence_length=inputs.max_sequence_length,
@@ -237,7 +245,7 @@ def tell(inputs: Inputs, method: Method, world: World) -> Told:
 
 
 def _gpu_facts(world: World) -> dict[str, Any]:
-    """Of this rank's device, as `Told` calls them; the ranks of a machine have one each, of the same model."""
+    """Of this rank's device, as `RuntimeFacts` calls them; the ranks of a machine have one each, of the same model."""
     if world.device.type != "cuda":
         return {"gpus": {}}
     return {
@@ -248,7 +256,7 @@ def _gpu_facts(world: World) -> dict[str, Any]:
     }
 
 
-def log_run(log: MLPerfLogger, resolved: Resolved, told: Told, method: Method) -> Identity:
+def log_run(log: MLPerfLogger, resolved: Resolved, told: RuntimeFacts, method: Method) -> RunIdentity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
     identity = identify(resolved, told)
     log_identity(log.event, identity, resolved)
@@ -297,8 +305,10 @@ def assemble(
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
-        reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
-        ledger=Ledger(state, events.skipped),
+        reader=BatchReader(
+            method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned
+        ),
+        ledger=SampleCounter(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
             CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)), method, state, seed, world

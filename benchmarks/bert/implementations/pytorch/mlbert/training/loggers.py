@@ -9,7 +9,7 @@ from typing import Any
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 from mlbert.training.config import RunConfig
 
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and the step that they belong to
@@ -50,7 +50,7 @@ class NumberLogger(Events):
         """Every metric of an evaluation."""
         self._write({f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()}, state.step)
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         """The clock stops."""
         self._close()
 

@@ -17,16 +17,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import ABORTED, SUCCESS, Lifecycle
-from mlbert.distributed.watch import Stage
 from mlbert.distributed.world import World
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Clock, Limits, Outcome, Pace, TrainState
+from mlbert.runs.progress import Clock, Limits, Pace, RunOutcome, TrainState
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluator
-from mlbert.training.ledger import Ledger
 from mlbert.training.protocols import Method
-from mlbert.training.reader import Reader
+from mlbert.training.reader import BatchReader
+from mlbert.training.sample_counter import SampleCounter
 from mlbert.training.step import Step
 
 
@@ -44,8 +44,8 @@ class Run:
 
     method: Method
     step: Step
-    reader: Reader
-    ledger: Ledger
+    reader: BatchReader
+    ledger: SampleCounter
     evaluator: Evaluator
     snapshots: Snapshots
     events: Events
@@ -60,7 +60,7 @@ class Run:
     pace: Pace | None = None
 
 
-def train(run: Run) -> Outcome:
+def train(run: Run) -> RunOutcome:
     """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
     target."""
     state = run.state
@@ -73,10 +73,10 @@ def train(run: Run) -> Outcome:
     status, reason, evaluated_at = ABORTED, None, -1
     while reason is None:
         leaving = train_one_step(run)
-        reason, due = _standing(run, clock)
+        reason, due = _stop_reason(run, clock)
         if run.ledger.is_open and (reason is not None or due):
             run.ledger.settle()
-            reason, due = _standing(run, clock)
+            reason, due = _stop_reason(run, clock)
         save = leaving or _save_is_due(run, clock)
         if due or (reason is not None and evaluated_at != state.samples):
             evaluated_at = state.samples
@@ -98,7 +98,7 @@ def train(run: Run) -> Outcome:
     if run.pace is not None:
         save_checkpoint(run, clock)  # so that it can be made longer
     state.elapsed_seconds = clock.seconds()
-    outcome = Outcome(status, reason, state.elapsed_seconds, state)
+    outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
     run.lifecycle.finish(status)
     return outcome
@@ -162,7 +162,7 @@ def _save_is_due(run: Run, clock: Clock) -> bool:
     return run.save_every_steps > 0 and run.state.step % run.save_every_steps == 0
 
 
-def _standing(run: Run, clock: Clock) -> tuple[str | None, bool]:
+def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
     """The limit that was reached, and whether an evaluation is due; ranks whose clocks differ follow rank 0. The last
     evaluation, which takes as long as the one before, is within MAX_SECONDS."""
     state = run.state

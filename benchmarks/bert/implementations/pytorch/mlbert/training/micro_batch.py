@@ -11,7 +11,7 @@ import torch
 
 from mlbert.config.sections import Configuration
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
@@ -51,7 +51,7 @@ def build_fitting(
         say(f"out of memory: GRADIENT_STEPS is now {parts}")
 
 
-def _fits(method: Method, budget: Budget, world: World) -> bool:
+def _fits(method: Method, budget: StaticShape, world: World) -> bool:
     """Whether forward and backward of a made-up batch of the budget's sizes run on every rank."""
     step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
     failed = False
@@ -66,7 +66,7 @@ def _fits(method: Method, budget: Budget, world: World) -> bool:
     return not int(world.all_reduce_max(torch.tensor(int(failed))))
 
 
-def _largest(budget: Budget) -> HostBatch:
+def _largest(budget: StaticShape) -> HostBatch:
     """Even sequences that fill the budget's tokens, with as many masked ones."""
     lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), budget.sequences) if len(part)]
     rows = []

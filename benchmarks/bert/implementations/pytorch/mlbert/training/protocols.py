@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.data.loading.batches import Batch, Budget, HostBatch
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.world import World
 
 # Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.
@@ -69,7 +69,7 @@ class EvaluationSet(Protocol):
         """Over all ranks; may be known after `open` only."""
 
     @property
-    def budgets(self) -> Sequence[Budget]:
+    def budgets(self) -> Sequence[StaticShape]:
         """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
 
     def open(self) -> None:
@@ -281,7 +281,7 @@ class Method:
     sync: GradientSync
     optimizer: Optimizer
     schedule: Schedule
-    budget: Budget | None
+    budget: StaticShape | None
     precision: str
     ops: str
     identity: Mapping[str, object]

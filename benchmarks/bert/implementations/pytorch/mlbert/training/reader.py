@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from mlbert.data.loading.batches import HostBatch
-from mlbert.distributed.watch import Stage, Watch
+from mlbert.distributed.health import HealthMonitor, Stage
 from mlbert.distributed.world import World
-from mlbert.runs.progress import Counts
+from mlbert.runs.progress import StepCounts
 from mlbert.training.protocols import Model, Objective, Source
 
 
@@ -27,11 +27,11 @@ class Upcoming:
 
     batches: Sequence[HostBatch]
     divisors: tuple[float, ...]
-    counts: Counts
+    counts: StepCounts
     warned: bool
 
 
-class Reader:
+class BatchReader:
     """The steps of a source, one after the other.
 
     Args:
@@ -47,7 +47,7 @@ class Reader:
         objective: Objective,
         model: Model,
         world: World,
-        watch: Watch,
+        watch: HealthMonitor,
         is_warned: Callable[[], bool],
     ) -> None:
         self._source, self._objective, self._model = source, objective, model
@@ -80,4 +80,4 @@ class Reader:
             divisors = tuple(self._world.world_size * d for d in self._objective.divisors(for_loss))
         else:
             divisors = self._objective.divisors(of_all)
-        return Upcoming(batches, divisors, Counts(samples, tokens, flops), bool(warned))
+        return Upcoming(batches, divisors, StepCounts(samples, tokens, flops), bool(warned))

@@ -6,9 +6,9 @@
     reduce            |         |            | graph
     update            |         |            |
 
-Whatever differs between steps is written into memory of the device before a replay: the batch, filled up to a `Budget`;
-the dropout keys; what the losses are divided by; the learning rate. A replay gives the bits that the same functions
-give when they are called (capture by `NoCapture`), given the same bits to start from.
+Whatever differs between steps is written into memory of the device before a replay: the batch, filled up to a
+`StaticShape`; the dropout keys; what the losses are divided by; the learning rate. A replay gives the bits that the
+same functions give when they are called (capture by `NoCapture`), given the same bits to start from.
 
 Batches that vary are filled up to the smallest of several budgets that holds them, each with a graph of its own; all of
 them share one pool of memory, so that they take that of the largest. So does the graph of the step that learns the
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch, Budget, HostBatch
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture
 from mlbert.host.errors import UserError
 from mlbert.training.host_copy import HostCopy
@@ -60,17 +60,17 @@ class Graphs:
     """
 
     mode: GraphMode
-    budget: Budget
+    budget: StaticShape
     micro_batches: int
     capture: Callable[[], Capture]
-    smaller: Sequence[Budget] = ()
+    smaller: Sequence[StaticShape] = ()
 
 
 @dataclass
-class _Graph:
+class _StepGraph:
     """One graph: what its batches fit into, where it reads them, what it does and what repeats that."""
 
-    budget: Budget
+    budget: StaticShape
     targets: list[Batch]
     function: Callable[[], None]
     replay: Callable[[], None] | None = None
@@ -140,13 +140,13 @@ class Step:
         # Of the largest budget: the first step may be any.
         self._calibrating = replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
 
-    def _graph(self, graphs: Graphs, budget: Budget) -> _Graph:
+    def _graph(self, graphs: Graphs, budget: StaticShape) -> _StepGraph:
         """Not recorded yet."""
         whole = graphs.mode is GraphMode.FULL_ITERATION
         targets = [budget.allocate(self._device) for _ in range(graphs.micro_batches if whole else 1)]
-        return _Graph(budget, targets, partial(self._iteration if whole else self._first_target, targets))
+        return _StepGraph(budget, targets, partial(self._iteration if whole else self._first_target, targets))
 
-    def _learning(self, graph: _Graph) -> Callable[[], None]:
+    def _learning(self, graph: _StepGraph) -> Callable[[], None]:
         """The graph's function while scales are not known: weights are quantised inside."""
 
         def function() -> None:
@@ -156,7 +156,7 @@ class Step:
 
         return function
 
-    def graph_for(self, batches: Sequence[HostBatch]) -> _Graph | None:
+    def graph_for(self, batches: Sequence[HostBatch]) -> _StepGraph | None:
         """The smallest graph that holds a step of these micro-batches; None: none does."""
         if self.graphs is None or len(batches) != self.graphs.micro_batches:
             return None
@@ -235,7 +235,7 @@ class Step:
         self._graphs.clear()
         self._calibrating = None
 
-    def _make_ready(self, graph: _Graph) -> None:
+    def _make_ready(self, graph: _StepGraph) -> None:
         """For the graph's function: copies of the weights are there already, as its scales are."""
         self._model.is_calibrated = graph is not self._calibrating
         self._model.weights_changed()
@@ -270,7 +270,7 @@ class Step:
             norm = self._step(graph, passing(batches), len(batches), lr)
         return StepResult(self._loss_sum, norm)
 
-    def _step(self, graph: _Graph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
+    def _step(self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
         self._clear()
         if graph and self._model.is_calibrated:
             self._model.refresh()  # once for all micro-batches: their graph only reads the copies
@@ -286,7 +286,7 @@ class Step:
         self._end()
         return norm
 
-    def _replay_iteration(self, graph: _Graph, batches: Iterable[HostBatch], lr: float) -> Tensor:
+    def _replay_iteration(self, graph: _StepGraph, batches: Iterable[HostBatch], lr: float) -> Tensor:
         for batch, target in zip(batches, graph.targets, strict=True):
             graph.budget.write(batch, target)
         self._optimizer.set_learning_rate(lr)
@@ -333,7 +333,7 @@ class Step:
             self._keys = keys.tolist()
 
 
-def _replay(graph: _Graph) -> None:
+def _replay(graph: _StepGraph) -> None:
     assert graph.replay is not None, "record() first"
     graph.replay()
 

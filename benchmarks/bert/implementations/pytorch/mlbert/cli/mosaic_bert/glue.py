@@ -23,8 +23,8 @@ from mlbert.programs.mosaic.glue_runner import (
     FIRST,
     LOG,
     SCORES,
-    Display,
-    Job,
+    GlueDisplay,
+    GlueJob,
     Runner,
     Slot,
     State,
@@ -74,7 +74,7 @@ class Program:
 
     def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
         self._path, self._given, self._console = path, given, console
-        self._metrics: dict[Job, dict[str, float]] = {}
+        self._metrics: dict[GlueJob, dict[str, float]] = {}
         self._first = next((job for job in given.jobs if job.task == FIRST), None)
 
     def run(self) -> int:
@@ -90,7 +90,7 @@ class Program:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
         if done:
             self._say(f"{len(done)} of {len(given.jobs)} jobs are done already")
-        with Display(self._console, self._folder, self._metrics) as display:
+        with GlueDisplay(self._console, self._folder, self._metrics) as display:
             runner = Runner(given.jobs, done, self._slots(), self._prepare, self._folder, environment(), self._told)
             self._display, display.runner, self._runner = display, runner, runner
             runner.run()
@@ -107,7 +107,7 @@ class Program:
             print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 
-    def _told(self, job: Job | None) -> None:
+    def _told(self, job: GlueJob | None) -> None:
         if job is not None and self._runner.states[job] is State.DONE:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
             is_start = job == self._first and any(other.waits for other in self._given.jobs)
@@ -124,19 +124,19 @@ class Program:
             layer = finetuning_yaml.to_settings(Leaves(self._path, leaves), 1, torch.cuda.is_available())
             resolve_layer(self._path, layer)
 
-    def _prepare(self, job: Job) -> list[str]:
+    def _prepare(self, job: GlueJob) -> list[str]:
         folder = self._folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / JOB_YAML).write_text(self._yaml(job), encoding="utf-8")
         return [sys.executable, "-m", "mlbert", "finetune", str(folder / JOB_YAML)]
 
-    def _yaml(self, job: Job) -> str:
+    def _yaml(self, job: GlueJob) -> str:
         start = self._given.start
         if job.waits and self._first is not None:
             start = str(self._folder(self._first) / "run_0" / "weights")
         return glue_yaml.as_text(self._given.of_job(job, start))
 
-    def _is_done(self, job: Job) -> bool:
+    def _is_done(self, job: GlueJob) -> bool:
         """Whether a finished run of the same settings is there. Raises UserError for one of other settings."""
         folder = self._folder(job)
         if not (folder / "run_0" / "summary.json").exists():
@@ -147,7 +147,7 @@ class Program:
             raise UserError("run.exists", folder, reason, "Choose another base_run_name, or remove the folder")
         return True
 
-    def _folder(self, job: Job) -> Path:
+    def _folder(self, job: GlueJob) -> Path:
         return job.folder(self._given.folder)
 
     def _slots(self) -> list[Slot]:

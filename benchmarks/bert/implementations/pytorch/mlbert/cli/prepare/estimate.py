@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import Cased, Workers, console, say
-from mlbert.data.prepare.estimate import Estimate, estimate
+from mlbert.data.prepare.estimate import PreparationEstimate, estimate
 from mlbert.data.prepare.jobs import expand_inputs
 
 app = typer.Typer()
@@ -44,7 +44,7 @@ def estimate_command(
         console.print(_table(item, counts))
 
 
-def _table(item: Estimate, counts: list[int]) -> Table:
+def _table(item: PreparationEstimate, counts: list[int]) -> Table:
     title = f"{item.name}: {item.num_sequences:,} instances, {item.text_bytes / 1e9:.3g} GB of text, {item.parts} parts"
     table = Table(
         "step", *(f"{count} workers" for count in counts), "disk", "peak disk", "memory a worker", title=title

@@ -9,7 +9,7 @@ import typer
 
 from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, counted, say
 from mlbert.data.formats.manifest import MAX_TOKENS
-from mlbert.data.formats.nvidia_index import Limits
+from mlbert.data.formats.nvidia_index import ShardLimits
 from mlbert.data.prepare import export_nvidia, import_store, tfrecords
 from mlbert.programs.console import console_progress
 
@@ -35,7 +35,7 @@ def import_command(
 ) -> None:
     """Turn a folder of NVIDIA's HDF5 shards (fixed, variable, packed, bins), or any other stored set, into a prepared
     set; one shard for each file, packs stay packs."""
-    limits, progress = Limits(max_seq_length, max_predictions), console_progress()
+    limits, progress = ShardLimits(max_seq_length, max_predictions), console_progress()
     manifest = import_store.import_store(
         folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress
     )

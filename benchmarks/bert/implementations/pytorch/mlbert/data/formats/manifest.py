@@ -49,7 +49,7 @@ class ListedShard(ListedFile):
     content_sha256: Sha256 | None = None
 
 
-class Packs(Document):
+class PackEntry(Document):
     """What a manifest says only of a packed set."""
 
     num_packs: Count
@@ -67,7 +67,7 @@ class SetDescription(Document):
     num_sequences: Count
     num_tokens: Count
     num_masked: Count
-    packs: Packs | None = None
+    packs: PackEntry | None = None
     provenance: dict[str, Any]
 
     @property

@@ -28,7 +28,7 @@ _LEAST_BLOCK = 2  # samples: a shorter block has no sizes to draw from
 
 
 @dataclass(frozen=True)
-class World:
+class StreamWorld:
     """Who shares the samples."""
 
     nodes: int = 1
@@ -39,7 +39,7 @@ class World:
 
 def sample_order(
     shard_sizes: np.ndarray,
-    world: World,
+    world: StreamWorld,
     *,
     shuffle: str | None,
     epoch: int = 0,
@@ -76,7 +76,7 @@ def sample_order(
     return np.where(places == _PADDING, _PADDING, shuffled[places])
 
 
-def partition(num_samples: int, world: World, canonical_nodes: int, first: int = 0) -> np.ndarray:
+def partition(num_samples: int, world: StreamWorld, canonical_nodes: int, first: int = 0) -> np.ndarray:
     """Places of an epoch's order (0 to N - 1), as every worker takes them; result and errors as `sample_order`.
 
     The order is cut into K rows; these are read column by column, and everything is dealt out in turn: to the nodes,

@@ -59,7 +59,7 @@ _RESTORE = "Restore the file, or write the set again"
 
 
 @dataclass(frozen=True)
-class Widths:
+class SampleWidths:
     """Slots of a sample."""
 
     tokens: int
@@ -113,7 +113,7 @@ class MdsSamples:
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
         folder = Path(folder)
         self.info = describe(folder)
-        self._widths = Widths(self.info.max_seq_length, self.info.max_predictions)
+        self._widths = SampleWidths(self.info.max_seq_length, self.info.max_predictions)
         shards = _read_index(folder)[0].shards
         with ThreadPoolExecutor(_THREADS) as pool:
             self._paths = list(pool.map(lambda shard: _unpacked(folder, shard), shards))
@@ -226,7 +226,7 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
     return index, hashlib.sha256(raw).hexdigest()
 
 
-def _widths(folder: Path, shard: ShardInfo) -> Widths:
+def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
     """Of a shard's first sample."""
     path = folder / shard.raw.name
     first = UINT32.itemsize * (shard.num_samples + 2)
@@ -236,7 +236,7 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
     if len(sizes) != _HEAD or start < first:
         raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
-    widths = Widths(slots[0], slots[2])
+    widths = SampleWidths(slots[0], slots[2])
     if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= _LARGEST:
         raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
     return widths

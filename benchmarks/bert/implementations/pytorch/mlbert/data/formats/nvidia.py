@@ -25,12 +25,20 @@ from mlbert.data.formats.base import BinInfo, Store, StoreInfo
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import content_of, name_of
-from mlbert.data.formats.nvidia_index import Limits, bin_name, bins_of, check_bins, item_starts, list_shards, load_index
+from mlbert.data.formats.nvidia_index import (
+    ShardLimits,
+    bin_name,
+    bins_of,
+    check_bins,
+    item_starts,
+    list_shards,
+    load_index,
+)
 from mlbert.data.formats.nvidia_shard import (
     COLUMNS,
     REFERENCE,
     Items,
-    Shard,
+    NvidiaShard,
     inspect,
     item_dtype,
     open_shard,
@@ -39,7 +47,7 @@ from mlbert.data.formats.nvidia_shard import (
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ShardLimits()
 
 
 def accepts(folder: Path) -> bool:
@@ -47,7 +55,7 @@ def accepts(folder: Path) -> bool:
     return bool(list_shards(folder) or bins_of(folder))
 
 
-def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
+def describe(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> StoreInfo:
     """What file names, sizes and the head of the first file, of every bin, tell; reads no sample. Raises UserError:
     shards are missing or doubled, or the first is damaged."""
     groups = bins_of(folder)
@@ -62,7 +70,7 @@ def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
     )
 
 
-def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
+def _describe(folder: Path, paths: Sequence[Path], limits: ShardLimits) -> StoreInfo:
     if not paths:
         raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
     first = inspect(paths[0])
@@ -82,7 +90,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
     )
 
 
-def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
+def open_folder(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> Store:
     """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
     Raises UserError naming the first file, and row, that is wrong."""
     groups = bins_of(folder)
@@ -123,7 +131,7 @@ class NvidiaStore:
         folder: Path | str,
         paths: Sequence[Path] | None = None,
         *,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ShardLimits = DEFAULT_LIMITS,
         strict: bool = True,
         cached: bool = True,
     ) -> None:
@@ -264,7 +272,7 @@ class NvidiaStore:
         read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
         for number in np.unique(file_of).tolist():
             inside = rows[order[file_of[order] == number]] - self._first_row[number]
-            shard = Shard(self.paths[number], self._index.kind, int(self._index.rows[number]))
+            shard = NvidiaShard(self.paths[number], self._index.kind, int(self._index.rows[number]))
             with self._lock, open_shard(shard.path) as file:
                 for name in COLUMNS:
                     read[name].append(read_column(file, shard, name, inside))

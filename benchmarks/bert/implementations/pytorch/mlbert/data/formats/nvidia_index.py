@@ -32,7 +32,7 @@ from mlbert.data.formats.nvidia_shard import (
     HEADER_BYTES,
     KINDS,
     Items,
-    Shard,
+    NvidiaShard,
     heap_places,
     inspect,
     item_dtype,
@@ -49,7 +49,7 @@ _ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
 
 
 @dataclass(frozen=True)
-class Index:
+class NvidiaIndex:
     """Rows and lengths of a set of shards."""
 
     # int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
@@ -80,30 +80,30 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ShardLimits:
     """Most tokens of a row, most masked tokens of a sequence."""
 
     max_seq_length: int = 512
     max_predictions: int = 76
 
 
-def load_index(paths: Sequence[Path], content: FileMap, limits: Limits, cached: bool = True) -> Index:
+def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cached: bool = True) -> NvidiaIndex:
     """The index of some shards, from the cache or from the files. Raises UserError: a file is damaged, of another kind
     than the first, or a copy of another."""
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
     if cached:
         with contextlib.suppress(OSError, ValueError):
-            return Index(**cache.read(_ARRAYS))
+            return NvidiaIndex(**cache.read(_ARRAYS))
     index = build_index(paths, content, limits)
     if cached and not index.problems:
         cache.write({name: getattr(index, name) for name in _ARRAYS})
     return index
 
 
-def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Index:
+def build_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits) -> NvidiaIndex:
     """`load_index` without the cache."""
 
-    def one(number: int) -> Index:
+    def one(number: int) -> NvidiaIndex:
         inside = content.bytes[content.starts[number] : content.ends[number]]
         return index_shard(inspect(paths[number]), inside, limits)
 
@@ -127,7 +127,7 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Inde
     return replace(first, **joined, problems=problems)
 
 
-def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
+def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
     seen: dict[bytes, Path] = {}
     for path, part in zip(paths, parts, strict=True):
         if len(part.lengths):
@@ -137,7 +137,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
                 raise UserError("data.duplicate", path, f"is a copy of {other.name}", "Remove one of them")
 
 
-def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
+def index_shard(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
     """Find lengths and places of one shard's rows and check them; ``content`` is the file's bytes, uint8."""
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
@@ -145,9 +145,14 @@ def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
 
 
 def _index_of(
-    shard: Shard, mapped: bool, lengths: np.ndarray, counts: np.ndarray, places: np.ndarray, problems: dict[int, str]
-) -> Index:
-    return Index(
+    shard: NvidiaShard,
+    mapped: bool,
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    places: np.ndarray,
+    problems: dict[int, str],
+) -> NvidiaIndex:
+    return NvidiaIndex(
         head=np.array([KINDS.index(shard.kind), shard.max_tokens, shard.max_masked]),
         rows=np.array([shard.rows]),
         offsets=np.array([[shard.offsets[name] if mapped else -1 for name in COLUMNS]]),
@@ -158,7 +163,7 @@ def _index_of(
     )
 
 
-def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
+def _index_fixed(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
     lengths = np.zeros(shard.rows, np.int64)
     problems: dict[int, str] = {}
     with open_shard(shard.path) as file:
@@ -179,7 +184,7 @@ def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
     return _index_of(shard, bool(shard.offsets), lengths, np.empty(0), np.empty((shard.rows, 0)), problems)
 
 
-def _columns(shard: Shard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
+def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
     """The variable-length columns of a shard and their `heap_places`; None where it is read through h5py."""
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
@@ -200,7 +205,9 @@ def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
     return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
 
 
-def _index_rows(shard: Shard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: Limits) -> Index:
+def _index_rows(
+    shard: NvidiaShard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: ShardLimits
+) -> NvidiaIndex:
     """Index of a shard with rows of their own length; every check that needs no token."""
     problems: dict[int, str] = {}
     counts = {name: items.counts for name, items in columns.items()}
@@ -224,7 +231,7 @@ def _index_rows(shard: Shard, columns: dict[str, Items], places: dict[str, np.nd
 
 
 def _index_packs(
-    shard: Shard, columns: dict[str, Items], limits: Limits, problems: dict[int, str]
+    shard: NvidiaShard, columns: dict[str, Items], limits: ShardLimits, problems: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
     counts = columns["packed_input_len"].counts

@@ -49,7 +49,7 @@ def item_dtype(column: str) -> np.dtype:
 
 
 @dataclass(frozen=True)
-class Shard:
+class NvidiaShard:
     """What the head of a shard says."""
 
     path: Path
@@ -80,7 +80,7 @@ def open_shard(path: Path) -> h5py.File:
         raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
 
 
-def inspect(path: Path) -> Shard:
+def inspect(path: Path) -> NvidiaShard:
     """Read and check the head of a shard: keys, types, row counts. Raises UserError: it is damaged, or not one of the
     three kinds."""
     with open_shard(path) as file:
@@ -92,10 +92,10 @@ def inspect(path: Path) -> Shard:
             raise UserError("data.damaged", path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
 
 
-def _inspect(path: Path, file: h5py.File) -> Shard:
+def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     names = set(file)
     kind = "packed" if "packed_input_len" in names else "fixed" if "input_mask" in names else "variable"
-    needed = Shard(path, kind, 0).columns
+    needed = NvidiaShard(path, kind, 0).columns
     for name in needed:
         if name not in names or not isinstance(file[name], h5py.Dataset):
             raise UserError(
@@ -105,7 +105,7 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
                 "Give NVIDIA's HDF5 shards",
             )
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
-    shard = Shard(path, kind, rows)
+    shard = NvidiaShard(path, kind, rows)
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
     pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
     for one, other in pairs:
@@ -113,10 +113,10 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
             raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
-    return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
+    return NvidiaShard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
 
 
-def _check_dataset(shard: Shard, name: str, dataset: h5py.Dataset) -> int:
+def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
     """Check shape and type; returns the width of a fixed column (0 for others)."""
     wanted = item_dtype(name)
     variable = shard.is_variable(name)
@@ -153,7 +153,7 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
     return int(start)
 
 
-def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+def heap_places(content: np.ndarray, shard: NvidiaShard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
     """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
 
     Returns:
@@ -238,7 +238,7 @@ class Items(NamedTuple):
         return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
 
 
-def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
+def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarray) -> Items:
     """Items of some rows (int64 [R], any order) through h5py: the plain form of what the mapped reading does. Raises
     UserError: the file is damaged there."""
     dataset: Any = file[column]

@@ -2,8 +2,9 @@
 
 A unit is a pack of sequences, or one sequence. Packs are those that the set holds, or its sequences are packed once
 when it is opened (by the seed). Every epoch takes all units in an order that is random by (seed, epoch) and cuts them
-into optimizer steps; the incomplete last step is left out. Within a step units have numbers from 0, and a `Deal` says
-which of them are whose (`mlbert.data.formats.order`), so the union over ranks does not depend on how many there are.
+into optimizer steps; the incomplete last step is left out. Within a step units have numbers from 0, and a `Partition`
+says which of them are whose (`mlbert.data.formats.order`), so the union over ranks does not depend on how many there
+are.
 
 Legend: S sequences, P units, B bins.
 
@@ -37,7 +38,7 @@ MOST_BLOCKS = 2  # positions that lie in more blocks are computed by themselves
 
 
 @dataclass(frozen=True)
-class StepShare:
+class RankSlice:
     """How an optimizer step is cut, and this rank's place."""
 
     units: int  # of one rank in one optimizer step, all micro-batches together
@@ -62,7 +63,7 @@ Lengths = Callable[[np.ndarray], np.ndarray]
 # From a rank's share of a step, and a function that reads lengths (a deal that does not care never calls it), to the
 # rank's units for each micro-batch, by their numbers in the step. Pure: every rank computes its own part, and together
 # they take each unit once.
-Deal = Callable[[StepShare, Lengths], list[np.ndarray]]
+Partition = Callable[[RankSlice, Lengths], list[np.ndarray]]
 
 # From sequences as they are stored, the epoch, and int64 [S] numbers that name each sequence within the epoch, to the
 # same sequences with masks drawn anew. Pure, and by these numbers alone, so that the split over ranks changes no mask.
@@ -70,7 +71,7 @@ Mask = Callable[[Ragged, int, np.ndarray], Ragged]
 
 
 @dataclass(frozen=True)
-class Units:
+class Packs:
     """What steps are made of: packs, or single sequences."""
 
     count: int  # how many there are (P)
@@ -79,7 +80,7 @@ class Units:
     lengths: Callable[[np.ndarray], np.ndarray]  # from int64 [P'] to int64 [P'], tokens of each
 
 
-def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Units:
+def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Packs:
     """The packs of a store's first ``num_sequences``: its own when these are all, else packed now, at most
     ``max_tokens`` and ``max_sequences`` each; single sequences when only one fits a pack."""
     if max_sequences == 1:
@@ -87,14 +88,14 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
         def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
             return store.gather(chosen), np.ones(len(chosen), np.int64)
 
-        return Units(num_sequences, gather_single, store.lengths_of)
+        return Packs(num_sequences, gather_single, store.lengths_of)
     if store.num_packs and num_sequences == len(store):
 
         def stored_lengths(chosen: np.ndarray) -> np.ndarray:  # reads the packs: a store knows lengths of sequences
             rows, counts = store.gather_packs(chosen)
             return np.diff(rows.offsets[offsets_of(counts)])
 
-        return Units(store.num_packs, store.gather_packs, stored_lengths)
+        return Packs(store.num_packs, store.gather_packs, stored_lengths)
     packs = pack_lengths(store.lengths[:num_sequences], max_tokens, max_sequences, seed)
 
     def members(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,12 +113,12 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
         sequences, counts = members(chosen)
         return np.diff(offsets_of(store.lengths_of(sequences))[offsets_of(counts)])
 
-    return Units(packs.num_packs, gather, lengths)
+    return Packs(packs.num_packs, gather, lengths)
 
 
 def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
     """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other;
-    arguments as in `Portion`."""
+    arguments as in `MicroBatchRows`."""
     first_of_unit = offsets_of(sequences_per_unit)[:-1]  # S for an empty unit at the end: offsets has that entry, too
     return rows.offsets[:-1] + np.repeat(units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit)
 
@@ -214,7 +215,7 @@ def even_mix(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Portion:
+class MicroBatchRows:
     """The sequences of one micro-batch of one rank."""
 
     rows: Ragged  # unit by unit
@@ -239,13 +240,13 @@ class StepReader:
     def __init__(
         self,
         store: Store,
-        share: StepShare,
+        share: RankSlice,
         *,
         max_tokens: int,
         max_sequences: int,
         bin_counts: Sequence[int] | None = None,
         seed: int,
-        deal: Deal,
+        deal: Partition,
         mask: Mask | None,
     ) -> None:
         self._share, self._max_tokens, self._deal, self._mask = share, max_tokens, deal, mask
@@ -260,7 +261,7 @@ class StepReader:
         """Optimizer steps of one epoch; 0 where the set is too small for one."""
         return self._order.length // self._share.global_units
 
-    def __call__(self, step: int) -> list[Portion]:
+    def __call__(self, step: int) -> list[MicroBatchRows]:
         """This rank's micro-batches of optimizer step ``step`` (from 0)."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self._share.global_units  # position of the step's unit 0 in the epoch
@@ -270,11 +271,11 @@ class StepReader:
 
         return [self._portion(epoch, start, units) for units in self._deal(self._share, lengths)]
 
-    def _portion(self, epoch: int, start: int, units: np.ndarray) -> Portion:
+    def _portion(self, epoch: int, start: int, units: np.ndarray) -> MicroBatchRows:
         rows, counts = self.units.gather(self._order(epoch, start + units))
         if self._mask is not None:
             rows = self._mask(rows, epoch, first_slots(rows, counts, start + units, self._max_tokens))
-        return Portion(rows, counts, units)
+        return MicroBatchRows(rows, counts, units)
 
 
 def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.ndarray]:
@@ -284,17 +285,17 @@ def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.nda
     return np.array_split(np.arange(first, end), num_parts) if num_parts else []
 
 
-def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndarray]:
-    """The `Deal` that gives unit u to rank u // units, in order, whatever their lengths."""
+def contiguous(share: RankSlice, lengths: Lengths | None = None) -> list[np.ndarray]:
+    """The `Partition` that gives unit u to rank u // units, in order, whatever their lengths."""
     first = share.rank * share.units
     return np.split(np.arange(first, first + share.units), share.accumulation)
 
 
-def by_length(group_size: int) -> Deal:
-    """The `Deal` over groups of ``group_size`` ranks in a row, which divides the number of ranks: each micro-batch of a
-    group holds what `contiguous` gives to it, dealt by `snake`. A rank's units come longest first."""
+def by_length(group_size: int) -> Partition:
+    """The `Partition` over groups of ``group_size`` ranks in a row, which divides the number of ranks: each micro-batch
+    of a group holds what `contiguous` gives to it, dealt by `snake`. A rank's units come longest first."""
 
-    def deal(share: StepShare, lengths: Lengths) -> list[np.ndarray]:
+    def deal(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
         assert share.world_size % group_size == 0, "groups are equally large"
         place = share.rank % group_size
         first = (share.rank - place) * share.units

@@ -21,7 +21,7 @@ FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of those to what roun
 
 
 @dataclass(frozen=True)
-class Packs:
+class Packing:
     """Which sequences share a pack."""
 
     order: np.ndarray  # int64 [N], every sequence index exactly once, pack by pack
@@ -129,7 +129,9 @@ def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict
     return full
 
 
-def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0) -> Packs:
+def pack_lengths(
+    lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0
+) -> Packing:
     """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots with ``max_sequences`` at most.
 
     Which sequence of a length goes where, and the order of packs, are random by ``seed``: same seed, same result.
@@ -161,4 +163,4 @@ def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, s
     table = table[generator.permutation(len(table))]
     used = table >= 0
     offsets = np.concatenate([[0], np.cumsum(used.sum(axis=1))]).astype(np.int64)
-    return Packs(order=table[used], offsets=offsets)
+    return Packing(order=table[used], offsets=offsets)

@@ -37,7 +37,7 @@ Records = Iterator[tuple[int, list[str]]]  # line number and fields
 
 
 @dataclass(frozen=True)
-class Table:
+class TaskTable:
     """The columns that were asked for.
 
     Attributes:
@@ -54,7 +54,7 @@ class Table:
 
 def read_columns(
     path: Path, wanted: Sequence[str], header: Sequence[str] | None = None, lenient: bool = False
-) -> Table:
+) -> TaskTable:
     """Reads these columns of a file.
 
     Args:
@@ -123,7 +123,7 @@ def _csv_records(path: Path, text: str) -> Records:
 
 def _from_records(
     path: Path, records: Records, wanted: Sequence[str], header: Sequence[str] | None, lenient: bool
-) -> Table:
+) -> TaskTable:
     names = list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
     if not names:
         raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")
@@ -141,7 +141,7 @@ def _from_records(
         lines.append(line)
         for column, place in zip(columns, places, strict=True):
             column.append(fields[place])
-    return Table(path, lines, columns, left_out)
+    return TaskTable(path, lines, columns, left_out)
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
@@ -164,7 +164,7 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
         raise UserError("data.row", path, f"is not JSON ({error})", "Write one object a line, or one list") from None
 
 
-def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], wanted: Sequence[str]) -> Table:
+def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], wanted: Sequence[str]) -> TaskTable:
     lines: list[int] = []
     columns: list[list[str]] = [[] for _ in wanted]
     for line, value in objects:
@@ -177,7 +177,7 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
                 )
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
             column.append(whole_characters(text))
-    return Table(path, lines, columns, 0)
+    return TaskTable(path, lines, columns, 0)
 
 
 def _found(path: Path, name: str, names: Sequence[str], line: int | None = None) -> str:
@@ -279,14 +279,14 @@ def file_identity(path: Path) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def _table(path: Path, form: TaskForm, with_labels: bool) -> tuple[Table, list[str]]:
+def _table(path: Path, form: TaskForm, with_labels: bool) -> tuple[TaskTable, list[str]]:
     wanted = [*form.text_columns, *([form.label_column] if with_labels else [])]
     table = read_columns(path, wanted, form.header, form.lenient)
     what = f"warning: {path}: {table.left_out} rows have a wrong number of fields and are left out"
     return table, [what] if table.left_out else []
 
 
-def _classes(path: Path, table: Table, words: Sequence[str], declared: int | None) -> tuple[str, ...]:
+def _classes(path: Path, table: TaskTable, words: Sequence[str], declared: int | None) -> tuple[str, ...]:
     found = {word.strip(): line for word, line in zip(reversed(words), reversed(table.lines), strict=True)}
     if "" in found:
         raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
@@ -309,7 +309,7 @@ def _classes(path: Path, table: Table, words: Sequence[str], declared: int | Non
     return tuple(names)
 
 
-def _class_numbers(table: Table, words: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
+def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
     known = {name: number for number, name in enumerate(classes)}
     labels = np.empty(len(words), np.float32)
     for row, word in enumerate(words):
@@ -325,7 +325,7 @@ def _class_numbers(table: Table, words: Sequence[str], classes: tuple[str, ...])
     return labels
 
 
-def _numbers(table: Table, words: Sequence[str]) -> np.ndarray:
+def _numbers(table: TaskTable, words: Sequence[str]) -> np.ndarray:
     labels = np.empty(len(words), np.float32)
     for row, word in enumerate(words):
         try:

@@ -145,7 +145,7 @@ class BadRecord(NamedTuple):
         return f"record {self.number} (byte {self.offset}) {self.reason}"
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """Some sequences of a file and where their records lie: int64 [S], first byte and the byte after the last."""
 
     rows: Ragged
@@ -157,7 +157,7 @@ class ExampleReader:
     """Reads one TFRecord file from its start.
 
     Args:
-        batch: most records of one `Part`.
+        batch: most records of one `RecordPart`.
         widths: what every record must have; None: what the first good record has.
         vocab_size: ids must be smaller; None: 16 bits.
         skip_bad: leave bad records out and list them in ``bad``. After a record whose length is damaged or that the
@@ -190,7 +190,7 @@ class ExampleReader:
         self._skip_bad = skip_bad
         self._remedy = remedy
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[RecordPart]:
         """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
         record unless it is to be skipped."""
         any_good = False
@@ -245,7 +245,7 @@ class ExampleReader:
             return HEADER_BYTES
         return int(rest[:8].copy().view("<u8")[0]) + HEADER_BYTES + FOOTER_BYTES
 
-    def _read(self, data: np.ndarray, offset: int, found: Scan) -> Part:
+    def _read(self, data: np.ndarray, offset: int, found: Scan) -> RecordPart:
         starts, ends = found.starts[:-1], found.starts[1:]
         if self.widths is None:
             self.widths = self._find_widths(data, found)
@@ -258,7 +258,7 @@ class ExampleReader:
             if found.intact[index]:
                 reason = self._what_is_wrong(data[starts[index] : ends[index]])
             self._refuse(BadRecord(self.num_records + index, offset + int(starts[index]), reason))
-        return Part(rows, starts[good] + offset, ends[good] + offset)
+        return RecordPart(rows, starts[good] + offset, ends[good] + offset)
 
     def _find_widths(self, data: np.ndarray, found: Scan) -> Widths | None:
         for index in np.flatnonzero(found.intact).tolist():

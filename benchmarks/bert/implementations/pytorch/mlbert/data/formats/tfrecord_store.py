@@ -86,7 +86,7 @@ def open_folder(folder: Path | str) -> TFRecordStore:
 
 
 @dataclass(frozen=True)
-class Index:
+class RecordIndex:
     """Where the records of some files lie. Raises ValueError for arrays that do not fit each other."""
 
     widths: np.ndarray  # int64 [2], tokens and predictions of every record
@@ -187,19 +187,19 @@ class TFRecordStore:
         return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
 
 
-def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
+def load_index(paths: Sequence[Path], cache: IndexCache | None) -> RecordIndex:
     """The index of some files, from the cache or made now by several threads. Raises UserError: a file is unreadable or
     damaged, or has records of another width than the first one."""
     if cache:
         with contextlib.suppress(OSError, ValueError):
-            return Index(**cache.read(_ARRAYS))
+            return RecordIndex(**cache.read(_ARRAYS))
     index = build_index(paths)
     if cache:
         cache.write(vars(index))
     return index
 
 
-def build_index(paths: Sequence[Path]) -> Index:
+def build_index(paths: Sequence[Path]) -> RecordIndex:
     """`load_index` without the cache: reads every file once."""
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(_index_file, paths))
@@ -209,13 +209,13 @@ def build_index(paths: Sequence[Path]) -> Index:
             reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", *_PER_RECORD)}
-    return Index(widths=parts[0].widths, **joined)
+    return RecordIndex(widths=parts[0].widths, **joined)
 
 
-def _index_file(path: Path) -> Index:
+def _index_file(path: Path) -> RecordIndex:
     reader = ExampleReader(path)
     parts = [(part.starts, part.ends - part.starts, part.rows.lengths) for part in reader]
     assert reader.widths is not None
     starts, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
     counts = np.array([len(starts)], np.int64)
-    return Index(np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16))
+    return RecordIndex(np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16))

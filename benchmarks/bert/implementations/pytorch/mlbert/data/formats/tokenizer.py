@@ -24,7 +24,7 @@ from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 
-VOCAB_FILE, CONFIG_FILE = "vocab.txt", "tokenizer_config.json"
+VOCAB_FILE, TOKENIZER_CONFIG = "vocab.txt", "tokenizer_config.json"
 UNCASED_FILE = Path(__file__).parent / "vocabularies" / "bert-uncased.txt"
 UNCASED_NAMES = ("bert-base-uncased", "bert-large-uncased", "prajjwal1/bert-tiny")
 _OWNER = "google-bert/"
@@ -158,7 +158,7 @@ def lower_cases(vocabulary: Path) -> bool:
 
     Raises UserError where that file is damaged.
     """
-    config, remedy = vocabulary.with_name(CONFIG_FILE), "Restore or remove the file"
+    config, remedy = vocabulary.with_name(TOKENIZER_CONFIG), "Restore or remove the file"
     if not config.exists():
         return True
     found = read_json(config, remedy).get("do_lower_case", True)
@@ -181,11 +181,11 @@ def _fetched(name: str) -> Path:
         reason = f"has no {VOCAB_FILE} that can be fetched ({type(error).__name__})"
         raise UserError("network.unreachable", subject, reason, _REMEDY) from None
     try:
-        hf_hub_download(name, CONFIG_FILE)
+        hf_hub_download(name, TOKENIZER_CONFIG)
     except EntryNotFoundError:
         pass  # lower case, then
     except Exception as error:
-        reason = f"has a {CONFIG_FILE} that cannot be fetched ({type(error).__name__})"
+        reason = f"has a {TOKENIZER_CONFIG} that cannot be fetched ({type(error).__name__})"
         raise UserError("network.unreachable", subject, reason, _REMEDY) from None
     return path
 

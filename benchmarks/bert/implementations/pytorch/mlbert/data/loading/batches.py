@@ -144,9 +144,9 @@ class HostBatch:
     def of(
         cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
-        """Fills a new buffer with a `mlbert.data.formats.order.Portion` of units of ``max_tokens`` slots, which name
-        the dropout rows; ``page_locked``: in memory from which a copy runs beside the computation, which needs a CUDA
-        device."""
+        """Fills a new buffer with a `mlbert.data.formats.order.MicroBatchRows` of units of ``max_tokens`` slots, which
+        name the dropout rows; ``page_locked``: in memory from which a copy runs beside the computation, which needs a
+        CUDA device."""
         lengths, labels = rows.lengths, rows.labels
         sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
         longest = int(lengths.max()) if len(rows) else 0
@@ -309,7 +309,7 @@ PARTS = (0.6, 0.8)  # of the most tokens, for batches that vary
 
 
 @dataclass(frozen=True)
-class Budget:
+class StaticShape:
     """The sizes of a filled batch."""
 
     tokens: int  # T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products
@@ -319,7 +319,9 @@ class Budget:
     has_labels: bool = False  # whether batches carry a task's labels
 
     @classmethod
-    def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:
+    def of_packs(
+        cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int
+    ) -> StaticShape:
         """What so many packs hold at most: of ``max_tokens`` slots and ``max_sequences`` each, with sequences of at
         most ``max_seqlen`` tokens and ``max_predictions`` masked ones.
 
@@ -332,7 +334,7 @@ class Budget:
         return cls.rounded(packs * max_tokens, packs * max_sequences, packs * masked, max_seqlen)
 
     @classmethod
-    def of_sequences(cls, sequences: int, length: int, rate: float) -> Budget:
+    def of_sequences(cls, sequences: int, length: int, rate: float) -> StaticShape:
         """What so many sequences of at most that length hold, each token masked with a chance of `rate`; one time in a
         billion they have more masked ones."""
         tokens = sequences * length
@@ -340,12 +342,12 @@ class Budget:
         return cls.rounded(tokens, sequences, math.ceil(masked), length)
 
     @classmethod
-    def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> Budget:
+    def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> StaticShape:
         """At least so many, with tokens and masked tokens rounded up to what kernels want."""
         return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
 
     @classmethod
-    def over(cls, batches: Iterable[HostBatch]) -> Budget:
+    def over(cls, batches: Iterable[HostBatch]) -> StaticShape:
         """The least that holds each of some batches, with tokens and masked tokens rounded up as `of_packs` does."""
         tokens, sequences, masked, max_seqlen, labels = zip(*(_sizes(batch) for batch in batches), strict=True)
         return cls(
@@ -356,7 +358,7 @@ class Budget:
             has_labels=any(labels),
         )
 
-    def smaller_ones(self) -> tuple[Budget, ...]:
+    def smaller_ones(self) -> tuple[StaticShape, ...]:
         """Budgets for batches that vary, the smallest first: parts of this one's tokens, as many sequences.
 
         None where sequences are packed: batches are full then.

@@ -28,7 +28,7 @@ class PreTrainingInputs:
     vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
 
 
-def vocabulary_of(folder: Path) -> Path | None:
+def vocabulary_of_data(folder: Path) -> Path | None:
     """The file that `mlbert prepare` leaves beside a training set, where it is there."""
     vocabulary = folder.parent / "vocab.txt"
     return vocabulary if vocabulary.exists() else None
@@ -45,7 +45,7 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
     train_set, eval_set = describe(data.input_dir, most), describe(data.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)
-    found = vocabulary_of(data.input_dir)
+    found = vocabulary_of_data(data.input_dir)
     if found:
         check_vocabulary(train_set, found)
         check_start(model.init_checkpoint, found)

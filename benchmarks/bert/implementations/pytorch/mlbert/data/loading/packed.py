@@ -12,7 +12,7 @@ from mlbert.data.formats.bins import check_counts
 from mlbert.data.formats.checks import check_rows
 from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.open import check_opened, describe, in_memory, open_store
-from mlbert.data.formats.order import Deal, Mask, StepReader, StepShare
+from mlbert.data.formats.order import Mask, Partition, RankSlice, StepReader
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.source import ExchangeGroup, Read, StepSource
@@ -35,7 +35,7 @@ class PackedSource(StepSource):
     Args:
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
         packs_per_step: of one rank, all micro-batches together.
-        accumulation, rank, world_size: see `mlbert.data.formats.order.StepShare`.
+        accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         max_sequences_per_pack, bin_counts, seed, deal, mask: see `mlbert.data.formats.order.StepReader`.
         gather_over: ranks that exchange what they read, see `mlbert.data.loading.source`; ``deal`` must be
             `contiguous` then. None: each rank reads what it is dealt.
@@ -56,7 +56,7 @@ class PackedSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        deal: Deal,
+        deal: Partition,
         gather_over: ExchangeGroup | None = None,
         mask: Mask | None = None,
         max_tokens: int | None = None,
@@ -64,7 +64,7 @@ class PackedSource(StepSource):
         most: Widths | None = None,
         checks: FileChecks | None = None,
     ) -> None:
-        self.share = StepShare(packs_per_step, accumulation, rank, world_size)
+        self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.info = describe(data_dir, most)
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self.vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size

@@ -14,13 +14,13 @@ from mlbert.data.formats.checks import another_vocabulary, check_rows
 from mlbert.data.formats.checksums import FileChecks, sharers
 from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.open import check_opened, describe, open_store, widths_at_most
-from mlbert.data.formats.order import Deal, by_length, contiguous, even_parts, make_units
+from mlbert.data.formats.order import Partition, by_length, contiguous, even_parts, make_units
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.dali import DaliSource
-from mlbert.data.loading.inputs import vocabulary_of
+from mlbert.data.loading.inputs import vocabulary_of_data
 from mlbert.data.loading.packed import PackedSource, pack_slots
 from mlbert.data.loading.source import ExchangeGroup
 from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
@@ -75,11 +75,11 @@ class EvalSet:
         self._batches: list[HostBatch] | None = None
 
     @property
-    def budgets(self) -> tuple[Budget, ...]:
+    def budgets(self) -> tuple[StaticShape, ...]:
         """What a batch holds at most, the smallest first: how many packs a rank has is known after `open` only."""
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
         of_pack = (self.max_tokens, self._max_sequences, self.info.max_seq_length, self.info.max_predictions)
-        return tuple(Budget.of_packs(packs, *of_pack) for packs in sorted(sizes))
+        return tuple(StaticShape.of_packs(packs, *of_pack) for packs in sorted(sizes))
 
     def open(self) -> None:
         """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or
@@ -171,18 +171,18 @@ def make_evaluation_set(
         world_size=world_size,
         vocab_size=shape.vocab_size,
         most=most,
-        vocabulary=vocabulary_of(config.input_dir),
+        vocabulary=vocabulary_of_data(config.input_dir),
     )
 
 
-def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> Budget:
+def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> StaticShape:
     """What a micro-batch holds at most."""
     if isinstance(source, SyntheticSource):
         longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
     else:
         longest, predictions = source.info.max_seq_length, source.info.max_predictions
     packs = config.train_batch_size // config.gradient_accumulation_steps
-    return Budget.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
+    return StaticShape.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
 
 
 def _synthetic(
@@ -191,7 +191,7 @@ def _synthetic(
     seed: int,
     rank: int,
     world_size: int,
-    deal: Deal = contiguous,
+    deal: Partition = contiguous,
     gather_over: ExchangeGroup | None = None,
 ) -> SyntheticSource:
     return SyntheticSource(

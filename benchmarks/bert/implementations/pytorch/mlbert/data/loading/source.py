@@ -27,13 +27,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mlbert.data.formats.order import Portion, StepShare, contiguous, snake
+from mlbert.data.formats.order import MicroBatchRows, RankSlice, contiguous, snake
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 
 WORD = np.dtype("<u2")
-Read = Callable[[int], list[Portion]]  # from a step's number to this rank's micro-batches
+Read = Callable[[int], list[MicroBatchRows]]  # from a step's number to this rank's micro-batches
 
 
 class ExchangeGroup(Protocol):
@@ -62,7 +62,7 @@ class GatheredReading:
         given_up: whether this rank waits for the others no more: its run has ended.
     """
 
-    def __init__(self, read: Read, share: StepShare, group: ExchangeGroup, given_up: Callable[[], bool]) -> None:
+    def __init__(self, read: Read, share: RankSlice, group: ExchangeGroup, given_up: Callable[[], bool]) -> None:
         assert share.world_size % group.size == 0, "groups are equally large"
         assert share.rank % group.size == group.rank, "groups are ranks in a row"
         self._read, self._group, self._given_up = read, group, given_up
@@ -70,14 +70,14 @@ class GatheredReading:
         # units of each micro-batch of each of the group's ranks
         self._held = [contiguous(replace(share, rank=rank)) for rank in range(first, first + group.size)]
 
-    def __call__(self, step: int) -> list[Portion]:
+    def __call__(self, step: int) -> list[MicroBatchRows]:
         """This rank's micro-batches of the step, all ranks of the group together."""
         words = _to_words(step, self._read(step))
         gathered = self._group.all_gather(words.view(np.uint8), self._given_up)
         of_ranks = [_from_words(step, data.view(WORD), held) for data, held in zip(gathered, self._held, strict=True)]
         return [self._dealt(parts) for parts in zip(*of_ranks, strict=True)]
 
-    def _dealt(self, parts: Sequence[Portion]) -> Portion:
+    def _dealt(self, parts: Sequence[MicroBatchRows]) -> MicroBatchRows:
         """This rank's units of one micro-batch of the whole group."""
         rows, counts = (
             Ragged.concatenate([p.rows for p in parts]),
@@ -87,10 +87,10 @@ class GatheredReading:
         chosen = snake(np.diff(rows.offsets[first]), self._group.size, self._group.rank)
         sizes = counts[chosen]
         sequences = np.arange(sizes.sum()) + np.repeat(first[chosen] - offsets_of(sizes)[:-1], sizes)
-        return Portion(rows.take(sequences), sizes, np.concatenate([part.units for part in parts])[chosen])
+        return MicroBatchRows(rows.take(sequences), sizes, np.concatenate([part.units for part in parts])[chosen])
 
 
-def _to_words(step: int, parts: Sequence[Portion]) -> np.ndarray:
+def _to_words(step: int, parts: Sequence[MicroBatchRows]) -> np.ndarray:
     """uint16, as the module's docstring says."""
     words = [np.asarray([step], "<u8").view(WORD)]
     for part in parts:
@@ -103,7 +103,7 @@ def _to_words(step: int, parts: Sequence[Portion]) -> np.ndarray:
     return np.concatenate(words)
 
 
-def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> list[Portion]:
+def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> list[MicroBatchRows]:
     """Back to one rank's micro-batches; ``held``: units of each."""
     sent = int(words[:4].view("<u8")[0])
     if sent != step:
@@ -124,7 +124,7 @@ def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> lis
             first_lengths=columns[2],
             next_sentence=columns[3].astype(np.uint8),
         )
-        parts.append(Portion(rows, columns[7].astype(np.int64), units))
+        parts.append(MicroBatchRows(rows, columns[7].astype(np.int64), units))
     assert at == len(words), "more was sent than said"
     return parts
 
@@ -196,7 +196,7 @@ class StepSource:
             self._prefetcher = None
             self._closing.clear()
 
-    def _exchanged(self, read: Read, share: StepShare, group: ExchangeGroup | None) -> Read:
+    def _exchanged(self, read: Read, share: RankSlice, group: ExchangeGroup | None) -> Read:
         """The same steps, exchanged over a group of ranks where there is one."""
         return read if group is None else GatheredReading(read, share, group, self._closing.is_set)
 

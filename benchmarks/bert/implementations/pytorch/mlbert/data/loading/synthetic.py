@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
-from mlbert.data.formats.order import Deal, Portion, StepShare, contiguous
+from mlbert.data.formats.order import MicroBatchRows, Partition, RankSlice, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import ExchangeGroup, StepSource
 from mlbert.host.errors import UserError
 
@@ -71,7 +71,7 @@ class SyntheticSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        deal: Deal = contiguous,
+        deal: Partition = contiguous,
         gather_over: ExchangeGroup | None = None,
         vocab_size: int,
         max_tokens: int,
@@ -80,7 +80,7 @@ class SyntheticSource(StepSource):
             raise UserError(
                 "config.range", "SYNTH_DATA", f"vocabulary {vocab_size} or pack length {max_tokens} is too small"
             )
-        self.share = StepShare(packs_per_step, accumulation, rank, world_size)
+        self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
         self._deal = deal
@@ -94,7 +94,7 @@ class SyntheticSource(StepSource):
             for part in self._read(step)
         ]
 
-    def _made_up(self, step: int) -> list[Portion]:
+    def _made_up(self, step: int) -> list[MicroBatchRows]:
         def lengths(units: np.ndarray) -> np.ndarray:
             return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
 
@@ -102,7 +102,7 @@ class SyntheticSource(StepSource):
         for units in self._deal(self.share, lengths):
             packs = [self._pack(step, pack) for pack in units.tolist()]
             counts = np.asarray([len(pack) for pack in packs])
-            portions.append(Portion(Ragged.concatenate(packs), counts, units))
+            portions.append(MicroBatchRows(Ragged.concatenate(packs), counts, units))
         return portions
 
     def _generator(self, step: int, pack: int) -> np.random.Generator:
@@ -126,9 +126,9 @@ class SyntheticEvalSet:
         self.num_examples = sum(batch.num_samples for batch in self._batches) * source.share.world_size
 
     @property
-    def budgets(self) -> tuple[Budget, ...]:
+    def budgets(self) -> tuple[StaticShape, ...]:
         """As of `EvalSet`."""
-        return (Budget.over(self._batches),)
+        return (StaticShape.over(self._batches),)
 
     def open(self) -> None:
         """Nothing to open."""

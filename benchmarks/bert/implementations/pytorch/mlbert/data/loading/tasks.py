@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlbert.data.formats.order import StepShare, even_parts
+from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import StepSource
 from mlbert.host.errors import UserError
 
@@ -48,13 +48,13 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
     return replace(Ragged.from_rows(sequences()), labels=labels)
 
 
-def budget_of(share: StepShare, max_seq_length: int) -> Budget:
+def budget_of(share: RankSlice, max_seq_length: int) -> StaticShape:
     """What a micro-batch holds at most."""
     return _budget(share.units // share.accumulation, max_seq_length)
 
 
-def _budget(sequences: int, max_seq_length: int) -> Budget:
-    return replace(Budget.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
+def _budget(sequences: int, max_seq_length: int) -> StaticShape:
+    return replace(StaticShape.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
 
 
 class TaskSource(StepSource):
@@ -75,7 +75,7 @@ class TaskSource(StepSource):
         tokenizer: Tokenizer,
         *,
         max_seq_length: int,
-        share: StepShare,
+        share: RankSlice,
         drop_last: bool,
         seed: int | None,
     ) -> None:
@@ -112,7 +112,7 @@ class TaskSource(StepSource):
         return positions if self._seed is None else Permutation(len(self._rows), (self._seed, epoch))(positions)
 
 
-def steps_per_epoch(num_rows: int, share: StepShare, drop_last: bool) -> int:
+def steps_per_epoch(num_rows: int, share: RankSlice, drop_last: bool) -> int:
     """Optimizer steps of an epoch, see `TaskSource`."""
     full, rest = divmod(num_rows, share.global_units)
     return full + (not drop_last and rest >= share.world_size * share.accumulation)
@@ -145,7 +145,7 @@ class TaskEvalSet:
         self._batches: list[HostBatch] | None = None
 
     @property
-    def budgets(self) -> tuple[Budget, ...]:
+    def budgets(self) -> tuple[StaticShape, ...]:
         """As of `mlbert.data.loading.pretraining.EvalSet`."""
         whole = _budget(self._batch_size, self._max_tokens)
         return (*whole.smaller_ones(), whole)

@@ -18,11 +18,11 @@ import numpy as np
 
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.masking import Masking
-from mlbert.data.formats.order import StepShare, even_parts
+from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.loading.batches import Budget, HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import StepSource
 from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError
@@ -85,7 +85,7 @@ class TextSource(StepSource):
 
     Args:
         sequences_per_step: of one rank, all micro-batches together.
-        accumulation, rank, world_size: see `mlbert.data.formats.order.StepShare`.
+        accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         shuffle, shuffle_seed, canonical_nodes: see `mlbert.data.formats.mds_order.sample_order`.
         rate: from the step to the chance of a token to be predicted.
         seed: of the masks.
@@ -105,7 +105,7 @@ class TextSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.share = StepShare(sequences_per_step, accumulation, rank, world_size)
+        self.share = RankSlice(sequences_per_step, accumulation, rank, world_size)
         self.max_tokens = texts.max_seq_length
         self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
         lanes = self.share.global_units
@@ -254,9 +254,9 @@ class TextEvalSet:
         return self._num_examples
 
     @property
-    def budgets(self) -> tuple[Budget, ...]:
+    def budgets(self) -> tuple[StaticShape, ...]:
         """As of `mlbert.data.loading.pretraining.EvalSet`."""
-        whole = Budget.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
+        whole = StaticShape.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.mds_order import World, sample_order
+from mlbert.data.formats.mds_order import StreamWorld, sample_order
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class EpochOrders:
     def __init__(
         self, shard_sizes: np.ndarray, lanes: int, *, shuffle: str | None, seed: int, canonical_nodes: int
     ) -> None:
-        self._sizes, self._world = shard_sizes, World(batch_size=lanes)
+        self._sizes, self._world = shard_sizes, StreamWorld(batch_size=lanes)
         self._shuffle, self._seed, self._nodes = shuffle, seed, canonical_nodes
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ import numpy as np
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.batches import Budget
+from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
@@ -126,10 +126,10 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     return counts
 
 
-def budget_of(data: DataConfig, corpus: CorpusConfig) -> Budget:
+def budget_of(data: DataConfig, corpus: CorpusConfig) -> StaticShape:
     """What a micro-batch holds at most."""
     sequences = data.train_batch_size // data.gradient_accumulation_steps
-    return Budget.of_sequences(
+    return StaticShape.of_sequences(
         sequences, sequence_length(data), max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
     )
 

@@ -33,11 +33,11 @@ from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS
-from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, clean_words
 from mlbert.data.prepare.corpus import split_sentences
+from mlbert.data.prepare.corpus_files import CorpusSource, documents
 from mlbert.data.prepare.jobs import SILENT, Progress
-from mlbert.data.prepare.own_files import Source, documents
 from mlbert.data.prepare.pipeline import MAX_ALPHABET, Neighbours, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
@@ -140,7 +140,7 @@ class Request:
         eval_rate: chance of a held-out token to be masked, as in training's evaluations.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[CorpusSource]
     vocabulary: Tokenizer | None
     vocab_size: int
     lower_case: bool
@@ -297,7 +297,7 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     else:
         entries = given.entries
     write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
-    write_json(folder / CONFIG_FILE, {"do_lower_case": request.lower_case if given is None else given.lower_case})
+    write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": request.lower_case if given is None else given.lower_case})
     return load_tokenizer(folder)
 
 

@@ -32,7 +32,7 @@ PLACE_BYTES = 8  # what a spill file holds beside each sequence
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """One step on the sample, in one process."""
 
     seconds: float  # wall time
@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Step:
+class EstimatedStep:
     """What is predicted of one step."""
 
     name: str  # of the ``mlbert prepare`` command
@@ -60,14 +60,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PreparationEstimate:
     """What is predicted of one amount of text."""
 
     name: str
     text_bytes: int
     parts: int
     num_sequences: int
-    steps: list[Step]
+    steps: list[EstimatedStep]
 
     def document(self, workers: Sequence[int]) -> dict[str, Any]:
         """JSON-able, with the times for each number of workers."""
@@ -87,7 +87,7 @@ class Estimate:
 
 def estimate(
     parts: Sequence[Path], vocab_file: Path, *, sample_bytes: int = 20_000_000, lower_case: bool = True
-) -> tuple[dict[str, Any], list[Estimate]]:
+) -> tuple[dict[str, Any], list[PreparationEstimate]]:
     """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
     less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
     two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
@@ -109,26 +109,30 @@ def estimate(
     grow = sum(sizes) / text_bytes
     sequences = round(made.count * grow)
     steps = _steps(made, packed, grow, sequences, len(parts), max(sizes) / text_bytes)
-    here = Estimate("this input", sum(sizes), len(parts), sequences, steps)
+    here = PreparationEstimate("this input", sum(sizes), len(parts), sequences, steps)
     grow = BENCHMARK_INSTANCES * BENCHMARK_MEAN_LENGTH / made.tokens
     whole = round(text_bytes * grow)
     steps = _steps(made, packed, grow, BENCHMARK_INSTANCES, BENCHMARK_PARTS, whole / BENCHMARK_PARTS / text_bytes)
-    return measured, [here, Estimate("the benchmark", whole, BENCHMARK_PARTS, BENCHMARK_INSTANCES, steps)]
+    return measured, [here, PreparationEstimate("the benchmark", whole, BENCHMARK_PARTS, BENCHMARK_INSTANCES, steps)]
 
 
-def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts: int, part_ratio: float) -> list[Step]:
+def _steps(
+    made: MeasuredStep, packed: MeasuredStep, grow: float, sequences: int, parts: int, part_ratio: float
+) -> list[EstimatedStep]:
     """``grow``: tokens by those of the sample; ``part_ratio``: size of the largest part by that of the sample."""
     set_bytes = round(made.disk_bytes * grow)
     packed_bytes = round(packed.disk_bytes * grow)
     held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # of what a worker held with the sample
     shards, peak_bytes = shuffle.default_shards(sequences), 2 * set_bytes + PLACE_BYTES * sequences + packed_bytes
     return [
-        Step("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
-        Step("pack", packed.seconds * grow, shards, packed_bytes, peak_bytes, _memory(packed, min(held, grow))),
+        EstimatedStep("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
+        EstimatedStep(
+            "pack", packed.seconds * grow, shards, packed_bytes, peak_bytes, _memory(packed, min(held, grow))
+        ),
     ]
 
 
-def _memory(step: Measured, ratio: float) -> int:
+def _memory(step: MeasuredStep, ratio: float) -> int:
     return round(step.base_bytes + (step.peak_bytes - step.base_bytes) * ratio)
 
 
@@ -149,7 +153,7 @@ def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
     return len(text)
 
 
-def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:
+def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> MeasuredStep:
     """Run a step in a fresh process."""
     try:
         with processes(1) as pool:
@@ -159,11 +163,11 @@ def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Meas
         raise UserError("machine.memory", "--sample-mb", reason, "Use less") from None
 
 
-def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:
+def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> MeasuredStep:
     base = _peak_memory()
     began = time.monotonic()
     count, tokens, disk = step(argument)
-    return Measured(time.monotonic() - began, base, _peak_memory(), disk, count, tokens)
+    return MeasuredStep(time.monotonic() - began, base, _peak_memory(), disk, count, tokens)
 
 
 def _instances(job: InstanceJob) -> tuple[int, int, int]:

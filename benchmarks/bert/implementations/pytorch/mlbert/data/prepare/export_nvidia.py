@@ -22,7 +22,7 @@ from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.prepare.jobs import SILENT, Progress, keep_apart, run_jobs
-from mlbert.data.prepare.leave_out import gather_rows, opened
+from mlbert.data.prepare.skip_bad_rows import gather_rows, opened
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -33,7 +33,7 @@ _ATTRIBUTE = "mlbert_fingerprint"
 
 
 @dataclass(frozen=True)
-class ExportJob:
+class NvidiaExportJob:
     """One export: ``folder`` (any stored set) to ``num_files`` files in ``out``."""
 
     folder: Path
@@ -190,7 +190,7 @@ def export_nvidia(
     if num_files < 0 or num_files > num_rows:
         raise UserError("config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
-    job = ExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
+    job = NvidiaExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
     wanted = [job.path(index) for index in range(num_files)]
     make_folder(out)
     for path in sorted(path for path in out.glob("part_*") if path not in wanted):

@@ -21,7 +21,7 @@ from mlbert.data.formats.bins import BINS
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed
 from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256
-from mlbert.data.formats.nvidia_index import Limits, bin_name, bins_of, check_bins, list_shards
+from mlbert.data.formats.nvidia_index import ShardLimits, bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter
@@ -29,7 +29,7 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
-from mlbert.data.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
+from mlbert.data.prepare.skip_bad_rows import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.host.errors import UserError
 
 PIECE = 32_768  # rows of one shard where the input has no files of its own
@@ -39,7 +39,7 @@ _BYTES_A_ROW = 1000  # for the estimate of a set without files
 
 
 @dataclass(frozen=True)
-class Part:
+class ImportPart:
     """What becomes one shard: a file, or rows first to end of a whole set."""
 
     name: str
@@ -60,15 +60,15 @@ class PartResult:
 
 
 @dataclass(frozen=True)
-class ImportJob:
+class NvidiaImportJob:
     """One import."""
 
     source: Path
     vocab_file: Path  # the vocabulary that it was made with
     out: Path
-    parts: tuple[Part, ...]  # see `parts_of`
+    parts: tuple[ImportPart, ...]  # see `parts_of`
     packed: bool  # whether rows are packs
-    limits: Limits = nvidia.DEFAULT_LIMITS  # where the data does not say
+    limits: ShardLimits = nvidia.DEFAULT_LIMITS  # where the data does not say
     skip_bad: bool = False  # leave bad rows and unreadable files out instead of stopping
 
     def options(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class ImportJob:
         info = None if isinstance(store, UserError) else store.info
         return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
 
-    def _open(self, part: Part) -> Store | UserError:
+    def _open(self, part: ImportPart) -> Store | UserError:
         """The part's store; or why there is none, where bad files are left out."""
         if part.path is None:
             return opened(self.source)
@@ -122,19 +122,19 @@ class ImportJob:
         return store
 
 
-def parts_of(source: Path) -> tuple[list[Part], bool]:
+def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
     """What an import of ``source`` is cut into, and whether its rows are packs. Raises UserError: nothing there that
     can be imported."""
     ours = (source / MANIFEST).exists() or (source / BINS).exists()
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
         top = source.parent if source.is_file() else source
-        parts = [Part(str(path.relative_to(top)), path, 0, -1, path.stat().st_size) for path in paths]
+        parts = [ImportPart(str(path.relative_to(top)), path, 0, -1, path.stat().st_size) for path in paths]
         return parts, _first_readable_is_packed(paths)
     store = open_store(source)
     count = store.num_packs or len(store)
     pieces = [(first, min(first + PIECE, count)) for first in range(0, count, PIECE)]
-    parts = [Part(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces]
+    parts = [ImportPart(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces]
     return parts, store.num_packs > 0
 
 
@@ -153,7 +153,7 @@ def import_store(
     vocab_file: Path,
     out: Path,
     *,
-    limits: Limits = nvidia.DEFAULT_LIMITS,
+    limits: ShardLimits = nvidia.DEFAULT_LIMITS,
     skip_bad: bool = False,
     workers: int = 1,
     progress: Progress = SILENT,
@@ -171,7 +171,7 @@ def import_store(
     load_vocabulary(vocab_file)  # a bad one is reported before anything is read
     check_vocabulary(describe(source if source.is_dir() else source.parent), vocab_file)
     parts, packed = parts_of(source)
-    job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
+    job = NvidiaImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
     if found := finished_manifest(out, options, progress):
         job.left_out.remove()
@@ -189,7 +189,7 @@ def import_store(
     return manifest
 
 
-def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
+def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
     vocabulary = load_vocabulary(job.vocab_file)
     seen: dict[str, str] = {}
     for result in results:
@@ -222,7 +222,7 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
     )
 
 
-def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
+def _check_bins(job: NvidiaImportJob, results: list[PartResult]) -> None:
     """Files of several folders must be length bins of one set."""
     found: dict[str, list[int]] = {}
     for part, result in zip(job.parts, results, strict=True):
@@ -232,14 +232,14 @@ def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
     check_bins(job.source, {name: (min(values), max(values)) for name, values in lengths.items()})
 
 
-def _packs(job: ImportJob, infos: list[StoreInfo]) -> dict[str, int]:
+def _packs(job: NvidiaImportJob, infos: list[StoreInfo]) -> dict[str, int]:
     writer = ShardWriter(job.out, len(job.parts), "")
     offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
     most = max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
     return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
 
 
-def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
+def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
     """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
     if isinstance(store, UserError):
         return Ragged.concatenate([]), offsets_of([]), [str(store)]

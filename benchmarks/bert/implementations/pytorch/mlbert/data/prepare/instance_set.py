@@ -20,7 +20,7 @@ from mlbert.data.formats.manifest import MANIFEST, file_sha256, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
-from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
@@ -163,7 +163,7 @@ def make_instances(
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
-    _say_case(job, progress)
+    _report_case(job, progress)
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, and --cased is not given")
     common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
@@ -186,10 +186,10 @@ def make_instances(
     return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
 
 
-def _say_case(job: InstanceJob, progress: Progress) -> None:
+def _report_case(job: InstanceJob, progress: Progress) -> None:
     """Whoever exports a model has to know whether its texts keep case: it is written beside the vocabulary of the set.
     Raises UserError: what lies beside the vocabulary says otherwise."""
-    config = job.vocab_file.with_name(CONFIG_FILE)
+    config = job.vocab_file.with_name(TOKENIZER_CONFIG)
     if lower_cases(job.vocab_file) == job.lower_case:
         return
     if config.exists():
@@ -199,10 +199,10 @@ def _say_case(job: InstanceJob, progress: Progress) -> None:
         )
     beside = job.out.parent / VOCAB_FILE
     if beside.exists() and file_sha256(beside) == file_sha256(job.vocab_file):
-        write_json(beside.with_name(CONFIG_FILE), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+        write_json(beside.with_name(TOKENIZER_CONFIG), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
     else:
         progress(
-            f"warning: write do_lower_case: false into a {CONFIG_FILE} beside the training's vocab.txt: exports ask it"
+            f"warning: write do_lower_case: false into a {TOKENIZER_CONFIG} beside the training's vocab.txt: exports ask it"
         )
 
 

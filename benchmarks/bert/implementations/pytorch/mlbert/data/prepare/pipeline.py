@@ -27,7 +27,7 @@ from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, Manifest, file_sha256, 
 from mlbert.data.formats.open import check_vocabulary
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, info_of
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words, load_vocabulary
 from mlbert.data.prepare import corpus as corpora
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
@@ -260,7 +260,7 @@ def prepare_text(
 def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     """Checksums of both sets. Raises UserError for a finished folder in which something else is not as it was made."""
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
-        raise UserError("data.damaged", out / CONFIG_FILE, "does not say do_lower_case as the sets were made")
+        raise UserError("data.damaged", out / TOKENIZER_CONFIG, "does not say do_lower_case as the sets were made")
     if read_json(out / BASELINES, "") != summary["baselines"]:
         raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")
     manifests = [read_manifest(out / name) for name in ("train", "eval")]
@@ -274,7 +274,7 @@ def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, pr
     entries = train_vocabulary(words, options.vocab_size)
     path = out / VOCAB_FILE
     write_atomically(path, "\n".join(entries) + "\n")
-    write_json(out / CONFIG_FILE, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
+    write_json(out / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
     progress(f"vocabulary: {len(entries):,} entries")
     return path
 

@@ -62,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShufflePiece:
     """Consecutive input sequences."""
 
     number: int
@@ -103,7 +103,7 @@ class Shuffle:
         ]
         return np.concatenate([*parts, first[-1:]]).astype(np.int64)
 
-    def spill(self, piece: Piece) -> Path:
+    def spill(self, piece: ShufflePiece) -> Path:
         """The spill file of a piece."""
         return self.out / SPILL / f"piece-{piece.number:05d}.h5"
 
@@ -116,7 +116,7 @@ class Shuffle:
         raise AssertionError("no such output shard")
 
     def places(self, lengths: np.ndarray, before: tuple[int, ...]) -> np.ndarray:
-        """int64 [S], where sequences of these ``lengths`` go; ``before`` as in `Piece`."""
+        """int64 [S], where sequences of these ``lengths`` go; ``before`` as in `ShufflePiece`."""
         first = offsets_of(np.asarray(self.counts, np.int64))
         places = np.empty(len(lengths), np.int64)
         for number, target in enumerate(self.targets):
@@ -125,7 +125,7 @@ class Shuffle:
             places[mine] = first[number] + order(before[number] + np.arange(len(mine)))
         return places
 
-    def write_spill(self, piece: Piece) -> None:
+    def write_spill(self, piece: ShufflePiece) -> None:
         """Pass 1."""
         path = self.spill(piece)
         if is_written(path, self.fingerprint):
@@ -142,7 +142,7 @@ class Shuffle:
         writer, index = self.output(number)
         return writer.is_written(index)
 
-    def write_output(self, job: tuple[int, tuple[Piece, ...] | None]) -> ShardEntry:
+    def write_output(self, job: tuple[int, tuple[ShufflePiece, ...] | None]) -> ShardEntry:
         """Pass 2: output shard ``job[0]`` from the spill files of the pieces ``job[1]``; None: it is there."""
         number, pieces = job
         writer, index = self.output(number)
@@ -151,7 +151,7 @@ class Shuffle:
             writer.write_shard(index, rows, pack_offsets)
         return writer.entry(index)
 
-    def _collect(self, number: int, pieces: tuple[Piece, ...]) -> tuple[Ragged, np.ndarray | None]:
+    def _collect(self, number: int, pieces: tuple[ShufflePiece, ...]) -> tuple[Ragged, np.ndarray | None]:
         parts, places = [], []
         for piece in pieces:
             spill = map_file(self.spill(piece))
@@ -184,7 +184,7 @@ def prepared_sets(store: Store) -> list[ShardSet]:
     return [part for part in parts if isinstance(part, ShardSet)]
 
 
-def piece_rows(store: Store, piece: Piece) -> Ragged:
+def piece_rows(store: Store, piece: ShufflePiece) -> Ragged:
     """The sequences of a piece; the shard that they begin is verified first."""
     if piece.shard is None:
         return store.gather(np.arange(piece.first, piece.end))
@@ -207,16 +207,16 @@ def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
     return {"sha256": info.vocabulary_sha256, "size": info.vocab_size}
 
 
-def make_pieces(store: Store, most: int = PIECE) -> list[Piece]:
+def make_pieces(store: Store, most: int = PIECE) -> list[ShufflePiece]:
     """The input cut at the borders of prepared shards, and where a shard holds more than ``most`` sequences."""
     prepared = prepared_sets(store)
     counts = [entry.num_sequences for part in prepared for entry in part.manifest.shards]
-    pieces: list[Piece] = []
+    pieces: list[ShufflePiece] = []
     start = 0
     for shard, count in enumerate(counts or [len(store)]):
         for row in range(0, count, most):
             end = start + min(row + most, count)
-            pieces.append(Piece(len(pieces), start + row, end, shard if prepared else None, row))
+            pieces.append(ShufflePiece(len(pieces), start + row, end, shard if prepared else None, row))
         start += count
     return pieces
 
@@ -255,7 +255,7 @@ def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
 
 
 def run_shuffle(
-    shuffle: Shuffle, pieces: list[Piece], *, workers: int, progress: Progress
+    shuffle: Shuffle, pieces: list[ShufflePiece], *, workers: int, progress: Progress
 ) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
     """Both passes; gives each target's writer and entries, for `ShardWriter.finish`."""
     make_folder(shuffle.out / SPILL)

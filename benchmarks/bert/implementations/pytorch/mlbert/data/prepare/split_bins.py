@@ -31,7 +31,7 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
 from mlbert.data.prepare.export_nvidia import ROWS_A_FILE, is_written, shard_columns, shard_name, write_shard
 from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, run_jobs, tool_name, whole_shards
-from mlbert.data.prepare.leave_out import opened
+from mlbert.data.prepare.skip_bad_rows import opened
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
@@ -45,7 +45,7 @@ class Counting:
     identity: str
     edges: tuple[int, ...]
 
-    def count(self, piece: shuffle.Piece) -> list[int]:
+    def count(self, piece: shuffle.ShufflePiece) -> list[int]:
         """Sequences of the piece in every bin; after the bins, those longer than the last edge."""
         lengths = shuffle.piece_rows(shuffle.opened(self.source, self.identity), piece).lengths
         bin_of = np.searchsorted(self.edges, lengths, side="left")

@@ -26,7 +26,7 @@ from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read
 from mlbert.data.formats.tfrecord_list import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.jobs import SILENT, Progress, finished_list, finished_manifest, keep_apart, run_jobs, tool_name
-from mlbert.data.prepare.leave_out import LeftOut
+from mlbert.data.prepare.skip_bad_rows import LeftOut
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import parse_json
@@ -138,7 +138,7 @@ def input_files(inputs: Sequence[Path]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class ImportJob:
+class TFRecordImportJob:
     """TFRecord files to turn into one prepared set."""
 
     files: tuple[Path, ...]
@@ -224,7 +224,7 @@ def tfrecords_to_hdf5(
     for reason in (slowness(), *map(unlisted_note, dict.fromkeys(file.parent for file in files))):
         if reason:
             progress(reason)
-    job = ImportJob(
+    job = TFRecordImportJob(
         files=tuple(files),
         out=out,
         vocab_file=vocab_file,
@@ -264,7 +264,7 @@ def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Wi
 
 
 @dataclass(frozen=True)
-class ExportJob:
+class TFRecordExportJob:
     """Shards of a prepared set to turn into TFRecord files."""
 
     manifest: Manifest
@@ -297,7 +297,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
         return found
     if reason := slowness():
         progress(reason)
-    job = ExportJob(manifest, out)
+    job = TFRecordExportJob(manifest, out)
     job.files().clear_leftovers()
     common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
     sizes = [shard.bytes for shard in manifest.shards]

@@ -15,7 +15,7 @@ from fractions import Fraction
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.result_set import (
-    Evaluation,
+    LoggedEvaluation,
     ResultSet,
     error,
     evaluations_of,
@@ -54,7 +54,7 @@ def check_accuracies(results: ResultSet) -> Complaints:
     yield from _shares([log for log in results.logs if is_ours(log)])
 
 
-def _range(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _range(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     for one in evaluations:
         if not 0 <= one.accuracy < 1:
             yield error(log, f"{one.where}: eval_accuracy is {one.accuracy}", _RANGE)
@@ -66,14 +66,14 @@ def _range(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
             yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RANGE if is_wrong else "")
 
 
-def _jumps(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     for before, after in itertools.pairwise(evaluations):
         if after.accuracy - before.accuracy > _JUMP:
             text = f"{after.where}: accuracy jumps from {before.accuracy:.4g} to {after.accuracy:.4g}"
             yield Complaint(Outcome.WARN, f"{log.path.name}: {text} in one evaluation")
 
 
-def _flat(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """The same accuracy again and again; a model that learns nothing, or diverged, may have that honestly."""
     for index in range(len(evaluations) - _FLAT + 1):
         values = {one.accuracy for one in evaluations[index : index + _FLAT]}
@@ -97,7 +97,7 @@ def _target(log: Log, is_closed: bool) -> Complaints:
         yield error(log, text, _ENDS_AT_TARGET)
 
 
-def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     target = target_of(log)
     if not evaluations or (target is None and is_ours(log)):
         return
@@ -124,7 +124,7 @@ def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         yield Complaint(sure, text, _ENDS_AT_TARGET)
 
 
-def _guessed(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """A target, or the accuracy of a success, that guessing the most frequent token reaches."""
     configured, logged = setting(log, "TARGET_MLM_ACCURACY"), log.value("target_accuracy")
     for target, event in ((configured, log.first("configuration")), (logged, log.first("target_accuracy"))):

@@ -27,7 +27,7 @@ from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.result_set import (
     SAMPLE_COUNTS,
-    Evaluation,
+    LoggedEvaluation,
     ResultSet,
     error,
     evaluations_of,
@@ -50,7 +50,7 @@ _MIN_FOR_MEDIAN = 3
 Found = Iterator[tuple[int, Complaint]]  # with the evaluation's index, from 1
 
 
-class Schedule:
+class EvaluationSchedule:
     """The samples between which evaluations fall due at one batch size.
 
     Args:
@@ -83,7 +83,7 @@ def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Com
     An error is an evaluation left out, one that came early, and another interval. A late one is a warning: it costs its
     submitter time, and published results have it.
     """
-    schedule = Schedule(batch, points)
+    schedule = EvaluationSchedule(batch, points)
     distances = [after - before for before, after in zip([0, *points], points, strict=False)]
     found = [*_first(_left_out(schedule, points, distances)), *_first(_early(schedule, points, distances))]
     if len(points) >= _MIN_FOR_MEDIAN and (usual := statistics.median(distances)) > schedule.longest_median:
@@ -98,14 +98,14 @@ def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Com
         yield complaint._replace(text=f"line {lines[index - 1]}: {complaint.text}")
 
 
-def _left_out(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Found:
+def _left_out(schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]) -> Found:
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         if apart >= _LEFT_OUT * schedule.interval:
             text = f"evaluation {index} is at {samples} samples, the grid says {index * schedule.interval}"
             yield index, Complaint(Outcome.ERROR, text, _ROUNDED)
 
 
-def _early(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Found:
+def _early(schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]) -> Found:
     """Early against the start, or against the evaluation before unless that was as much late."""
     before: float = schedule.interval
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
@@ -148,7 +148,7 @@ def check_evaluations(results: ResultSet) -> Complaints:
             yield from _closed_evaluations(log, evaluations)
 
 
-def _order(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     if not is_ours(log) and len(evaluations) > 1 and len({one.samples for one in evaluations}) == 1:
         text = f"{log.path.name}: {evaluations[1].where}: every evaluation has epoch_num {evaluations[0].samples}"
         yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
@@ -178,7 +178,7 @@ def _stopped_elsewhere(log: Log) -> Complaints:
         yield error(log, f"{text}, the last evaluation another; in the other logs they agree", SAMPLE_COUNTS)
 
 
-def _trained(log: Log, evaluations: Sequence[Evaluation], others_are_exact: bool) -> Complaints:
+def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact: bool) -> Complaints:
     event = log.first("train_samples")
     if not evaluations or event is None or not is_number(event.value):
         return
@@ -192,7 +192,7 @@ def _trained(log: Log, evaluations: Sequence[Evaluation], others_are_exact: bool
         yield error(log, f"{text}; a run ends with one", SAMPLE_COUNTS)
 
 
-def _configured(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """This code's evaluations come when and on what the configuration says, and no later than it lets training go."""
     wanted, told = setting(log, "NUM_EVAL_EXAMPLES"), log.first("eval_samples")
     if is_number(wanted) and told is not None and told.value != wanted:
@@ -213,7 +213,7 @@ def _configured(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
             yield error(log, text, _AS_CONFIGURED)
 
 
-def _due(log: Log, evaluations: Sequence[Evaluation], slack: float) -> Complaints:
+def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Complaints:
     """The first evaluation that came early (the last one may, at a limit) or later than a step behind its time."""
     due, every = setting(log, "EVAL_ITER_START_SAMPLES"), setting(log, "EVAL_ITER_SAMPLES")
     if not is_number(due) or not is_number(every) or every < 1:
@@ -226,7 +226,7 @@ def _due(log: Log, evaluations: Sequence[Evaluation], slack: float) -> Complaint
         due += max(0, (one.samples - due) // every + 1) * every
 
 
-def _closed_evaluations(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     batch, told = log.value("global_batch_size"), log.first("eval_samples")
     counted = [one for one in evaluations if one.samples > 0]
     if is_number(batch) and batch >= 1:

@@ -21,7 +21,7 @@ from mlbert.mlperf.result_set import (
     ONE_SETTING,
     OWN_FORM,
     SAMPLE_COUNTS,
-    Evaluation,
+    LoggedEvaluation,
     ResultSet,
     error,
     evaluations_of,
@@ -169,7 +169,7 @@ def _contradictions(log: Log) -> Complaints:
             yield from _disagreeing(log, key, told)
 
 
-def _of(one: Evaluation, key: str) -> Event | None:
+def _of(one: LoggedEvaluation, key: str) -> Event | None:
     return one.start if key == "eval_start" else one.stop
 
 
@@ -188,7 +188,7 @@ def _again(log: Log, key: str) -> Iterator[Complaint]:
         yield error(log, text, _ORDER)
 
 
-def _disagreeing(log: Log, key: str, told: list[tuple[Evaluation, Event | None]]) -> Iterator[Complaint]:
+def _disagreeing(log: Log, key: str, told: list[tuple[LoggedEvaluation, Event | None]]) -> Iterator[Complaint]:
     is_odd = len(told) >= _MIN_PAIRS and sum(event is None for _, event in told) == 1
     for one, event in told:
         if event is None:

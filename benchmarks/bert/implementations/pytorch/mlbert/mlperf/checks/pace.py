@@ -33,7 +33,7 @@ from typing import NamedTuple
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import (
-    Evaluation,
+    LoggedEvaluation,
     ResultSet,
     error,
     evaluations_of,
@@ -323,7 +323,7 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
             yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
 
 
-def _durations(log: Log) -> Iterator[tuple[Evaluation, float]]:
+def _durations(log: Log) -> Iterator[tuple[LoggedEvaluation, float]]:
     for one in evaluations_of(log):
         if one.start is not None and one.stop is not None:
             yield one, one.stop.time_ms - one.start.time_ms

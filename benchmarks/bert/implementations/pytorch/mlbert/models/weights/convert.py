@@ -67,7 +67,7 @@ TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ReadCheckpoint:
     """A checkpoint that was read: its shape, float32 parameters by our names with unpadded vocabulary, the report.
     ``folder`` is where a vocabulary may lie beside the source."""
 
@@ -90,20 +90,20 @@ def read_weights_folder(folder: Path) -> dict[str, Tensor]:
     return read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
 
 
-def read_own(source: Path) -> Checkpoint:
+def read_own(source: Path) -> ReadCheckpoint:
     """Reads our form: a run's ``weights/`` folder or what a conversion wrote."""
     shape = BertConfig.from_json(source / CONFIG)
     state, report = own_state(read_weights_folder(source), shape, str(source / WEIGHTS))
-    return with_heads(Checkpoint(shape, state, report, source))
+    return with_heads(ReadCheckpoint(shape, state, report, source))
 
 
-def write_own(checkpoint: Checkpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
+def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
     """Writes our form; returns the checkpoint's report. ``known`` as of `with_heads`."""
     write_weights_folder(with_heads(checkpoint, known), target, CONFIG, checkpoint.shape.to_json())
     return checkpoint.report
 
 
-def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str, config_text: str) -> None:
+def write_weights_folder(checkpoint: ReadCheckpoint, target: Path, config_name: str, config_text: str) -> None:
     """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
     check_target(target)
     _refuse_cut_vocabulary(checkpoint)
@@ -118,7 +118,7 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
             fsync_path(path)
 
 
-def _refuse_cut_vocabulary(checkpoint: Checkpoint) -> None:
+def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
     """A vocabulary of fewer entries than the model has is filled up; one of more has lost rows."""
     path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
@@ -131,7 +131,7 @@ def _refuse_cut_vocabulary(checkpoint: Checkpoint) -> None:
         )
 
 
-def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+def _write_tokenizer(checkpoint: ReadCheckpoint, folder: Path) -> None:
     """The source's vocabulary, and what it says of it; without the longest length `transformers` would know none."""
     vocabulary, config = (checkpoint.folder / name for name in TOKENIZER_FILES)
     if not vocabulary.exists():
@@ -145,7 +145,7 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / config.name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def with_heads(checkpoint: Checkpoint, known: Mapping[str, Shape] | None = None) -> Checkpoint:
+def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = None) -> ReadCheckpoint:
     """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0.
 
     ``known``: the parameters that are wanted; None: `parameter_shapes`.
@@ -169,7 +169,7 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
     shape = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
     known = parameters_in(weights.tensors, shape)
     own, report = own_state(weights.tensors, shape, str(source), known=known)
-    return write_own(Checkpoint(shape, own, report, source.parent), target, known)
+    return write_own(ReadCheckpoint(shape, own, report, source.parent), target, known)
 
 
 def torch_to_composer(source: Path, target: Path) -> Report:
@@ -179,7 +179,7 @@ def torch_to_composer(source: Path, target: Path) -> Report:
     tensors = read_weights_folder(source)
     known = parameters_in(tensors, shape)
     state, report = own_state(tensors, shape, str(source / WEIGHTS), known=known)
-    checkpoint = with_heads(Checkpoint(shape, state, report, source), known)
+    checkpoint = with_heads(ReadCheckpoint(shape, state, report, source), known)
     write_composer(checkpoint.state, shape, target)
     for own in (name for name in checkpoint.state if name.startswith("cls.seq_relationship.")):
         report.missing.pop(own, None)
@@ -198,7 +198,7 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     state, report = own_state(tensors, shape, str(file))
     with TemporaryDirectory() as made:
         folder = _vocabulary_of(source / TOKENIZER_JSON, Path(made)) or source
-        return write_own(Checkpoint(shape, state, report, folder), target)
+        return write_own(ReadCheckpoint(shape, state, report, folder), target)
 
 
 def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
@@ -230,7 +230,7 @@ def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     return write_own(read_tf1(prefix, config), target)
 
 
-def read_tf1(prefix: Path, config: Path | None = None) -> Checkpoint:
+def read_tf1(prefix: Path, config: Path | None = None) -> ReadCheckpoint:
     """Reads a TensorFlow 1 checkpoint. ``prefix`` is the path, with or without ``.index``. Raises UserError for a
     missing or damaged file, wrong shapes, missing variables, or without TensorFlow."""
     return _read(prefix, config, object_based=False)
@@ -243,7 +243,7 @@ def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     return write_own(_read(prefix, config, object_based=True), target)
 
 
-def _read(prefix: Path, config: Path | None, object_based: bool) -> Checkpoint:
+def _read(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoint:
     prefix = prefix.with_name(without_suffix(prefix.name))
     shape = find_shape(config, prefix.parent)
     index = prefix.with_name(f"{prefix.name}.index")
@@ -252,7 +252,7 @@ def _read(prefix: Path, config: Path | None, object_based: bool) -> Checkpoint:
     tf = _tensorflow(prefix)
     arrays, report = read_variables(tf.train.load_checkpoint, str(prefix), shape, object_based)
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Checkpoint(shape, state, report, prefix.parent)
+    return ReadCheckpoint(shape, state, report, prefix.parent)
 
 
 def _tensorflow(prefix: Path) -> Any:
@@ -286,7 +286,7 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
     check_target(target)
     shape = find_shape(config, source.parent)
     state, report = own_state(read_nvidia_pt(source), shape, str(source))
-    return write_own(Checkpoint(shape, state, report, source.parent), target)
+    return write_own(ReadCheckpoint(shape, state, report, source.parent), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
@@ -301,7 +301,7 @@ def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Rep
     return _write(with_heads(read_tf1(prefix, config)), target)
 
 
-def _write(checkpoint: Checkpoint, target: Path) -> Report:
+def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
     shape = checkpoint.shape
     why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no decoder of its own")
     if why_not:

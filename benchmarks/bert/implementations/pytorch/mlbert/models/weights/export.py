@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
-from mlbert.data.formats.tokenizer import CONFIG_FILE, TOKENIZER_JSON, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.files import new_path, save_safetensors
@@ -53,7 +53,7 @@ def _folder(
         save_safetensors(place / "model.safetensors", state)
         if vocabulary is not None:
             shutil.copyfile(vocabulary, place / VOCAB_FILE)
-            _write_json(place / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
+            _write_json(place / TOKENIZER_CONFIG, _tokenizer(vocabulary, model.config.max_position_embeddings))
         (place / "README.md").write_text(card, encoding="utf-8")
         yield place
         shutil.rmtree(target, ignore_errors=True)
@@ -71,7 +71,7 @@ def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> 
     (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    _write_json(place / CONFIG_FILE, values)
+    _write_json(place / TOKENIZER_CONFIG, values)
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:

@@ -62,14 +62,14 @@ def read_checkpoint(folder: Path) -> Weights:
     return Weights(tensors, shape)
 
 
-def vocabulary_of(folder: Path) -> Path | None:
+def vocabulary_of_run(folder: Path) -> Path | None:
     """The vocabulary of the run that a checkpoint is of, if its data are still there."""
     try:
         config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
             moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
             return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
-        return inputs.vocabulary_of(Path(config["input_dir"]))
+        return inputs.vocabulary_of_data(Path(config["input_dir"]))
     except (OSError, ValueError, KeyError, TypeError):  # UserError too
         return None
 
@@ -143,7 +143,7 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
     model.initialize(0)  # heads may be missing
     report = load_state(model, weights.tensors, str(file))
     beside = file.with_name(VOCAB_FILE)
-    return model, report, (vocabulary_of(file.parent) or beside if file.name == CHECKPOINT_TENSORS else beside)
+    return model, report, (vocabulary_of_run(file.parent) or beside if file.name == CHECKPOINT_TENSORS else beside)
 
 
 def _model_of(weights: Weights, file: Path) -> AnyBert:

@@ -39,7 +39,7 @@ _SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-class Reader(Protocol):
+class BundleReader(Protocol):
     """What ``tf.train.load_checkpoint`` returns."""
 
     def get_variable_to_shape_map(self) -> Mapping[str, Any]: ...
@@ -55,7 +55,7 @@ def without_suffix(prefix: str) -> str:
 
 
 def read_variables(
-    load_checkpoint: Callable[[str], Reader], prefix: str, shape: BertConfig, object_based: bool | None = None
+    load_checkpoint: Callable[[str], BundleReader], prefix: str, shape: BertConfig, object_based: bool | None = None
 ) -> tuple[dict[str, np.ndarray], Report]:
     """Reads the weights of a BERT.
 

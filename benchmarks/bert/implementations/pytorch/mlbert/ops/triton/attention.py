@@ -42,7 +42,7 @@ KEYS_OF_BITS = 64
 
 
 @dataclass(frozen=True)
-class Blocks:
+class AttentionBlocks:
     """How a kernel is cut up: queries and keys of a tile, and Triton's warps and pipeline stages."""
 
     BLOCK_Q: int
@@ -55,17 +55,19 @@ class Blocks:
 # (tools/compile_kernels.py: no spills, most warps on a multiprocessor), not by measurement. The forward pass takes keys
 # by multiples of 64, whose bits of the mask it writes together; the others by multiples of 32.
 _HOPPER = {
-    32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    64: (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2)),
+    32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
+    64: (AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
+    128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
 }
 _AMPERE = {
-    32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    64: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    128: (Blocks(128, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 2)),
+    32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
+    64: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 32, 4, 2)),
+    128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(32, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
 }
 # float32 products run without tensor cores and spill: this form is for comparisons.
-_SINGLE = {size: (Blocks(rows, 64, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)}
+_SINGLE = {
+    size: (AttentionBlocks(rows, 64, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)
+}
 
 
 @registry.register("attention", "triton")
@@ -78,7 +80,7 @@ def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=No
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     has_backward = torch.is_grad_enabled() and qkv.requires_grad
     settings = (dropout_threshold(dropout_p), key, rows, alibi_slopes, has_backward)
-    return _Attention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, *settings)
+    return _TritonAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, *settings)
 
 
 def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seqlen: int) -> tuple[int, int, int]:
@@ -90,7 +92,7 @@ def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seq
     return num_heads, 8 * (num_tokens // 16 + num_sequences), 4 * triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)
 
 
-class _Attention(torch.autograd.Function):
+class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes, has_backward):
         num_tokens, three, num_heads, head_size = qkv.shape
@@ -137,7 +139,7 @@ def _launch(kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold)
     return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **asdict(blocks)}
 
 
-def _blocks(qkv: Tensor) -> tuple[Blocks, ...]:
+def _blocks(qkv: Tensor) -> tuple[AttentionBlocks, ...]:
     architecture = capability(qkv.device)
     sixteen_bits = _HOPPER if architecture >= 90 else _AMPERE
     return (_SINGLE if qkv.dtype == torch.float32 else sixteen_bits)[qkv.shape[3]]

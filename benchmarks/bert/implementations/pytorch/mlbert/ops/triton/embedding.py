@@ -31,10 +31,10 @@ def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment,
     tables = (word, position, segment)
     if any(table.dtype not in ACTIVATION_TYPES for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
-    return _EmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
+    return _TritonEmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
 
 
-class _EmbeddingSum(torch.autograd.Function):
+class _TritonEmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ids, dtype, *tables):
         ids, tables = [x.contiguous() for x in ids], [table.contiguous() for table in tables]

@@ -29,10 +29,10 @@ def masked_cross_entropy(logits, labels, vocab_size):
     """See `mlbert.ops.loss.masked_cross_entropy`; rows with label -100 take no part."""
     assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
-    return _CrossEntropy.apply(logits, labels, vocab_size)
+    return _TritonCrossEntropy.apply(logits, labels, vocab_size)
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _TritonCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels, vocab_size):
         logits, labels = logits.contiguous(), labels.contiguous()

@@ -34,16 +34,16 @@ def dropout_add_layer_norm(*arguments):
 def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
     """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the gradients of both names are added in registers."""
     threshold = dropout_threshold(dropout_p)
-    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False)
+    return _TritonDropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False)
 
 
 @registry.register("layer_norm_dropout", "triton")
 def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
     """See `mlbert.ops.norm.layer_norm_dropout`."""
-    return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True)[0]
+    return _TritonDropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True)[0]
 
 
-class _DropoutNorm(torch.autograd.Function):
+class _TritonDropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
 
     @staticmethod

@@ -29,7 +29,7 @@ from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertBase, BertForPreTraining
-from mlbert.models.flops import Work, training_flops
+from mlbert.models.flops import BatchWork, training_flops
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops import api as ops
@@ -203,7 +203,7 @@ def run(
     peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
     peak = max(peak_before, gemm_peak_flops(dtype, device))
-    work = Work.of(batch)
+    work = BatchWork.of(batch)
     flops = training_flops(config, work)
     record: dict[str, object] = {
         "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},

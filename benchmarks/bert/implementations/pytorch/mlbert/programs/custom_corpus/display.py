@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from mlbert.programs.console import short_duration
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Outcome, TrainState
+from mlbert.runs.progress import RunOutcome, TrainState
 
 LINE_SECONDS = 10.0
 _EARLY, _LATE = 0.3, 0.6  # shares of the time from which an accuracy is compared with the two baselines
@@ -88,7 +88,7 @@ class Display(Events):
         """A step whose gradient was not finite."""
         self.say(f"step {state.step} left out: non-finite gradient ({state.skipped_steps} so far)")
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: RunOutcome) -> None:
         """The end of training."""
         self.close()
 

@@ -136,7 +136,7 @@ _ORIGIN = "mlbert pretrain"
 
 
 @dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
     """What is decided before the text is read.
 
     Attributes:
@@ -155,7 +155,7 @@ class Plan:
     shape: Mapping[str, Any]
 
 
-def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> Plan:
+def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> CorpusPlan:
     """The rules' choice for a text of so many bytes and a run of so many seconds on this machine.
 
     Args:
@@ -167,7 +167,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
 
-    def tokens_per_second(shape: pretrain_rules.Shape) -> float:
+    def tokens_per_second(shape: pretrain_rules.SizeShape) -> float:
         return speed / shape.flops_a_token
 
     tokens = num_bytes // BYTES_A_TOKEN
@@ -194,7 +194,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "masking_rate": choice.mask_rate,
         "eval_masking_rate": choice.eval_mask_rate,
     }
-    return Plan(
+    return CorpusPlan(
         vocab_size=choice.shape.vocabulary,
         length=length,
         settings=settings,
@@ -204,7 +204,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     )
 
 
-def pace_of(seconds: float, plan: Plan) -> Pace:
+def pace_of(seconds: float, plan: CorpusPlan) -> Pace:
     """How a run of so many seconds goes by the clock."""
     every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
     return Pace(seconds, plan.warmup, plan.decay, every, SAVE_SECONDS)

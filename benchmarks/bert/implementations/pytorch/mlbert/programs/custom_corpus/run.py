@@ -21,8 +21,8 @@ from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, MaskedSentence, Request, prepare
-from mlbert.data.prepare.own_files import Source, find_sources
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
@@ -32,11 +32,11 @@ from mlbert.models.fill_mask import MASK, fill, open_masked_lm
 from mlbert.models.weights.files import new_path
 from mlbert.programs.console import console_progress, short_duration, write_page
 from mlbert.programs.custom_corpus.display import Display
-from mlbert.programs.custom_corpus.plan import OwnFolder, Plan, make_plan, pace_of, resolve_settings
+from mlbert.programs.custom_corpus.plan import CorpusPlan, OwnFolder, make_plan, pace_of, resolve_settings
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.report.own_text import own_text_page
+from mlbert.report.custom_corpus import own_text_page
 from mlbert.training.config import RunConfig
-from mlbert.training.experiment import Manner, run_experiment
+from mlbert.training.experiment import RunOptions, run_experiment
 
 TOP = 5
 
@@ -170,7 +170,7 @@ class _Run:
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
         self._folder, self._console, self._words = folder, console, asked
         self._seconds = asked.seconds
-        self._sources: list[Source] = find_sources(asked.texts, folder.path)
+        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path)
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
         if asked.start is not None:
@@ -236,11 +236,11 @@ class _Run:
                     "Choose another --out, or remove it",
                 )
 
-    def _plan(self, notes: dict[str, Any] | None) -> Plan:
+    def _plan(self, notes: dict[str, Any] | None) -> CorpusPlan:
         """The plan of the first call, which later ones keep to."""
         if notes is not None:
             try:
-                return Plan(**notes["settings"])
+                return CorpusPlan(**notes["settings"])
             except TypeError:
                 raise UserError(
                     "run.damaged", self._folder.path, "its pretrain.json is damaged", "Remove it to start anew"
@@ -250,7 +250,7 @@ class _Run:
         self._folder.remember({"asked": self._asked(), "settings": asdict(plan)})
         return plan
 
-    def _prepare(self, plan: Plan) -> Facts:
+    def _prepare(self, plan: CorpusPlan) -> Facts:
         request = Request(
             self._sources, self._vocabulary, plan.vocab_size, not self._words.cased, plan.length, EVAL_MASK_RATE
         )
@@ -265,7 +265,7 @@ class _Run:
             self._say(f"warning: {facts.unknown_share:.0%} of the words are [UNK] to this vocabulary")
         return facts
 
-    def _write_shape(self, plan: Plan) -> None:
+    def _write_shape(self, plan: CorpusPlan) -> None:
         entries = len(load_tokenizer(self._folder.text).vocabulary)
         shape = BertConfig(**{**plan.shape, "vocab_size": entries})
         write_atomically(self._folder.shape, shape.to_json())
@@ -275,10 +275,10 @@ class _Run:
             f"{shape.num_parameters / 1e6:.1f} M parameters; {short_duration(self._seconds)} of training"
         )
 
-    def _train(self, plan: Plan, facts: Facts, resume: bool, world: World) -> int:
+    def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
         resolved = resolve_settings(self._folder, plan.settings, self._seconds, facts.train_sequences, resume)
         display = Display(self._console, self._seconds, facts.baselines, resolved.config[RunConfig].log_freq)
-        manner = Manner(pace_of(self._seconds, plan), display, self._words.mlperf)
+        manner = RunOptions(pace_of(self._seconds, plan), display, self._words.mlperf)
         try:
             with _signals_save():
                 outcome = run_experiment(resolved, world, self._console, manner)

@@ -19,7 +19,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 from mlbert.models.weights.files import read_weights
 from mlbert.models.weights.huggingface import read_config
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 UNITS = {
     "ba": "batches of all ranks, that is steps",
@@ -218,7 +218,7 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
         decay = leaves.text("scheduler.t_decay", "0.1dur")
         layer.put("lr_decay_steps", durations.steps("scheduler.t_decay", decay.value), origin=decay.origin)
     if name.value == "multistep_with_warmup":
-        given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else Value(None, "")
+        given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else YamlValue(None, "")
         if not isinstance(given.value, list):
             raise UserError(
                 "config.value", leaves.path, "scheduler.milestones is no list of durations", "Write [400ba, 600ba]"
@@ -229,7 +229,7 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     return durations
 
 
-def add_evaluation(leaves: Leaves, layer: Layer, interval: Value) -> None:
+def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue) -> None:
     """When and on how much is evaluated; ``interval``: training sequences from one evaluation to the next."""
     layer.put("eval_iter_samples", interval)
     layer.put("eval_iter_start_samples", interval)
@@ -255,7 +255,7 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     )
     layer.put("optimizer", name)
     layer.put("learning_rate", leaves.number("optimizer.lr", None))
-    betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else Value([0.9, 0.95], "default")
+    betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else YamlValue([0.9, 0.95], "default")
     if not isinstance(betas.value, list) or len(betas.value) != 2:
         raise UserError("config.value", betas.origin, "optimizer.betas are not two numbers", "Write [0.9, 0.98]")
     layer.put("opt_lamb_beta_1", betas.value[0], origin=betas.origin)

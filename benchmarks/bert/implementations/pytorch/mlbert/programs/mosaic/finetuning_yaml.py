@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mlbert.data.formats import glue
-from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.order import RankSlice
 from mlbert.data.formats.tasks import TaskForm, column_names, form_of_task, read_training
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.tasks import steps_per_epoch
@@ -33,7 +33,7 @@ from mlbert.programs.mosaic.common_yaml import (
     refuse_train_subset,
     start_path,
 )
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
     *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
@@ -53,7 +53,7 @@ _TEXTS = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "se
 _LABELS = ("label", "labels", "score")
 
 
-class Data:
+class TaskData:
     """The task's files, as the YAML names them."""
 
     def __init__(self, leaves: Leaves) -> None:
@@ -159,7 +159,7 @@ def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     """The settings, field name to value and origin. Raises UserError: a value is missing or not legal."""
     layer = Layer({"recipe": ("classification", "sequence_classification.py")})
-    data = Data(leaves)
+    data = TaskData(leaves)
     data.put(layer)
     _check_loaders(leaves, data)
     length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
@@ -177,10 +177,10 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     return layer
 
 
-def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world_size: int) -> None:
+def add_durations(leaves: Leaves, layer: Layer, data: TaskData, per_step: int, world_size: int) -> None:
     """Length, schedule, evaluations and outputs, for which the training rows are counted."""
     parts = int(str(layer.get("gradient_accumulation_steps", (1, ""))[0]))
-    share = StepShare(per_step // world_size, parts, 0, world_size)
+    share = RankSlice(per_step // world_size, parts, 0, world_size)
     drop_last = bool(layer["drop_last"][0])
     num_rows = len(read_training(data.train_file, data.form))
 
@@ -197,17 +197,17 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
         samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
-    add_evaluation(leaves, layer, Value(samples, interval.origin))
+    add_evaluation(leaves, layer, YamlValue(samples, interval.origin))
     add_outputs(leaves, layer, durations)
 
 
-def add_start(leaves: Leaves, layer: Layer, tokenizer: Value) -> None:
+def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
     names; what model.model_config says wins over both."""
     path = start_path(leaves)
     start = find_start(path) if path is not None else Start(None, None)
     if start.vocabulary is not None:
-        tokenizer = Value(str(start.vocabulary), "load_path")
+        tokenizer = YamlValue(str(start.vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
     add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     if start.shape is not None:
@@ -217,7 +217,7 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: Value) -> None:
         layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
 
 
-def _check_loaders(leaves: Leaves, data: Data) -> None:
+def _check_loaders(leaves: Leaves, data: TaskData) -> None:
     """Refuses what cannot be done."""
     for loader, splits in (("train_loader", ("train",)), ("eval_loader", ("validation", "validation_matched"))):
         leaves.choice(f"{loader}.split", splits, splits[0])

@@ -38,7 +38,7 @@ FIRST = "mnli"  # its first job's weights start the second round
 
 
 @dataclass(frozen=True)
-class Job:
+class GlueJob:
     """One task with one seed; ``waits`` for the first job of `FIRST`."""
 
     task: str
@@ -54,17 +54,17 @@ class Job:
         return base / f"task={self.task}" / f"seed={self.seed}"
 
 
-def job_list(seeds: Mapping[str, Sequence[int]]) -> list[Job]:
+def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
     """The jobs of these tasks and seeds, `FIRST` first, then the rest of the first round, then those that wait.
 
     Without `FIRST` nobody waits: all start from the pre-trained weights.
     """
     has_first = bool(seeds.get(FIRST))
-    jobs = [Job(task, seed, has_first and TASKS[task].after_mnli) for task in seeds for seed in seeds[task]]
+    jobs = [GlueJob(task, seed, has_first and TASKS[task].after_mnli) for task in seeds for seed in seeds[task]]
     return sorted(jobs, key=lambda job: (TASKS[job.task].after_mnli, job.task != FIRST))
 
 
-def aggregate(results: Mapping[Job, Mapping[str, float]]) -> dict[str, float]:
+def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float]:
     """Task -> its score times 100, the mean over its metrics and seeds; "glue" -> the mean over tasks."""
     found: dict[str, list[float]] = {}
     for job, metrics in results.items():
@@ -101,7 +101,7 @@ class Slot:
 class Running:
     """A job's process."""
 
-    job: Job
+    job: GlueJob
     slot: Slot
     process: subprocess.Popen[bytes]
     started: float
@@ -143,16 +143,16 @@ class Runner:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        done: Sequence[Job],
+        jobs: Sequence[GlueJob],
+        done: Sequence[GlueJob],
         slots: Sequence[Slot],
-        prepare: Callable[[Job], list[str]],
-        folder: Callable[[Job], Path],
+        prepare: Callable[[GlueJob], list[str]],
+        folder: Callable[[GlueJob], Path],
         environ: Mapping[str, str],
-        tell: Callable[[Job | None], object],
+        tell: Callable[[GlueJob | None], object],
     ) -> None:
         self.states = {job: State.DONE if job in done else State.WAITING for job in jobs}
-        self.seconds: dict[Job, float] = {}
+        self.seconds: dict[GlueJob, float] = {}
         self.running: list[Running] = []
         self._free = list(slots)
         self._prepare, self._folder, self._environ, self._tell = prepare, folder, environ, tell
@@ -167,7 +167,7 @@ class Runner:
             finally:
                 self._end_all()
 
-    def last_line(self, job: Job) -> str:
+    def last_line(self, job: GlueJob) -> str:
         """Of the job's log: what it died of."""
         try:
             text = (self._folder(job) / LOG).read_text(encoding="utf-8", errors="replace")
@@ -187,7 +187,7 @@ class Runner:
         self._tell(None)
         return bool(self.running) or State.WAITING in self.states.values()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: GlueJob) -> None:
         slot, command, folder = self._free.pop(0), self._prepare(job), self._folder(job)
         with (folder / LOG).open("wb") as log:
             # A session of its own: a Ctrl-C of the terminal comes to this process alone, which passes it on in order.
@@ -210,7 +210,7 @@ class Runner:
         self.seconds[one.job] = time.monotonic() - one.started
         self._set(one.job, State.FAILED if one.process.returncode else State.DONE)
 
-    def _set(self, job: Job, state: State) -> None:
+    def _set(self, job: GlueJob, state: State) -> None:
         self.states[job] = state
         self._tell(job)
 
@@ -247,18 +247,18 @@ def _end_on_termination() -> Iterator[None]:
 
 SCORES, FIGURE = "glue_scores.json", "glue_scores.png"
 _TAIL_BYTES = 4096
-Metrics = Mapping[Job, Mapping[str, float]]
+Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 
-class Display:
+class GlueDisplay:
     """A live table on a terminal, elsewhere a line whenever something happens."""
 
-    def __init__(self, console: Console, folder: Callable[[Job], Path], metrics: Metrics) -> None:
+    def __init__(self, console: Console, folder: Callable[[GlueJob], Path], metrics: Metrics) -> None:
         self._console, self._folder, self._metrics = console, folder, metrics
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
         self.runner: Runner | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> GlueDisplay:
         if self._live is not None:
             self._live.start()
         return self
@@ -267,7 +267,7 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, job: Job | None) -> None:
+    def tell(self, job: GlueJob | None) -> None:
         """Something has become of a job; None: time passes."""
         assert self.runner is not None
         if self._live is not None:
@@ -275,7 +275,7 @@ class Display:
         elif job is not None:
             self._console.print(self._line(self.runner, job), markup=False, highlight=False, soft_wrap=True)
 
-    def _line(self, runner: Runner, job: Job) -> str:
+    def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]
         done = sum(state in (State.DONE, State.FAILED, State.BLOCKED) for state in runner.states.values())
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
@@ -283,7 +283,7 @@ class Display:
         told = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
         return f"[{done}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{time}{told}"
 
-    def _result(self, runner: Runner, job: Job) -> str:
+    def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:
             return runner.last_line(job)
         values = self._metrics.get(job, {})
@@ -329,7 +329,7 @@ def scores_table(metrics: Metrics) -> Table:
     return table
 
 
-def write_scores(folder: Path, metrics: Metrics, missing: list[Job]) -> None:
+def write_scores(folder: Path, metrics: Metrics, missing: list[GlueJob]) -> None:
     """``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing."""
     scores = aggregate(metrics)
     jobs = [

@@ -11,8 +11,8 @@ import yaml
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic.finetuning_yaml import SOURCES
-from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, Job, job_list
-from mlbert.programs.mosaic.nested_yaml import Leaves, Value
+from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
+from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue
 
 # Copied into the jobs' YAML as they are.
 _PASSED = (
@@ -63,7 +63,7 @@ class GlueYaml:
         """Those that have jobs."""
         return list(dict.fromkeys(job.task for job in self.jobs))
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[GlueJob]:
         named = list(dict.fromkeys(name.split(".")[1] for name in self._leaves if name.startswith("tasks.")))
         default = int(self._leaves.number("default_seed", DEFAULT_SEED).value)
         seeds = {}
@@ -78,11 +78,11 @@ class GlueYaml:
             seeds[task] = list(dict.fromkeys(given))
         return job_list(seeds)
 
-    def keeps_weights(self, job: Job) -> bool:
+    def keeps_weights(self, job: GlueJob) -> bool:
         """Whether a job's weights stay when it is done and nobody waits for them."""
         return self._leaves.number(f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0).value != 0
 
-    def of_job(self, job: Job, start: str | None) -> dict[str, Any]:
+    def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
         """The nested content of the job's own YAML; ``start`` are the weights that it begins with."""
         task, leaves = TASKS[job.task], self._leaves
         found = {name: leaf.value for name, leaf in leaves.items() if not name.startswith(_OWN)}
@@ -144,13 +144,13 @@ def as_text(content: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(content), sort_keys=False)
 
 
-def as_leaves(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+def as_leaves(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, YamlValue]:
     """The leaves of a nested content, as if they were read from ``path``."""
-    found: dict[str, Value] = {}
+    found: dict[str, YamlValue] = {}
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name != "model.model_config" and not name.startswith("callbacks."):
             found |= as_leaves(path, value, f"{name}.")
         else:
-            found[name] = Value(value, str(path))
+            found[name] = YamlValue(value, str(path))
     return found

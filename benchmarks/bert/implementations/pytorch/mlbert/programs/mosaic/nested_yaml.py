@@ -20,14 +20,14 @@ _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Value:
+class YamlValue:
     """One leaf: a plain value, a list, or an empty mapping; and where it was given, ``file:line`` or ``argument``."""
 
     value: Any
     origin: str
 
 
-def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dict[str, Value]:
+def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dict[str, YamlValue]:
     """The leaves of a YAML file with words on top, by their dotted names, in the file's order.
 
     Args:
@@ -63,7 +63,7 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
         place = f"{tree_relative(path.absolute())}:{lines.get(name, 1)}"
         if said is None:
             _check(name, known, place)
-        found[name] = Value(value, f"argument {said}=" if said else place)
+        found[name] = YamlValue(value, f"argument {said}=" if said else place)
     return found
 
 
@@ -94,17 +94,17 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
 
 
-Default = Value | str | float | bool | None
+Default = YamlValue | str | float | bool | None
 
 
-class Leaves(Mapping[str, Value]):
+class Leaves(Mapping[str, YamlValue]):
     """The leaves of one file; a getter raises UserError for a value of another type, and for one that is missing and
     has no default (None)."""
 
-    def __init__(self, path: Path, found: Mapping[str, Value]) -> None:
+    def __init__(self, path: Path, found: Mapping[str, YamlValue]) -> None:
         self.path, self._found, self._read = path, found, set[str]()
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> YamlValue:
         self._read.add(name)
         return self._found[name]
 
@@ -122,18 +122,18 @@ class Leaves(Mapping[str, Value]):
         """Names with a value that nobody has asked for."""
         return [name for name in self._found if self.is_given(name) and name not in self._read]
 
-    def text(self, name: str, default: Default) -> Value:
+    def text(self, name: str, default: Default) -> YamlValue:
         """A text; numbers are taken as they are written."""
         value = self._get(name, default)
         if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
             raise UserError("config.value", value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
-        return Value(str(value.value), value.origin)
+        return YamlValue(str(value.value), value.origin)
 
     def optional_text(self, name: str, default: str | None) -> str | None:
         """A text, or None."""
         return str(self.text(name, None).value) if self.is_given(name) else default
 
-    def number(self, name: str, default: Default) -> Value:
+    def number(self, name: str, default: Default) -> YamlValue:
         """A whole number or not; text such as 5e-4, which YAML takes for text, too."""
         value = self._get(name, default)
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
@@ -141,7 +141,7 @@ class Leaves(Mapping[str, Value]):
             number = value.value if is_number else float(str(value.value).replace("_", ""))
             if not math.isfinite(number):
                 raise ValueError
-            return Value(number, value.origin)
+            return YamlValue(number, value.origin)
         except (ValueError, OverflowError):
             raise UserError(
                 "config.value", value.origin, f"{name} {value.value!r} is no number", "Write a number"
@@ -151,7 +151,7 @@ class Leaves(Mapping[str, Value]):
         """A number, or None where none is given."""
         return self.number(name, None).value if self.is_given(name) else None
 
-    def flag(self, name: str, default: bool) -> Value:
+    def flag(self, name: str, default: bool) -> YamlValue:
         """true or false."""
         value = self._get(name, default)
         if not isinstance(value.value, bool):
@@ -160,7 +160,7 @@ class Leaves(Mapping[str, Value]):
             )
         return value
 
-    def choice(self, name: str, known: Sequence[str], default: str) -> Value:
+    def choice(self, name: str, known: Sequence[str], default: str) -> YamlValue:
         """One of some texts."""
         value = self.text(name, default)
         if value.value not in known:
@@ -169,20 +169,20 @@ class Leaves(Mapping[str, Value]):
             )
         return value
 
-    def _get(self, name: str, default: Default) -> Value:
+    def _get(self, name: str, default: Default) -> YamlValue:
         if self.is_given(name):
             return self[name]
         if default is None:
             raise UserError(
                 "config.missing", self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line"
             )
-        return default if isinstance(default, Value) else Value(default, f"default of {name}")
+        return default if isinstance(default, YamlValue) else YamlValue(default, f"default of {name}")
 
 
 class Layer(dict[str, tuple[object, str]]):
     """Settings by field name, with their origins."""
 
     def put(self, field: str, value: object, name: str = "", origin: str | None = None) -> None:
-        """Enters a value; of a `Value` the origin is its own, otherwise it is given, or the YAML's ``name``."""
-        given = value if isinstance(value, Value) else Value(value, origin or name or "main.py")
+        """Enters a value; of a `YamlValue` the origin is its own, otherwise it is given, or the YAML's ``name``."""
+        given = value if isinstance(value, YamlValue) else YamlValue(value, origin or name or "main.py")
         self[field] = (given.value, given.origin)

@@ -19,7 +19,7 @@ from mlbert.programs.mosaic.common_yaml import (
     add_schedule,
     refuse_train_subset,
 )
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, Value
+from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
@@ -138,4 +138,4 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
 def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     interval = leaves.text("eval_interval", "1000ba")
     samples = durations.steps("eval_interval", interval.value) * durations.sequences_per_step
-    add_evaluation(leaves, layer, Value(samples, interval.origin))
+    add_evaluation(leaves, layer, YamlValue(samples, interval.origin))

@@ -14,7 +14,7 @@ FARTHEST = 50.0  # a measured step that many times slower or faster than the fit
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What a log tells.
 
     Attributes:
@@ -39,7 +39,7 @@ class Measured:
 
 def measured(
     ranks: int, batch: int, run_start: float, evaluations: Sequence[tuple[float, float, float]], samples: float | None
-) -> Measured:
+) -> MeasuredRun:
     """From times in seconds.
 
     Args:
@@ -62,10 +62,10 @@ def measured(
     if not rates:
         raise ValueError("no training between evaluations")
     seconds = [stop - start for start, stop, _ in evaluations]
-    return Measured(ranks, batch, statistics.median(rates), statistics.median(seconds) if seconds else None, samples)
+    return MeasuredRun(ranks, batch, statistics.median(rates), statistics.median(seconds) if seconds else None, samples)
 
 
-def two_parts(runs: Sequence[Measured]) -> tuple[float, float]:
+def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     """Milliseconds of one sequence of a rank, and of a step whatever its batch: least squares over relative errors, no
     part below 0. From runs of one batch a rank alone, the second part cannot be told and is 0."""
     sizes = [run.batch / run.ranks for run in runs]
@@ -81,7 +81,7 @@ def two_parts(runs: Sequence[Measured]) -> tuple[float, float]:
     return each, mean_step - each * mean_size
 
 
-def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float:
+def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> float:
     """Sequences a second of ``ranks`` on one machine, from runs of one rank with all its cores.
 
     The cores limit, not the ranks: together they work through the batch as fast as one rank with all cores does. What a
@@ -101,7 +101,7 @@ def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float
     return batch / (each * batch + constant * ranks) * 1e3
 
 
-def calibrated(parameters: Parameters, job: timing.Job, runs: Sequence[Measured]) -> Parameters:
+def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]) -> Parameters:
     """The parameters with what the logs say of this GPU; nodes and network are taken to be like the job's.
 
     Logs of one batch a GPU set the time of a sequence, the constant part stays; several set both.
@@ -137,12 +137,12 @@ def calibrated(parameters: Parameters, job: timing.Job, runs: Sequence[Measured]
     )
 
 
-def _like(job: timing.Job, run: Measured) -> timing.Job:
+def _like(job: timing.TrainingJob, run: MeasuredRun) -> timing.TrainingJob:
     """The job that a log is of."""
     per_node = min(job.per_node, run.ranks)
     return replace(job, gpus=run.ranks, nodes=max(1, round(run.ranks / per_node)), batch=run.batch)
 
 
-def _pcie(job: timing.Job, parameters: Parameters, run: Measured) -> float:
+def _pcie(job: timing.TrainingJob, parameters: Parameters, run: MeasuredRun) -> float:
     """Of the constant part, what GPUs without NVLink add to it."""
     return timing.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]

@@ -19,7 +19,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.report.planner import timing
-from mlbert.report.planner.timing import BENCHMARK, GPUS, Parameters, Shape
+from mlbert.report.planner.timing import BENCHMARK, GPUS, ModelShape, Parameters
 
 # A token, layer and hidden unit, counted: with 16-bit products, and with FP8 ones.
 ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
@@ -84,12 +84,12 @@ class Estimate:
         limit: what would save most if it cost nothing; memory where a step has to be cut up and compute is not it.
     """
 
-    job: timing.Job
+    job: timing.TrainingJob
     samples: float
     samples_spread: float
     rules_samples: float
     evaluations: int
-    step: timing.Step
+    step: timing.StepTime
     evaluation_seconds: float
     seconds: float
     score_band: tuple[float, float]
@@ -108,8 +108,8 @@ class Estimate:
 
 
 def estimate(
-    job: timing.Job,
-    shape: Shape,
+    job: timing.TrainingJob,
+    shape: ModelShape,
     parameters: Parameters,
     prices: Prices,
     needed: float | None = None,
@@ -184,7 +184,12 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
 
 
 def _limit(
-    job: timing.Job, step: timing.Step, samples: float, evaluation: float, seconds: float, micro_batches: int
+    job: timing.TrainingJob,
+    step: timing.StepTime,
+    samples: float,
+    evaluation: float,
+    seconds: float,
+    micro_batches: int,
 ) -> str:
     """What would save most if it cost nothing; as convergence count samples that the best batch would not need."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)

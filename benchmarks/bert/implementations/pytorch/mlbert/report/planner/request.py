@@ -20,7 +20,7 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 from mlbert.report.planner.estimate import Estimate
 from mlbert.report.planner.simulate import Balance
-from mlbert.report.planner.timing import GPUS, Job, Shape
+from mlbert.report.planner.timing import GPUS, ModelShape, TrainingJob
 
 GPU_COUNTS = tuple(2**power for power in range(13))
 # Those of the reference, and the one that most published results used.
@@ -109,7 +109,7 @@ class Given:
     """
 
     gpu: str
-    shape: Shape
+    shape: ModelShape
     gpus: int | None
     nodes: int | None
     port_gbps: float | None
@@ -124,7 +124,7 @@ class Given:
         return self.gpus // self.nodes if self.gpus and self.nodes else GPUS[self.gpu].per_node
 
 
-def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
+def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     """The job; without a batch the fastest one of the reference's.
 
     Raises:
@@ -142,7 +142,7 @@ def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
     if fp8 and not GPUS[given.gpu].has_fp8:
         raise UserError("config.choice", "--precision", f"nobody published FP8 on {given.gpu}", "Give bf16")
     port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
-    job = Job(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
+    job = TrainingJob(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
     batch = given.batch or (given.batch_per_gpu or 0) * gpus
     if batch:

@@ -25,7 +25,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 from mlbert.mlperf import rules
-from mlbert.models.flops import Work, training_flops
+from mlbert.models.flops import BatchWork, training_flops
 
 PATH = Path(__file__).with_name("parameters.json")
 
@@ -115,7 +115,7 @@ BLACKWELL_ABOVE = 1024  # batch
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What is asked about.
 
     Attributes:
@@ -163,7 +163,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Milliseconds of one optimizer step, by what they go to."""
 
     compute: float
@@ -177,7 +177,7 @@ class Step:
         return self.compute + self.imbalance + self.constant + self.network
 
 
-def step(job: Job, parameters: Parameters) -> Step:
+def step(job: TrainingJob, parameters: Parameters) -> StepTime:
     """Time of one step."""
     facts, p = GPUS[job.gpu], parameters
     factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1)
@@ -189,10 +189,10 @@ def step(job: Job, parameters: Parameters) -> Step:
         slower = REFERENCE_GBPS[fabric] / (job.network_gbps or facts.port_gbps * job.per_node)
         slower = math.sqrt(slower) if fabric == "pcie" else slower
         network = p.network_ms[fabric] * job.gradient * slower * (job.gpus - 1) / job.gpus
-    return Step(compute, compute * (job.imbalance - 1), constant, network)
+    return StepTime(compute, compute * (job.imbalance - 1), constant, network)
 
 
-def samples(job: Job, parameters: Parameters) -> float:
+def samples(job: TrainingJob, parameters: Parameters) -> float:
     """Samples to the target that a score counts: the mean of ten runs, raised to the rules' point where it is less.
 
     Raises:
@@ -209,12 +209,12 @@ def samples(job: Job, parameters: Parameters) -> float:
     return mean * (p.own_settings if job.sequences >= OWN_SETTINGS_FROM else 1.0)
 
 
-def evaluation_seconds(job: Job, parameters: Parameters) -> float:
+def evaluation_seconds(job: TrainingJob, parameters: Parameters) -> float:
     """Of one evaluation on 10,000 sequences."""
     return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus
 
 
-def seconds_to_train(job: Job, parameters: Parameters, needed: float | None = None) -> float:
+def seconds_to_train(job: TrainingJob, parameters: Parameters, needed: float | None = None) -> float:
     """Time to train; ``needed``: samples to the target where they are known."""
     needed = samples(job, parameters) if needed is None else needed
     evaluations = needed / rules.eval_interval(job.batch)
@@ -223,11 +223,11 @@ def seconds_to_train(job: Job, parameters: Parameters, needed: float | None = No
 
 CONFIGS = shipped("configs")
 # Sequences of the benchmark (public length histogram): of 1,000, all tokens, squared lengths, masked tokens.
-BENCHMARK = Work(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
+BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model beside BERT-large."""
 
     config: BertConfig
@@ -241,14 +241,14 @@ class Shape:
         return self.work == 1.0
 
 
-def of(config: BertConfig) -> Shape:
+def of(config: BertConfig) -> ModelShape:
     """The shape's factors."""
     large = BertConfig.from_json(CONFIGS / "large.json")
     flops, usual = training_flops(config, BENCHMARK), training_flops(large, BENCHMARK)
-    return Shape(config, flops / BENCHMARK.sequences, flops / usual, config.num_parameters / large.num_parameters)
+    return ModelShape(config, flops / BENCHMARK.sequences, flops / usual, config.num_parameters / large.num_parameters)
 
 
-def named(name: str) -> Shape:
+def named(name: str) -> ModelShape:
     """A shape of the configs folder, or a ``bert_config.json``.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlbert.runs.progress import Counts, TrainState
+from mlbert.runs.progress import StepCounts, TrainState
 from mlbert.training.step import StepResult
 
 
@@ -17,10 +17,10 @@ from mlbert.training.step import StepResult
 class _Entry:
     result: StepResult
     step: int
-    counts: Counts
+    counts: StepCounts
 
 
-class Ledger:
+class SampleCounter:
     """The counting of one run.
 
     Args:
@@ -37,7 +37,7 @@ class Ledger:
         """Whether the last step's result is not known yet."""
         return self._open is not None
 
-    def count(self, result: StepResult, counts: Counts) -> None:
+    def count(self, result: StepResult, counts: StepCounts) -> None:
         """Enters a step that is queued; the one before it is settled."""
         self.settle()
         self._state.step += 1

@@ -37,7 +37,7 @@ _REMEDY = f"Give text: {_KINDS}, or a folder of such files"
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """A file, or a folder that ``datasets`` saved."""
 
     path: Path
@@ -56,10 +56,10 @@ class Source:
         return Path(name.removesuffix(PACKED)).suffix
 
 
-def find_sources(paths: Sequence[Path], without: Path) -> list[Source]:
+def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
     """The files and saved sets behind paths, each once, in order; nothing below the folder ``without``, nothing hidden.
     Raises UserError: a path is not there, is no file or folder, or holds no text."""
-    found: dict[Path, Source] = {}
+    found: dict[Path, CorpusSource] = {}
     for path in paths:
         with reading(path, _REMEDY):
             if not path.exists():
@@ -95,16 +95,16 @@ def _is_text(name: str) -> bool:
     return name.lower().removesuffix(PACKED).endswith((*PLAIN_SUFFIXES, LINES_SUFFIXES[0]))
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> CorpusSource:
     with reading(path):
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         states = [file.stat() for file in files]
         if not path.is_dir():
             path.open("rb").close()  # now, not after an hour of other files
-    return Source(path, sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0))
+    return CorpusSource(path, sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0))
 
 
-def documents(source: Source, piece: int, is_cut: bool) -> Iterator[str]:
+def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
     """Documents of a source, without blank ones.
 
     Args:

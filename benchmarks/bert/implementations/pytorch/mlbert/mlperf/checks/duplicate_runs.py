@@ -36,7 +36,7 @@ _MIN_DECIMALS = 5  # shorter accuracies agree by chance
 _OWN_RUNS = "rules: ten runs, each with a seed of its own"
 
 
-class _Run(NamedTuple):
+class _RunIntervals(NamedTuple):
     log: Log
     lines: list[int]  # of the evaluations
     accuracies: list[float]
@@ -78,11 +78,11 @@ def _filed(log: Log) -> str:
     return "/".join(log.path.parts[-3:])
 
 
-def _moved_words(run: _Run, end: int, length: int) -> str:
+def _moved_words(run: _RunIntervals, end: int, length: int) -> str:
     return f"line {run.lines[end - length]}: {length} accuracies, up to line {run.lines[end - 1]}, are those of"
 
 
-def _moved(one: _Run, other: _Run) -> Iterable[tuple[int, int, int]]:
+def _moved(one: _RunIntervals, other: _RunIntervals) -> Iterable[tuple[int, int, int]]:
     """The longest stretch of equal accuracies at any place of both: its begin in one, its end in the other, length."""
     shared = {value for value in one.accuracies if significant_digits(value) >= _MIN_DECIMALS}
     shared &= set(other.accuracies)
@@ -98,7 +98,7 @@ def _moved(one: _Run, other: _Run) -> Iterable[tuple[int, int, int]]:
         yield best
 
 
-def _run_of(log: Log) -> _Run:
+def _run_of(log: Log) -> _RunIntervals:
     evaluations = evaluations_of(log)[:_MAX_EVALUATIONS]
     start = log.first("run_start")
     times = [one.event.time_ms for one in evaluations]
@@ -107,7 +107,7 @@ def _run_of(log: Log) -> _Run:
         intervals = [after - before for before, after in itertools.pairwise([start.time_ms, *times])]
     samples = [one.samples for one in evaluations]
     lines = [one.event.line for one in evaluations]
-    return _Run(log, lines, [one.accuracy for one in evaluations], samples, intervals)
+    return _RunIntervals(log, lines, [one.accuracy for one in evaluations], samples, intervals)
 
 
 def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
@@ -127,7 +127,9 @@ def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
     return max(_MIN_WINDOW, math.ceil(_LOG_ODDS / math.log(low / _CHANCE_MS)))
 
 
-def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Iterable[tuple[str, tuple[int, int]]]:
+def _likenesses(
+    one: _RunIntervals, other: _RunIntervals, window: int, counts_vary: bool
+) -> Iterable[tuple[str, tuple[int, int]]]:
     """What two runs have in common that chance does not explain: words, and where it ends and how long it is."""
     pairs = list(zip(one.accuracies, other.accuracies, strict=False))
     same = _longest(a == b and len(repr(a)) > _MIN_DECIMALS + 1 for a, b in pairs)
@@ -152,7 +154,7 @@ def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Itera
             return
 
 
-def _shared_counts(one: _Run, other: _Run) -> tuple[int, int]:
+def _shared_counts(one: _RunIntervals, other: _RunIntervals) -> tuple[int, int]:
     return _longest(a == b for a, b in zip(one.samples, other.samples, strict=False))
 
 

@@ -137,7 +137,7 @@ class _OwnPresence:
         return time.monotonic() - self.returned < CAUSE_SECONDS
 
 
-class Watch:
+class HealthMonitor:
     """One rank's part of the watch.
 
     Args:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from mlbert.mlperf.metrics import read_points
 from mlbert.report.page import Headline, Tile, environment
 from mlbert.report.svg import DOTTED, HEIGHT, WIDTH, Chart, Key, colour, draw, few_ticks, time_unit
-from mlbert.report.tables import Table
+from mlbert.report.tables import ReportTable
 
 Points = list[tuple[float, float]]  # seconds and value
 
@@ -45,8 +45,8 @@ def own_text_page(
             words="",
             headline=Headline(*headline, [Tile(*tile) for tile in tiles]),
             charts=[chart for chart in charts if chart is not None],
-            guesses=Table(["sentence", "word", "guesses"], guesses, texts=3),
-            facts=Table(["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2),
+            guesses=ReportTable(["sentence", "word", "guesses"], guesses, texts=3),
+            facts=ReportTable(["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2),
         )
     )
 
