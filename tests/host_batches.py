@@ -51,24 +51,28 @@ def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], m
     return Batch(**{**tensors, "max_seqlen": max(lengths, default=0), "labels": labels})
 
 
-def plain_filled(batch: Batch, budget: StaticShape) -> Batch:
+def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
     """The batch in exactly the budget's sizes, by concatenation."""
-    sizes = {"cu_seqlens": budget.sequences + 1, "next_sentence_labels": budget.sequences, "labels": budget.sequences}
-    sizes |= {"masked_positions": budget.masked, "masked_labels": budget.masked}
+    sizes = {
+        "cu_seqlens": static_shape.sequences + 1,
+        "next_sentence_labels": static_shape.sequences,
+        "labels": static_shape.sequences,
+    }
+    sizes |= {"masked_positions": static_shape.masked, "masked_labels": static_shape.masked}
     fillers = {"cu_seqlens": batch.num_tokens, "masked_labels": IGNORED_LABEL, "next_sentence_labels": IGNORED_LABEL}
-    filled: dict[str, Any] = {"max_seqlen": budget.max_seqlen}
+    filled: dict[str, Any] = {"max_seqlen": static_shape.max_seqlen}
     for field in dataclasses.fields(Batch):
         tensor = getattr(batch, field.name)
         if isinstance(tensor, torch.Tensor):
-            missing = sizes.get(field.name, budget.tokens) - tensor.numel()
+            missing = sizes.get(field.name, static_shape.tokens) - tensor.numel()
             filled[field.name] = torch.cat([tensor, tensor.new_full((missing,), fillers.get(field.name, 0))])
     return Batch(**filled)
 
 
-def filled(batch: HostBatch, budget: StaticShape) -> Batch:
+def filled(batch: HostBatch, static_shape: StaticShape) -> Batch:
     """The batch in the budget's sizes, as training fills it."""
-    target = budget.allocate("cpu")
-    budget.write(batch, target)
+    target = static_shape.allocate("cpu")
+    static_shape.write(batch, target)
     return target
 
 

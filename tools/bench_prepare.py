@@ -193,7 +193,7 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         packs_per_step=PACKS_PER_STEP,
         max_sequences_per_pack=packing.max_sequences,
         seed=1,
-        deal=contiguous,
+        partition=contiguous,
     )
     source.open()
     seconds, wall, sequences = [], [], []

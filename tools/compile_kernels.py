@@ -207,7 +207,7 @@ def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
 
 
 def _expand() -> None:
-    batch = HostBatch.made_up(512)
+    batch = HostBatch.dummy(512)
     target = replace(StaticShape.over([batch]), has_labels=False).allocate(_META)
     triton_expand.expand(batch.parts(batch.data.to(_META)), target)
 

@@ -36,7 +36,9 @@ def make(world: World, over: str, by: str, accumulation: int, folder: str | None
     group = exchange_group(settings(over, by), world)
     common = {"packs_per_step": UNITS, "accumulation": accumulation, "max_sequences_per_pack": each, "seed": 3}
     common |= {"rank": world.rank, "world_size": world.world_size}
-    common |= {"deal": contiguous, "gather_over": group} if by == "gather" else {"deal": by_length(group.size)}
+    common |= (
+        {"partition": contiguous, "gather_over": group} if by == "gather" else {"partition": by_length(group.size)}
+    )
     if folder is None:
         return SyntheticSource(vocab_size=300, max_tokens=64, **common)
     source = PackedSource(folder, **common)

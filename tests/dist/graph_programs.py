@@ -53,10 +53,10 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
         if way == "buckets"
         else GradientReducer(*gradients, None, in_bf16=way == "rounded")
     )
-    budget = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
+    static_shape = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective = PreTraining(scope="step")
-    graphs = Graphs(mode, budget, 2, lambda: capture)
+    graphs = Graphs(mode, static_shape, 2, lambda: capture)
     step = Step(model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs)
     step.record()
     norms = []

@@ -31,7 +31,7 @@ def meet(victim: int, where: str) -> None:
     world = World.identify()
     if world.rank == victim:
         if where == "holding the store":
-            world.meeting.store(DEADLINE)
+            world.rendezvous.store(DEADLINE)
             stop()
         if where == "connecting":
             dist.init_process_group = stop
@@ -46,7 +46,7 @@ def meet(victim: int, where: str) -> None:
     raise SystemExit(exit_code(work))
 
 
-def agree(mistakes: dict[str, str]) -> None:
+def run_all(mistakes: dict[str, str]) -> None:
     """Ranks that find these mistakes, by rank."""
     world = World.identify()
 
@@ -56,7 +56,7 @@ def agree(mistakes: dict[str, str]) -> None:
         return "fine"
 
     def run() -> int:
-        assert world.meeting.agree("inputs", work) == "fine"
+        assert world.rendezvous.run_all("inputs", work) == "fine"
         world.start()
         world.barrier()
         return 0

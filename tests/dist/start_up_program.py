@@ -91,7 +91,7 @@ def record_steps(mode: str) -> None:
 
     def choose(_: str, method: Any, micro_batches: int, *others: Any) -> Graphs:
         select_capturable()
-        return Graphs(GraphMode(mode), method.budget, micro_batches, NoCapture)
+        return Graphs(GraphMode(mode), method.static_shape, micro_batches, NoCapture)
 
     experiment.check_device = lambda *_: None
     experiment.choose_graphs = choose

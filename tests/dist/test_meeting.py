@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import Rank, free_port, rank_environment
-from meeting_programs import agree, meet, start_with_few_files
+from meeting_programs import meet, run_all, start_with_few_files
 from mlbert.cli.main import main
 from training_settings import train_arguments
 
@@ -51,7 +51,7 @@ def test_a_rank_that_stops_on_the_way_is_named_once(tmp_path: Path, victim: int,
     ids=["all", "one", "two kinds", "none"],
 )
 def test_a_mistake_is_told_once(tmp_path: Path, mistakes: dict[str, str], words: list[str]) -> None:
-    codes, lines = outcome(agree, (mistakes,), tmp_path, 3)
+    codes, lines = outcome(run_all, (mistakes,), tmp_path, 3)
     assert codes == [2 if mistakes else 0] * 3
     assert len(lines) == len(words)
     assert all(word in line for word, line in zip(words, lines, strict=True))

@@ -44,8 +44,8 @@ def history(
 ) -> list[list[Tensor]]:
     """Loss, norm, weights, moments and scales after each step, and before the first one."""
     batches = steps(config, accumulation)
-    budget = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
-    graphs = Graphs(mode, budget, accumulation, lambda: capture)
+    static_shape = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
+    graphs = Graphs(mode, static_shape, accumulation, lambda: capture)
     trainer = Trainer(config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs)
     optimizer = trainer.optimizer
     tensors = [trainer.flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *trainer.model.buffers()]

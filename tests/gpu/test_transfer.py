@@ -50,31 +50,31 @@ def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, for
     assert all(value.is_cuda for value in vars(arrived).values() if isinstance(value, torch.Tensor))
     assert_same(arrived, batch.to("cpu"))
     sizes = batch.num_tokens + 300, batch.num_samples + 40, batch.num_masked + 17
-    budget = StaticShape(*sizes, 512, has_labels=batch.has_labels)
-    target = budget.allocate(device)
-    budget.write(batch, target)
-    assert_same(target, plain_filled(batch.to("cpu"), budget))
+    static_shape = StaticShape(*sizes, 512, has_labels=batch.has_labels)
+    target = static_shape.allocate(device)
+    static_shape.write(batch, target)
+    assert_same(target, plain_filled(batch.to("cpu"), static_shape))
 
 
 def test_many_batches_in_flight_do_not_mix(device, no_waiting):
     """The host runs ahead, every buffer is given up at once, and the device is kept busy in between."""
     batches = [made_up_batches(8, seed, 30522, 512)[0] for seed in range(12)]
     weights = torch.randn(4096, 4096, device=device)
-    budget = StaticShape.over(batches)
-    target = budget.allocate(device)
-    budget.write(batches[0], target)  # builds the kernel
+    static_shape = StaticShape.over(batches)
+    target = static_shape.allocate(device)
+    static_shape.write(batches[0], target)  # builds the kernel
     torch.cuda.synchronize()
     seen = []
     torch.cuda.set_sync_debug_mode("error")
     for batch in batches * 3:
         fresh = dataclasses.replace(batch, data=batch.data.clone().pin_memory())
-        budget.write(fresh, target)
+        static_shape.write(fresh, target)
         for _ in range(4):
             weights @ weights
         seen.append((target.input_ids.clone(), target.dropout_rows.clone(), target.masked_labels.clone()))
     torch.cuda.set_sync_debug_mode("default")
     for batch, found in zip(batches * 3, seen, strict=True):
-        filled = plain_filled(batch.to("cpu"), budget)
+        filled = plain_filled(batch.to("cpu"), static_shape)
         for one, other in zip(found, (filled.input_ids, filled.dropout_rows, filled.masked_labels), strict=True):
             assert torch.equal(one.cpu(), other)
 

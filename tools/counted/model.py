@@ -34,7 +34,7 @@ def seconds_of_parts(counted: Counted, config: BertConfig, gpu: Gpu) -> dict[str
         part = part_of(operation, counted, config)
         if part != ATTENTION:
             seconds[part] += seconds_of(operation, gpu, gpu.rates)
-    return seconds | {ATTENTION: counted.budget.tokens * gpu.rates.attention}
+    return seconds | {ATTENTION: counted.static_shape.tokens * gpu.rates.attention}
 
 
 def seconds_of(operation: Operation, gpu: Gpu, rates: Rates) -> float:

@@ -73,7 +73,7 @@ def part_of(operation: Operation, counted: Counted, config: BertConfig) -> str:
         return TRAVEL
     if operation.flops:
         sizes = {size for operand in (*operation.reads, *operation.writes) for size in operand.shape}
-        heads = {config.padded_vocab_size, counted.budget.masked, counted.budget.sequences}
+        heads = {config.padded_vocab_size, counted.static_shape.masked, counted.static_shape.sequences}
         return HEADS if sizes & heads else PRODUCTS
     if operation.kind == "triton":
         if operation.module == "ops.triton.cast" and any(operand.buffer == "weights" for operand in operation.reads):
@@ -91,7 +91,7 @@ def _of_torch(operation: Operation, counted: Counted, config: BertConfig) -> str
     if operation.name in _OF_HEADS:
         return HEADS
     if operation.name in ("add", "add_"):
-        width = counted.budget.tokens * config.hidden_size
+        width = counted.static_shape.tokens * config.hidden_size
         is_hidden = any(operand.size == width * operand.dtype.itemsize for operand in operation.writes)
         return ADDS if is_hidden or _is_rows(operation, config) else OTHER
     if operation.name in ("_to_copy", "copy_", "clone", "cat"):

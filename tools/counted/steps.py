@@ -45,14 +45,14 @@ class Counted:
         step: a step's launches in order, those of its graphs among them.
         evaluation: those of an evaluation of one batch.
         memory: over start-up, two steps and the evaluation.
-        budget: of the micro-batch.
+        static_shape: of the micro-batch.
         parameters: of the model.
     """
 
     step: list[Operation]
     evaluation: list[Operation]
     memory: Memory
-    budget: StaticShape
+    static_shape: StaticShape
     parameters: int
 
 
@@ -69,13 +69,13 @@ def models_on_the_device() -> Iterator[None]:
         yield
 
 
-def filled(budget: StaticShape) -> HostBatch:
+def filled(static_shape: StaticShape) -> HostBatch:
     """A batch of the budget's tokens, in two thirds of its sequences, as packs have them."""
-    number = max(-(-budget.tokens // budget.max_seqlen), budget.sequences * 2 // SEQUENCES_PER_PACK)
-    lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), number)]
+    number = max(-(-static_shape.tokens // static_shape.max_seqlen), static_shape.sequences * 2 // SEQUENCES_PER_PACK)
+    lengths = [len(part) for part in np.array_split(np.arange(static_shape.tokens), number)]
     masked = [max(1, round(MASKED_SHARE * length)) for length in lengths]
     rows = [([0] * n, n, False, range(1, m + 1), [0] * m) for n, m in zip(lengths, masked, strict=True)]
-    return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(number), budget.max_seqlen)
+    return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(number), static_shape.max_seqlen)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Trained:
     flat: FlatParameters
     sync: GradientReducer
     optimizer: FlatOptimizer
-    budget: StaticShape
+    static_shape: StaticShape
     graphs: Graphs | None = None
     micro_batches: int = 1
     evaluated: StaticShape | None = None
@@ -109,10 +109,10 @@ def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = 
         optimizer = Lamb(flat, ShardLayout.whole(flat.numel), copy_dtype=copy, **LAMB)
         sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
         length = config.max_position_embeddings
-        budget = StaticShape.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
+        static_shape = StaticShape.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
         capture = functools.partial(RecordedCapture, recorder)
-        graphs = None if mode == "none" else Graphs(GraphMode(mode), budget, 1, capture)
-        return run(recorder, Trained(model, PreTraining("step"), flat, sync, optimizer, budget, graphs))
+        graphs = None if mode == "none" else Graphs(GraphMode(mode), static_shape, 1, capture)
+        return run(recorder, Trained(model, PreTraining("step"), flat, sync, optimizer, static_shape, graphs))
 
 
 def run(recorder: Recorder, trained: Trained) -> Counted:
@@ -128,11 +128,11 @@ def run(recorder: Recorder, trained: Trained) -> Counted:
         step.warm_up()
         if trained.graphs:
             step.record()
-    batch = filled(trained.budget)
+    batch = filled(trained.static_shape)
     objective = trained.objective
     divisors = objective.divisors(objective.counts(batch))
     capture = trained.graphs.capture() if trained.graphs else None
-    samples = [filled(trained.evaluated or trained.budget)]
+    samples = [filled(trained.evaluated or trained.static_shape)]
     evaluator = Evaluator(trained.model, objective, samples, World(), capture)
     operations: list[Operation] = []
     evaluation: list[Operation] = []
@@ -142,4 +142,4 @@ def run(recorder: Recorder, trained: Trained) -> Counted:
         recorder.operations = evaluation = []
         evaluator.begin()  # the first one records its graph
     assert not said, said
-    return Counted(operations, evaluation, recorder.memory, trained.budget, trained.flat.numel)
+    return Counted(operations, evaluation, recorder.memory, trained.static_shape, trained.flat.numel)

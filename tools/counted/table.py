@@ -43,7 +43,7 @@ def model(config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequ
                 Modelled(
                     precision=precision,
                     sequences=sequences,
-                    tokens=counted.budget.tokens,
+                    tokens=counted.static_shape.tokens,
                     milliseconds={part: 1e3 * seconds[part] for part in PARTS},
                     launches={part: sums[part].launches for part in PARTS},
                     gigabytes={part: sums[part].moved / 1e9 for part in PARTS},

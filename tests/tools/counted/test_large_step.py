@@ -68,7 +68,7 @@ def large_step(precision: str) -> Counted:
 @pytest.mark.parametrize("precision", MODES)
 def test_a_step_launches_and_moves_no_more_than_before(precision: str) -> None:
     counted = large_step(precision)
-    assert counted.budget.tokens == TOKENS
+    assert counted.static_shape.tokens == TOKENS
     sums = parts.totals(counted.step, counted, LARGE)
     found = {part: (total.launches, total.moved / 1e9) for part, total in sums.items()}
     limits = CEILINGS[precision]
@@ -81,14 +81,14 @@ def test_a_step_launches_and_moves_no_more_than_before(precision: str) -> None:
 def test_products_are_those_that_the_model_asks_for(precision: str) -> None:
     """Three of each linear layer; the last layer's behind attention for the rows that the heads read."""
     counted = large_step(precision)
-    rows = counted.budget.masked + counted.budget.sequences
+    rows = counted.static_shape.masked + counted.static_shape.sequences
     hidden, inner, layers = LARGE.hidden_size, LARGE.intermediate_size, LARGE.num_hidden_layers
     behind = 2 * (hidden**2 + 2 * hidden * inner)
     wanted = 3 * (layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * behind)
     sums = parts.totals(counted.step, counted, LARGE)
     assert sums[parts.PRODUCTS].flops == wanted
-    heads = 2 * counted.budget.masked * (hidden**2 + hidden * LARGE.padded_vocab_size)
-    heads += 2 * counted.budget.sequences * (hidden**2 + 2 * hidden)
+    heads = 2 * counted.static_shape.masked * (hidden**2 + hidden * LARGE.padded_vocab_size)
+    heads += 2 * counted.static_shape.sequences * (hidden**2 + 2 * hidden)
     assert sums[parts.HEADS].flops == 3 * heads
     in_fp8 = sum(operation.flops for operation in counted.step if parts.is_fp8(operation))
     assert in_fp8 == (wanted if precision == "fp8" else 0)

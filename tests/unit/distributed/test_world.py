@@ -197,7 +197,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     world = World(0, 0, 3, 3, "variables", "127.0.0.1", port)
-    world.meeting.set_join_timeout(1.0)
+    world.rendezvous.set_join_timeout(1.0)
     with user_error("distributed.join", wording=False) as error:  # the port differs
         world.start()
     assert error.value.problem.startswith("rank 1, 2 did not join")
@@ -212,9 +212,9 @@ def test_the_default_join_timeout_grows_with_the_ranks() -> None:
 def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
     world = World(0, 0, 2048, 8, "variables")
     assert world.collective_timeout.total_seconds() == 600
-    world.meeting.set_join_timeout(5.0)
-    assert (world.meeting.join_seconds, world.collective_timeout.total_seconds()) == (5, 120)
-    world.meeting.set_join_timeout(900.0)
+    world.rendezvous.set_join_timeout(5.0)
+    assert (world.rendezvous.join_seconds, world.collective_timeout.total_seconds()) == (5, 120)
+    world.rendezvous.set_join_timeout(900.0)
     assert world.collective_timeout.total_seconds() == 900
-    world.meeting.set_join_timeout(None)
-    assert world.meeting.join_seconds == 600
+    world.rendezvous.set_join_timeout(None)
+    assert world.rendezvous.join_seconds == 600

@@ -68,7 +68,7 @@ def test_other_ranks_are_silent(tmp_path):
 @pytest.mark.parametrize(("every", "points"), [(10, [1, 10, 20]), (0, [])])
 def test_log_points(tmp_path, every, points):
     monitor, _ = watch(tmp_path / "m", False, every=every)
-    assert [step for step in range(1, 25) if monitor.wants(step)] == points
+    assert [step for step in range(1, 25) if monitor.should_log(step)] == points
 
 
 def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):

@@ -108,7 +108,7 @@ def assert_steps_of_pytorch(config: Configuration, replicas: int) -> None:
     data = opened_training(config)
     section = config[DataConfig]
     options = {"max_sequences_per_pack": section.max_sequences_per_pack, "bin_counts": section.counts_of_bins}
-    ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "deal": contiguous} for rank in range(replicas)]
+    ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "partition": contiguous} for rank in range(replicas)]
     sources = [PackedSource(section.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
     for source in sources:
         source.open()
@@ -152,7 +152,7 @@ def test_an_epoch_takes_every_sequence_once(tmp_path: Path, folder: Path, most: 
     data = opened_training(config)
     count = COUNT if most == 1 else 1
     if most > 1:
-        source = PackedSource(folder, packs_per_step=1, max_sequences_per_pack=most, seed=SEED, deal=contiguous)
+        source = PackedSource(folder, packs_per_step=1, max_sequences_per_pack=most, seed=SEED, partition=contiguous)
         source.open()
         count = source.steps_per_epoch
     assert same_sequences(joined(batches(data.pipeline(context()), count)), make_rows(random_lengths(COUNT)))

@@ -67,8 +67,10 @@ def test_each_masked_token_counts_once(batches):
 @pytest.mark.parametrize("graph", [False, True])
 def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     model = model_of(1)
-    budgets = [StaticShape.over(batches[1:]), StaticShape.over(batches)] if graph else []
-    kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, budgets, resident=True)
+    static_shapes = [StaticShape.over(batches[1:]), StaticShape.over(batches)] if graph else []
+    kept = Evaluator(
+        model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, static_shapes, resident=True
+    )
     kept.record()
     for seed in (1, 2, 3):
         model.initialize(seed)

@@ -241,7 +241,7 @@ def with_bad_gradients(monkeypatch, late, steps):
         return leaving
 
     monkeypatch.setattr(loop, "train_one_step", poisoned)
-    monkeypatch.setattr(experiment, "train", lambda run: train(dataclasses.replace(run, settle_late=late)))
+    monkeypatch.setattr(experiment, "train", lambda run: train(dataclasses.replace(run, finalize_late=late)))
     return taken
 
 

@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
         def choose(mode: str, method: Method, micro_batches: int, *_: object) -> Graphs | None:
             select_capturable()
-            return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
+            return Graphs(GraphMode(mode), method.static_shape, micro_batches, capture) if mode != "none" else None
 
         monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
@@ -79,7 +79,7 @@ def test_a_batch_over_the_budget_runs_without_a_graph(
 ) -> None:
     monkeypatch.setattr(packed_lamb_build, "budget_of", lambda *_: BUDGET)
     graphed = run("graphed", "segmented")
-    assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds Budget(") == 1
+    assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(") == 1
     assert numbers(graphed) == numbers(run("plain", "none"))
 
 
@@ -96,11 +96,11 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
 
 
 def method(
-    obstacle: str | None = None, budget: StaticShape | None = BUDGET, can_capture: bool = True
+    obstacle: str | None = None, static_shape: StaticShape | None = BUDGET, can_capture: bool = True
 ) -> SimpleNamespace:
     model = SimpleNamespace(capture_obstacle=lambda device, max_seqlen: obstacle)
     optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
-    return SimpleNamespace(model=model, budget=budget, optimizer=optimizer)
+    return SimpleNamespace(model=model, static_shape=static_shape, optimizer=optimizer)
 
 
 def test_what_graphs_need() -> None:
@@ -108,13 +108,13 @@ def test_what_graphs_need() -> None:
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
     assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
     lone = StaticShape.of_packs(8, 64, 1, 64, 10)
-    assert choose_graphs("segmented", method(budget=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
-    assert choose_graphs("full_iteration", method(budget=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
+    assert choose_graphs("segmented", method(static_shape=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
+    assert choose_graphs("full_iteration", method(static_shape=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
     for mode, wanting in (
         ("segmented", method("attention reads on the host")),
-        ("segmented", method(budget=None)),
+        ("segmented", method(static_shape=None)),
         ("full_iteration", method(can_capture=False)),
-        ("full_iteration", method(budget=lone)),
+        ("full_iteration", method(static_shape=lone)),
     ):
         with user_error("config.conflict", f"CUDA_GRAPH_MODE={mode}"):
             choose_graphs(mode, wanting, 1, CUDA, 2)

@@ -140,7 +140,7 @@ def run(
         sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, world, cut_buckets(flat.offsets, 1, 1), None),
         optimizer=optimizer,
         schedule=Linear(base_lr=2e-3, warmup_steps=5, max_steps=200, decay_end=200),
-        budget=None,
+        static_shape=None,
         precision="torch.float32",
         ops="plain",
         identity={},

@@ -51,7 +51,7 @@ def steps(accumulation: int) -> list[list[HostBatch]]:
 LONGEST = SHAPE.max_position_embeddings
 
 
-def budget() -> StaticShape:
+def static_shape() -> StaticShape:
     return StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
@@ -76,7 +76,7 @@ class Trainer:
         return self._step(None)
 
     def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
-        step = self._step(Graphs(mode, budget(), accumulation, lambda: capture))
+        step = self._step(Graphs(mode, static_shape(), accumulation, lambda: capture))
         step.record()
         return step
 
@@ -143,7 +143,7 @@ def test_the_step_that_learns_scales_takes_no_memory_beside_the_graphs(mode: Gra
 @pytest.mark.parametrize("mode", list(GraphMode))
 def test_batches_that_vary_take_the_smallest_graph(mode: GraphMode) -> None:
     """Recorded with one pool and called, the same bits; a batch over the smaller ones takes the largest."""
-    large, small = budget(), replace(budget(), tokens=80)
+    large, small = static_shape(), replace(static_shape(), tokens=80)
     middle = replace(large, tokens=95)
 
     def history(capture: Capture) -> list[list[Tensor]]:
@@ -153,10 +153,10 @@ def test_batches_that_vary_take_the_smallest_graph(mode: GraphMode) -> None:
         step = trainer._step(graphs)
         step.record()
         assert len(asked) == 1, "one pool"
-        first = {step.graph_for(batches).budget for batches in steps(1)}
+        first = {step.graph_for(batches).static_shape for batches in steps(1)}
         assert first == {large}, "the step that learns the scales, whichever it is"
         found = trainer.run(step, 1)
-        taken = [step.graph_for(batches).budget for batches in steps(1)]
+        taken = [step.graph_for(batches).static_shape for batches in steps(1)]
         held = [next(b for b in (small, middle, large) if b.holds(*batches)) for batches in steps(1)]
         assert taken == held
         assert set(taken) == {small, middle, large}, "batches vary"
@@ -232,7 +232,7 @@ def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
 
     def with_host_keys(capture: Capture) -> list[list[Tensor]]:
         trainer = Trainer()
-        step = trainer._step(Graphs(mode, budget(), 1, lambda: capture))
+        step = trainer._step(Graphs(mode, static_shape(), 1, lambda: capture))
         step._keys = HostKeys(step._keys)
         step.record()
         return trainer.run(step, 1)

@@ -19,7 +19,7 @@ from random_set import VOCAB_SIZE, random_rows
 from stored_sets import names
 from user_errors import user_error
 
-SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "deal": contiguous}
+SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "partition": contiguous}
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def bins(tmp_path_factory):
 
 def opened(folder, **options) -> PackedSource:
     source = PackedSource(
-        folder, **{"packs_per_step": 48, "max_sequences_per_pack": 1, "seed": 3, "deal": contiguous, **options}
+        folder, **{"packs_per_step": 48, "max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, **options}
     )
     source.open()
     return source
@@ -148,7 +148,7 @@ def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bin
     for world_size in (2, 4):
         counts = [4 // world_size, 4 // world_size, 4 // world_size, 12 // world_size]
         assert rows(composed(bins, counts, world_size)) == expected
-        assert rows(composed(bins, counts, world_size, deal=by_length(2))) == expected
+        assert rows(composed(bins, counts, world_size, partition=by_length(2))) == expected
 
 
 def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
@@ -172,7 +172,7 @@ def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
     [([4, 4], 1, "config.conflict"), ([1, 100, 1, 1], 2, "data.too-small")],
 )
 def test_numbers_that_the_bins_cannot_give(bins, counts, world_size, code):
-    options = {"max_sequences_per_pack": 1, "seed": 3, "deal": contiguous, "world_size": world_size}
+    options = {"max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, "world_size": world_size}
     with user_error(code, "BIN_COUNTS"):
         PackedSource(bins, packs_per_step=sum(counts), bin_counts=counts, **options)
 

@@ -37,7 +37,7 @@ def harmless_flip(folder: Path, shard: int) -> Path:
 
 def trained(folder: Path, steps: int = 3) -> None:
     """As the loop does: open, some steps, finish."""
-    source = PackedSource(folder, packs_per_step=40, max_sequences_per_pack=1, seed=1, deal=contiguous)
+    source = PackedSource(folder, packs_per_step=40, max_sequences_per_pack=1, seed=1, partition=contiguous)
     try:
         source.open()
         for _ in range(steps):

@@ -105,7 +105,7 @@ def test_no_record_is_read_before_a_set_is_opened(tmp_path: Path) -> None:
     assert describe(path.parent, most) == known
     common = {"max_sequences_per_pack": 1, "vocab_size": VOCAB_SIZE, "most": most}
     sets = [
-        PackedSource(path.parent, packs_per_step=4, seed=1, deal=contiguous, **common),
+        PackedSource(path.parent, packs_per_step=4, seed=1, partition=contiguous, **common),
         EvalSet(path.parent, 10, 4, **common),
     ]
     for one in sets:

@@ -234,7 +234,7 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
     sources = []
     for folder in (tmp_path / "theirs", ours):
         source = PackedSource(
-            folder, packs_per_step=2, max_sequences_per_pack=each, seed=5, deal=contiguous, vocab_size=500
+            folder, packs_per_step=2, max_sequences_per_pack=each, seed=5, partition=contiguous, vocab_size=500
         )
         source.open()
         sources.append(source)

@@ -204,7 +204,7 @@ def test_recognised_among_other_data(folder, tmp_path):
 
 
 def test_trains_from_the_files_as_they_are(folder):
-    source = PackedSource(folder, packs_per_step=2, max_sequences_per_pack=3, seed=3, deal=contiguous)
+    source = PackedSource(folder, packs_per_step=2, max_sequences_per_pack=3, seed=3, partition=contiguous)
     source.open()
     seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
     assert len(seen) == len(set(seen)) > 50

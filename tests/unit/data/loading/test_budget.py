@@ -64,52 +64,54 @@ def test_loss_and_gradients_are_the_same(batch, choice, extra, sparse):
 
 
 def test_sizes_are_the_budgets(batch):
-    budget = larger(batch, 9, 4, 7)
-    target = filled(batch, budget)
-    assert exact(target) == budget
-    assert_same(target, plain_filled(batch.to("cpu"), budget))
+    static_shape = larger(batch, 9, 4, 7)
+    target = filled(batch, static_shape)
+    assert exact(target) == static_shape
+    assert_same(target, plain_filled(batch.to("cpu"), static_shape))
 
 
 @pytest.mark.parametrize("field", ["tokens", "sequences", "masked", "max_seqlen"])
 def test_a_batch_that_does_not_fit_is_refused(batch, field):
-    budget = dataclasses.replace(exact(batch), **{field: getattr(exact(batch), field) - 1})
+    static_shape = dataclasses.replace(exact(batch), **{field: getattr(exact(batch), field) - 1})
     assert exact(batch).holds(batch)
-    assert not budget.holds(batch)
+    assert not static_shape.holds(batch)
     with pytest.raises(AssertionError, match="larger than the budget"):
-        budget.write(batch, exact(batch).allocate("cpu"))
+        static_shape.write(batch, exact(batch).allocate("cpu"))
 
 
 def test_a_batch_that_is_written_over_a_larger_one_leaves_nothing_of_it(batch):
-    budget = larger(batch, 9, 4, 7)
-    target = filled(batch, budget)
+    static_shape = larger(batch, 9, 4, 7)
+    target = filled(batch, static_shape)
     (small,) = made_up_batches(1, seed=9, vocab_size=163, max_tokens=64)
-    budget.write(small, target)
-    assert_same(target, filled(small, budget))
+    static_shape.write(small, target)
+    assert_same(target, filled(small, static_shape))
 
 
 def test_labels_are_filled_up_where_the_budget_has_them():
-    batch = HostBatch.made_up(5)
-    budget = StaticShape(8, 3, 2, 5, has_labels=True)
-    assert filled(batch, budget).labels.tolist() == [0.0] * 3
+    batch = HostBatch.dummy(5)
+    static_shape = StaticShape(8, 3, 2, 5, has_labels=True)
+    assert filled(batch, static_shape).labels.tolist() == [0.0] * 3
     assert StaticShape.over([batch]).has_labels
-    assert not dataclasses.replace(budget, has_labels=False).holds(batch)
-    assert dataclasses.replace(budget, has_labels=False).allocate("cpu").labels is None
+    assert not dataclasses.replace(static_shape, has_labels=False).holds(batch)
+    assert dataclasses.replace(static_shape, has_labels=False).allocate("cpu").labels is None
 
 
 def test_packs_are_within_their_budget():
     """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
     for max_tokens, predictions in ((512, 76), (64, 10)):
-        budget = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
-        assert all(budget.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step))
+        static_shape = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
+        assert all(
+            static_shape.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step)
+        )
     assert StaticShape.of_packs(48, 512, 3, 512, 76) == StaticShape(24576, 144, 3792, 512)
     assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
 
 
 def test_sizes_of_one_batch(batch):
-    budget = StaticShape.over([batch])
-    assert budget.holds(batch)
-    assert budget.tokens % 128 == budget.masked % 16 == 0
-    assert budget.tokens - batch.num_tokens < 128
+    static_shape = StaticShape.over([batch])
+    assert static_shape.holds(batch)
+    assert static_shape.tokens % 128 == static_shape.masked % 16 == 0
+    assert static_shape.tokens - batch.num_tokens < 128
 
 
 def test_allocated_memory_is_a_batch(batch):
@@ -127,14 +129,14 @@ def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int
     predictions = max(1, round(share * longest))
     whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
     smaller = whole.smaller_ones()
-    tokens = [budget.tokens for budget in smaller]
+    tokens = [static_shape.tokens for static_shape in smaller]
     assert tokens == sorted(set(tokens))
     assert all(number < whole.tokens and number % 128 == 0 for number in tokens)
-    for budget in smaller:
-        assert (budget.sequences, budget.max_seqlen) == (whole.sequences, whole.max_seqlen)
-        lengths = even(budget.tokens, packs, longest)
+    for static_shape in smaller:
+        assert (static_shape.sequences, static_shape.max_seqlen) == (whole.sequences, whole.max_seqlen)
+        lengths = even(static_shape.tokens, packs, longest)
         most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
-        assert most_masked <= budget.masked <= whole.masked
+        assert most_masked <= static_shape.masked <= whole.masked
     assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
 
 

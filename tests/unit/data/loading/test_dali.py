@@ -54,7 +54,7 @@ def test_gathers_in_any_order(folder, monkeypatch):
 @pytest.mark.usefixtures("with_dali")
 def test_gives_the_same_batches(folder):
     options = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 3, "rank": 1, "world_size": 2}
-    options["deal"] = contiguous
+    options["partition"] = contiguous
     plain, other = PackedSource(folder, **options), dali.DaliSource(folder, **options)
     plain.open()
     other.open()

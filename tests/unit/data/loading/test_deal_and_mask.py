@@ -46,7 +46,7 @@ def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
 
 
 def opened(folder, **options) -> PackedSource:
-    settings = {"packs_per_step": 24, "max_sequences_per_pack": 1, "seed": 3, "deal": contiguous}
+    settings = {"packs_per_step": 24, "max_sequences_per_pack": 1, "seed": 3, "partition": contiguous}
     source = PackedSource(folder, **{**settings, **options})
     source.open()
     return source
@@ -74,13 +74,13 @@ def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
     return whole
 
 
-@pytest.mark.parametrize("deal", [contiguous, snake])
+@pytest.mark.parametrize("partition", [contiguous, snake])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_deal_takes_each_unit_once(deal, world_size, accumulation):
+def test_a_deal_takes_each_unit_once(partition, world_size, accumulation):
     shares = [RankSlice(6, accumulation, rank, world_size) for rank in range(world_size)]
     lengths = np.random.default_rng(1).integers(5, 99, 6 * world_size)
-    parts = [part for share in shares for part in deal(share, lambda units: lengths[units])]
+    parts = [part for share in shares for part in partition(share, lambda units: lengths[units])]
     assert {len(part) for part in parts} == {6 // accumulation}
     assert sorted(np.concatenate(parts).tolist()) == list(range(6 * world_size))
 
@@ -93,7 +93,7 @@ def test_a_deal_by_length_changes_no_token_and_no_dropout_row(make_set, tmp_path
     options = {"max_sequences_per_pack": each}
     expected = joined(split(folder, 1, 1, 2, **options))
     for world_size, accumulation in ((1, 4), (2, 2), (4, 1)):
-        dealt = split(folder, world_size, accumulation, 2, deal=snake, **options)
+        dealt = split(folder, world_size, accumulation, 2, partition=snake, **options)
         assert joined(dealt) == expected
         tokens = [batch.num_tokens for batch in dealt]
         assert max(tokens) < 1.15 * min(tokens)

@@ -80,13 +80,13 @@ def test_on_the_host_it_is_the_batch_by_the_book(name, labels):
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_target_is_filled_up_by_the_book(expand, name, extra, labels):
     batch, expected = ugly(name, labels)
-    budget = budget_of(batch, *extra)
-    target = budget.allocate("cpu")
+    static_shape = budget_of(batch, *extra)
+    target = static_shape.allocate("cpu")
     for value in dataclasses.asdict(target).values():
         if isinstance(value, torch.Tensor):
             value.fill_(77)  # whatever the last batch left
-    budget.write(batch, target)
-    assert_same(target, plain_filled(expected, budget))
+    static_shape.write(batch, target)
+    assert_same(target, plain_filled(expected, static_shape))
 
 
 def empty_like(batch: HostBatch) -> Batch:
@@ -113,7 +113,7 @@ def test_a_token_takes_three_bytes():
 
 
 def test_a_made_up_batch_is_one_sequence():
-    batch = HostBatch.made_up(64).to("cpu")
+    batch = HostBatch.dummy(64).to("cpu")
     zeros = torch.zeros(64, dtype=torch.int64)
     expected = Batch(
         input_ids=zeros,

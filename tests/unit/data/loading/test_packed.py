@@ -24,7 +24,7 @@ from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 from user_errors import user_error
 
 COUNT = 300
-SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "deal": contiguous}
+SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "partition": contiguous}
 
 
 def opened(folder, **options) -> PackedSource:

@@ -187,7 +187,7 @@ def test_numbered_folders_are_bins_in_the_order_of_their_numbers(tmp_path, kind,
         max_sequences_per_pack=1,
         bin_counts=[8 - len(edges) + 1] + [1] * (len(edges) - 1),
         seed=1,
-        deal=by_length(1),
+        partition=by_length(1),
         vocab_size=500,
     )
     source.open()

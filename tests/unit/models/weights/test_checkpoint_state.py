@@ -35,14 +35,14 @@ def test_shapes_are_those_of_the_model(options):
     assert parameter_shapes(shape) == parameter_sizes(BertForPreTraining(shape))
 
 
-def made_up(shape):
+def dummy(shape):
     random = np.random.default_rng(0)
     return {name: random.normal(size=size).astype(np.float32) for name, size in parameter_shapes(shape).items()}
 
 
 def test_arrays_come_unpadded_and_the_decoders_copy_is_dropped():
     shape = BertConfig(**SIZES)
-    arrays = made_up(shape)
+    arrays = dummy(shape)
     tied = next(iter(TIED))
     state, report = own_state({**arrays, tied: arrays[WORD_EMBEDDINGS][:197]}, shape, "file", numpy_float32)
     assert state[WORD_EMBEDDINGS].shape == (197, 8)
@@ -53,7 +53,7 @@ def test_arrays_come_unpadded_and_the_decoders_copy_is_dropped():
 
 def test_integers_and_a_decoder_of_its_own_are_refused():
     shape = BertConfig(**SIZES)
-    arrays = made_up(shape)
+    arrays = dummy(shape)
     with user_error("checkpoint.damaged", "file"):
         own_state({**arrays, WORD_EMBEDDINGS: np.zeros((197, 8), np.int32)}, shape, "file", numpy_float32)
     with user_error("checkpoint.damaged", "file"):
@@ -62,7 +62,7 @@ def test_integers_and_a_decoder_of_its_own_are_refused():
 
 def test_three_in_one_are_cut_into_rows():
     shape = BertConfig(**SIZES)
-    arrays = made_up(shape)
+    arrays = dummy(shape)
     stem = "bert.encoder.layer.1.attention.self."
     parts = [arrays.pop(f"{stem}{kind}.weight") for kind in ("query", "key", "value")]
     state, _ = own_state({**arrays, f"{stem}Wqkv.weight": np.concatenate(parts)}, shape, "file", numpy_float32)
@@ -72,7 +72,7 @@ def test_three_in_one_are_cut_into_rows():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(value):
     shape = BertConfig(**SIZES)
-    arrays = made_up(shape)
+    arrays = dummy(shape)
     name = "bert.encoder.layer.1.output.dense.weight"
     arrays[name][1, 2] = value
     with user_error("checkpoint.damaged", "file"):

@@ -13,9 +13,9 @@ def test_balance_is_that_of_the_programs_deal(monkeypatch):
     tokens = np.random.default_rng(0).integers(5, 513, 1000)
     found = simulate._balance("", tokens, np.ones(1000, np.int64), ranks, each, group, seed)
     lengths = tokens[simulate.Permutation(1000, (seed, 0))(np.arange(ranks * each))]
-    deal = by_length(group)
+    partition = by_length(group)
     sums = [
-        sum(lengths[part].sum() for part in deal(RankSlice(each, 1, rank, ranks), lambda units: lengths[units]))
+        sum(lengths[part].sum() for part in partition(RankSlice(each, 1, rank, ranks), lambda units: lengths[units]))
         for rank in range(ranks)
     ]
     assert found.mean == pytest.approx(max(sums) / np.mean(sums))

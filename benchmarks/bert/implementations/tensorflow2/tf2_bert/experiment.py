@@ -97,9 +97,9 @@ def run_experiment(
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
         trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config[ScheduleConfig])
-        told = tell(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
+        facts = tell(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
         if workers.is_chief:
-            identity = log_run(log, resolved, told, trained.optimizer, schedule)
+            identity = log_run(log, resolved, facts, trained.optimizer, schedule)
             paths.write_record(resolved, seed, identity)
         data = Data(data_settings, evaluation, tensorflow, inputs, strategy, seed)
         state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
@@ -257,15 +257,15 @@ def tell(
 def log_run(
     log: MLPerfLogger,
     resolved: Resolved,
-    told: RuntimeFacts,
+    facts: RuntimeFacts,
     optimizer: optimizers.Optimizer,
     schedule: schedules.Schedule,
 ) -> RunIdentity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
     config, data = resolved.config, resolved.config[DataConfig]
-    identity = identify(resolved, told)
+    identity = identify(resolved, facts)
     log_identity(log.event, identity, resolved)
-    log_batch_size(log.event, data, sequences_of_step(data, told.ranks))
+    log_batch_size(log.event, data, sequences_of_step(data, facts.ranks))
     log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     log.event("opt_implementation", "tensorflow")
     optimizer.hyperparameters(log.event)
@@ -282,10 +282,10 @@ def leave_behind(
     write_curve(paths.folder, summary)
     lines = (paths.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [point["loss"] for point in map(json.loads, lines) if point["kind"] == "step"]
-    told = {
+    facts = {
         "total_training_steps": state.step,
         "train_loss": losses[-1] if losses else None,
         "last_train_metrics": state.accuracy if evaluated else None,
     }
-    (paths.log.parent / "training_summary.txt").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    (paths.log.parent / "training_summary.txt").write_text(json.dumps(facts) + "\n", encoding="utf-8")
     (paths.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

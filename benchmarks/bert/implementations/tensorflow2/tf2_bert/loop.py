@@ -143,7 +143,7 @@ def run_steps(run: Run, steps: int) -> None:
         if not math.isfinite(told.grad_norms[i]):
             state.skipped_steps += 1
             run.events.skipped(state)
-        if run.events.wants(state.step):
+        if run.events.should_log(state.step):
             run.events.step(state, float(told.losses[i]), rate, float(told.grad_norms[i]))
 
 

@@ -129,7 +129,7 @@ class StoreTraining(_StoreData):
             max_sequences=self.shape.sequences,
             bin_counts=self._bin_counts,
             seed=self._seed,
-            deal=contiguous,
+            partition=contiguous,
             mask=None,
         )
         if reader.steps_per_epoch == 0:

@@ -149,10 +149,10 @@ def _run(args: Sequence[str]) -> int:
     def resolve_settings() -> Resolved:
         resolved = resolve_run(split_arguments(line))
         # This first roll call waits as long, too.
-        world.meeting.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
+        world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
         return resolved
 
-    resolved = world.meeting.agree("settings", resolve_settings)
+    resolved = world.rendezvous.run_all("settings", resolve_settings)
     console = Console(quiet=world.rank != 0)
     if print_config:
         return _print_plan(resolved, world, speed)
@@ -191,7 +191,7 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
 def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
     """Print a configuration and notes about it, train, and return the exit status: for programs with YAML of their
     own."""
-    world.meeting.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
+    world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     _print_lines(console, list(notes))

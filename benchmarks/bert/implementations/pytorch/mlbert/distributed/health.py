@@ -224,7 +224,7 @@ class HealthMonitor:
         if self.world.world_size == 1:
             return
         try:
-            with self.world.meeting.together("watch"):
+            with self.world.rendezvous.together("watch"):
                 self._hosts = self.world.hosts()
                 self._channels = connect(self.world)
         except OSError as error:
@@ -302,7 +302,7 @@ class HealthMonitor:
             if not peer.said_bye and not self._leaving:
                 # Its own last word may be a second old; no rank is a step ahead of another for long.
                 step = max(peer.place.step, self._place.step)
-                self._accuse(f"{self._name(peer.rank)} died {_after(step)}", presence)
+                self.report_lost(f"{self._name(peer.rank)} died {_after(step)}", presence)
             return False
         peer.heard = time.monotonic()
         for message in messages:
@@ -311,7 +311,7 @@ class HealthMonitor:
             elif "failed" not in message:
                 peer.is_at(_Place(*message["place"]))
             elif message["is_cause"] or presence.is_doubtful:
-                self._accuse(message["failed"], presence)
+                self.report_lost(message["failed"], presence)
             elif self._is_signalled:
                 self._leaving = True
                 self._announce(message["failed"])  # the others leave, and with them the collective that may hang
@@ -357,7 +357,7 @@ class HealthMonitor:
             if has_news:
                 heard, messages = time.monotonic(), head.receive()
                 if messages is None:
-                    self._accuse(f"{self._name(0)} died {_after(self._place.step)}", presence)
+                    self.report_lost(f"{self._name(0)} died {_after(self._place.step)}", presence)
                 for message in messages:
                     if "bye" in message:
                         return
@@ -370,7 +370,7 @@ class HealthMonitor:
 
     # Either thread
 
-    def _accuse(self, sentence: str, presence: _OwnPresence) -> NoReturn:
+    def report_lost(self, sentence: str, presence: _OwnPresence) -> NoReturn:
         """Ends the run over a lost or failed rank; after an absence of one's own, that is what it is put down to."""
         if presence.is_doubtful:
             name, step = self._name(self.world.rank), self._place.step

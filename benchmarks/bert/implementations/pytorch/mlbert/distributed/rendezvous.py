@@ -107,7 +107,7 @@ class Rendezvous:
         """
         return max(JOIN_SECONDS, self.join_seconds)
 
-    def agree(self, name: str, work: Callable[[], Result]) -> Result:
+    def run_all(self, name: str, work: Callable[[], Result]) -> Result:
         """What `work` returns on this rank, once it has returned on all. It may set the join timeout.
 
         Raises:
@@ -130,7 +130,7 @@ class Rendezvous:
         """A block of collectives, ended after `collective_seconds`: who hangs in or before it is named by the others.
 
         Raises:
-            UserError, SystemExit: as `agree`. Where no rank is missing, the error that leaves the block is raised.
+            UserError, SystemExit: as `run_all`. Where no rank is missing, the error that leaves the block is raised.
         """
         if self._world.world_size == 1:
             yield

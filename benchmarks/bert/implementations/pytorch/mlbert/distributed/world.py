@@ -38,14 +38,14 @@ class World(RankPlace):
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @cached_property
-    def meeting(self) -> Rendezvous:
+    def rendezvous(self) -> Rendezvous:
         """Over which the ranks find each other, before and while they are connected."""
         return Rendezvous(self)
 
     @property
     def collective_timeout(self) -> timedelta:
         """Longest wait of any one collective, and for the connection of a group of ranks."""
-        return timedelta(seconds=self.meeting.collective_seconds)
+        return timedelta(seconds=self.rendezvous.collective_seconds)
 
     def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
         """Connects the ranks. A rank that dies or hangs makes the others raise within `timeout_s`.
@@ -66,11 +66,11 @@ class World(RankPlace):
             torch.cuda.set_device(self.device)
             backends = "cpu:gloo,cuda:nccl"
         timeout = self.collective_timeout if timeout_s is None else timedelta(seconds=timeout_s)
-        self.meeting.agree("arrival", lambda: None)
-        with self.meeting.together("connection"):
+        self.rendezvous.run_all("arrival", lambda: None)
+        with self.rendezvous.together("connection"):
             dist.init_process_group(
                 backend or backends,
-                store=self.meeting.store(self.meeting.join_seconds),
+                store=self.rendezvous.store(self.rendezvous.join_seconds),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=timeout,

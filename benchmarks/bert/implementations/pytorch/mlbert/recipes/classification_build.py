@@ -139,7 +139,7 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
         sync=sync,
         optimizer=optimizer,
         schedule=schedules.make(schedule),
-        budget=budget_of(share, inputs.card.max_seq_length),
+        static_shape=budget_of(share, inputs.card.max_seq_length),
         precision=compute.precision,
         ops=compute.ops,
         identity={

@@ -50,7 +50,7 @@ def build(
         sync=sync,
         optimizer=optimizer,
         schedule=schedules.make(schedule),
-        budget=budget_of(data, source),
+        static_shape=budget_of(data, source),
         precision=compute.precision,
         ops=compute.ops,
         identity={

@@ -55,7 +55,7 @@ def build(
         sync=sync,
         optimizer=optimizer,
         schedule=schedules.make(schedule),
-        budget=text_run.budget_of(data, config[CorpusConfig]),
+        static_shape=text_run.budget_of(data, config[CorpusConfig]),
         precision=compute.precision,
         ops=compute.ops,
         identity={

@@ -17,7 +17,7 @@ class Events:
     def opened(self, state: TrainState) -> None:
         """The data is open."""
 
-    def wants(self, step: int) -> bool:
+    def should_log(self, step: int) -> bool:
         """Whether `step` is to be told of this one: the same answer on every rank."""
         return False
 
@@ -96,8 +96,8 @@ class EventFanout(Events):
         for listener in self._listeners:
             listener.opened(state)
 
-    def wants(self, step: int) -> bool:
-        return any(listener.wants(step) for listener in self._listeners)
+    def should_log(self, step: int) -> bool:
+        return any(listener.should_log(step) for listener in self._listeners)
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
         for listener in self._listeners:

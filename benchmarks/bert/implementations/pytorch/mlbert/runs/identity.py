@@ -79,7 +79,7 @@ class RunIdentity(RuntimeFacts):
     gpu_driver: str
 
 
-def identify(resolved: Resolved, told: RuntimeFacts) -> RunIdentity:
+def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
     """Collects it, for rank 0: it hashes the starting weights and asks git.
 
     Raises:
@@ -93,8 +93,8 @@ def identify(resolved: Resolved, told: RuntimeFacts) -> RunIdentity:
     commit, tree_modified = git_state(tree_root())
     environ = environment()
     runs = environ.get("NEXP", "")
-    given = {field.name: getattr(told, field.name) for field in fields(told)}
-    hosts = list(dict.fromkeys(told.hosts))
+    given = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    hosts = list(dict.fromkeys(facts.hosts))
     return RunIdentity(
         **{**given, "hosts": hosts},
         command=command_line(),

@@ -70,7 +70,7 @@ class Monitor(Events):
             self._progress.add_task("train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-")
             self._progress.start()
 
-    def wants(self, step: int) -> bool:
+    def should_log(self, step: int) -> bool:
         """Whether this step is a log point: the same answer on every rank."""
         return self.every > 0 and (step % self.every == 0 or step == 1)
 

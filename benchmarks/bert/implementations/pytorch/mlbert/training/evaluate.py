@@ -24,7 +24,7 @@ from mlbert.distributed.capture import Capture
 from mlbert.distributed.world import World
 from mlbert.training.host_copy import HostCopy
 from mlbert.training.protocols import Model, Objective
-from mlbert.training.step import Passing
+from mlbert.training.step import OnProgress
 
 
 class Evaluation:
@@ -51,7 +51,7 @@ class Evaluation:
 class _EvaluationGraph:
     """What a batch fits into, where it is read, what is done with it and what repeats that."""
 
-    budget: StaticShape
+    static_shape: StaticShape
     target: Batch
     function: Callable[[], None]
     replay: Callable[[], None]
@@ -66,7 +66,7 @@ class Evaluator:
         batches: this rank's; read at the first evaluation, and at every one unless they stay on the device.
         world: the ranks.
         capture: makes the graphs, of one batch each, when `record` is called; None: no graph.
-        budgets: of the graphs, the smallest first. A batch that exceeds all of them runs without.
+        static_shapes: of the graphs, the smallest first. A batch that exceeds all of them runs without.
         resident: keep the batches on the device, filled up to one shape; None: on CUDA, and for a graph.
     """
 
@@ -77,7 +77,7 @@ class Evaluator:
         batches: Iterable[HostBatch],
         world: World,
         capture: Capture | None = None,
-        budgets: Sequence[StaticShape] = (),
+        static_shapes: Sequence[StaticShape] = (),
         resident: bool | None = None,
     ) -> None:
         self._model, self._objective, self._batches, self._world = model, objective, batches, world
@@ -87,7 +87,7 @@ class Evaluator:
         self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
         self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # its shape holds every kept batch that has no graph
-        self._budgets, self._graphs = budgets, list[_EvaluationGraph]()
+        self._budgets, self._graphs = static_shapes, list[_EvaluationGraph]()
 
     @torch.no_grad()
     def record(self) -> None:
@@ -98,50 +98,50 @@ class Evaluator:
         with self._model.recording():
             self._model.is_calibrated = True
             self._model.refresh()
-            for budget in reversed(self._budgets):  # the smaller ones find room in the pool
-                target = budget.allocate(self._device)
+            for static_shape in reversed(self._budgets):  # the smaller ones find room in the pool
+                target = static_shape.allocate(self._device)
                 function = partial(self._add, target)
                 self._capture.warm_up(function)
-                self._graphs.insert(0, _EvaluationGraph(budget, target, function, self._capture.record(function)))
+                self._graphs.insert(0, _EvaluationGraph(static_shape, target, function, self._capture.record(function)))
         self._model.train()
 
     @torch.no_grad()
-    def begin(self, passing: Passing = iter) -> Evaluation:
+    def begin(self, on_progress: OnProgress = iter) -> Evaluation:
         """Queues an evaluation of the weights as they are; on a GPU nothing waits for it, unless rows are asked for.
 
         Args:
-            passing: passes the batches on, one when it is asked for.
+            on_progress: passes the batches on, one when it is asked for.
         """
         self._model.train(False)
         self._sums.zero_()
         self._model.refresh()  # once for all batches: a graph only reads the copies
         rows = None
         if self._objective.num_columns:
-            rows = self._with_rows(passing)
+            rows = self._with_rows(on_progress)
         elif self._resident:
-            self._over_kept(passing)
+            self._over_kept(on_progress)
         else:
-            for batch in passing(self._batches):
+            for batch in on_progress(self._batches):
                 self._add(batch.to(self._device))
         self._model.train()
         self._world.all_reduce_sum(self._sums)
         return Evaluation(self._objective, self._sums, rows)
 
-    def _with_rows(self, passing: Passing) -> Tensor:
+    def _with_rows(self, on_progress: OnProgress) -> Tensor:
         """Every rank's rows, for metrics that no sums give, such as a rank correlation."""
         rows = [torch.empty(0, self._objective.num_columns, dtype=torch.float64)]
-        for batch in passing(self._batches):
+        for batch in on_progress(self._batches):
             moved = batch.to(self._device)
             self._add(moved)
             rows.append(self._objective.rows(self._model, moved).cpu())
         return self._world.gather_rows(torch.cat(rows))
 
-    def _over_kept(self, passing: Passing) -> None:
+    def _over_kept(self, on_progress: OnProgress) -> None:
         if self._kept is None:
             self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
             others = [batch for batch in self._kept if self._graph_for(batch) is None]
             self._target = StaticShape.over(others).allocate(self._device) if others else None
-        for batch in passing(self._kept):
+        for batch in on_progress(self._kept):
             graph = self._graph_for(batch)
             if graph is None:
                 self._add(batch.to(self._device, out=self._target))
@@ -150,7 +150,7 @@ class Evaluator:
                 (graph.replay if self._model.is_calibrated else graph.function)()
 
     def _graph_for(self, batch: HostBatch) -> _EvaluationGraph | None:
-        return next((graph for graph in self._graphs if graph.budget.holds(batch)), None)
+        return next((graph for graph in self._graphs if graph.static_shape.holds(batch)), None)
 
     def _add(self, batch: Batch) -> None:
         self._sums += self._objective.sums(self._model, batch)

@@ -137,7 +137,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     build: RecipeBuild = resolved.recipe.load()
     settings, data = config[RunConfig], config[DataConfig]
     paths = RunFolder.of(settings)
-    num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
+    num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
     world.start()
     if world.rank == 0 and settings.resume:
         paths.set_log_aside()
@@ -164,9 +164,9 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
-        told = runtime_facts(inputs, method, world)
+        facts = runtime_facts(inputs, method, world)
         if world.rank == 0:
-            identity = log_run(log, resolved, told, method)
+            identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
         monitor, shown = _monitor(config, paths, world, console, how), [how.display] if how.display else []
         listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
@@ -225,7 +225,7 @@ def _make_ready(
         run.evaluator.record()
         world = run.world
         run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
-        say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.budget}")
+        say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
 
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
@@ -256,12 +256,12 @@ def _gpu_facts(world: World) -> dict[str, Any]:
     }
 
 
-def log_run(log: MLPerfLogger, resolved: Resolved, told: RuntimeFacts, method: Method) -> RunIdentity:
+def log_run(log: MLPerfLogger, resolved: Resolved, facts: RuntimeFacts, method: Method) -> RunIdentity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
-    identity = identify(resolved, told)
+    identity = identify(resolved, facts)
     log_identity(log.event, identity, resolved)
     config, data = resolved.config, resolved.config[DataConfig]
-    batch = rules.global_batch_size(data.train_batch_size, told.ranks, data.average_packing_rate)
+    batch = rules.global_batch_size(data.train_batch_size, facts.ranks, data.average_packing_rate)
     log_batch_size(log.event, data, batch)
     log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     log.event("opt_implementation", method.optimizer.implementation)
@@ -301,15 +301,15 @@ def assemble(
     state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
-    budgets = method.evaluation.budgets if graphs else ()
+    static_shapes = method.evaluation.static_shapes if graphs else ()
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=BatchReader(
             method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned
         ),
-        ledger=SampleCounter(state, events.skipped),
-        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
+        sample_counter=SampleCounter(state, events.skipped),
+        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, static_shapes),
         snapshots=Snapshots(
             CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),
@@ -319,7 +319,7 @@ def assemble(
         state=state,
         limits=_limits(config),
         seed=seed,
-        settle_late=world.device.type == "cuda" and method.loss_scale is None,
+        finalize_late=world.device.type == "cuda" and method.loss_scale is None,
         eval_every_samples=evaluation.eval_iter_samples,
         save_every_steps=run.save_checkpoint_steps,
         pace=pace,
@@ -347,11 +347,11 @@ def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: 
         samples.open()
         return model, objective, samples
 
-    model, objective, samples = world.meeting.agree("evaluation", build)
+    model, objective, samples = world.rendezvous.run_all("evaluation", build)
     metrics = evaluate(model, objective, samples, world)
-    told = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
+    shown = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
     say(
-        f"initial {told}, {samples.num_examples} samples "
+        f"initial {shown}, {samples.num_examples} samples "
         f"(the benchmark's checkpoint on its evaluation samples: {rules.INITIAL_MLM_ACCURACY})"
     )
     world.stop()

@@ -4,7 +4,7 @@ events.start                         the clock runs: run_start in MLPerf's log
 source.open, evaluation.open         first touch of the data
 |-- reader.take                      this rank's micro-batches, the step's numbers over all ranks
 |   step                             forward, backward, reduce, update
-|   ledger.count                     samples so far; a step that was left out is taken back when that is known
+|   sample_counter.count             samples so far; a step that was left out is taken back when that is known
 |   events.step                      at log points
 |   perhaps evaluate                 evaluator.begin, the next step's micro-batches, events.evaluation
 |   perhaps save                     also when the job is about to end; then the process leaves
@@ -35,8 +35,8 @@ class Run:
     """The objects of one run, and how often it evaluates and saves.
 
     Attributes:
-        settle_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host. Where
-            steps are left out as a matter of course, the next one's rate has to know.
+        finalize_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host.
+            Where steps are left out as a matter of course, the next one's rate has to know.
         eval_every_samples: distance between evaluations, sequences.
         save_every_steps: distance between checkpoints; 0: none.
         pace: evaluations, checkpoints and the decay of the rate by the clock, besides; None: by steps alone.
@@ -45,7 +45,7 @@ class Run:
     method: Method
     step: Step
     reader: BatchReader
-    ledger: SampleCounter
+    sample_counter: SampleCounter
     evaluator: Evaluator
     snapshots: Snapshots
     events: Events
@@ -54,7 +54,7 @@ class Run:
     state: TrainState
     limits: Limits
     seed: int
-    settle_late: bool
+    finalize_late: bool
     eval_every_samples: int
     save_every_steps: int
     pace: Pace | None = None
@@ -74,8 +74,8 @@ def train(run: Run) -> RunOutcome:
     while reason is None:
         leaving = train_one_step(run)
         reason, due = _stop_reason(run, clock)
-        if run.ledger.is_open and (reason is not None or due):
-            run.ledger.settle()
+        if run.sample_counter.is_open and (reason is not None or due):
+            run.sample_counter.settle()
             reason, due = _stop_reason(run, clock)
         save = leaving or _save_is_due(run, clock)
         if due or (reason is not None and evaluated_at != state.samples):
@@ -115,16 +115,16 @@ def train_one_step(run: Run) -> bool:
         state.step,
         upcoming.divisors,
         lr,
-        passing=lambda batches: watch.each(batches, state.step, Stage.COMPUTE, Stage.REDUCE),
+        on_progress=lambda batches: watch.each(batches, state.step, Stage.COMPUTE, Stage.REDUCE),
     )
-    run.ledger.count(result, upcoming.counts)
-    is_told = run.events.wants(state.step)
-    if is_told or not run.settle_late:
-        run.ledger.settle()
+    run.sample_counter.count(result, upcoming.counts)
+    should_log = run.events.should_log(state.step)
+    if should_log or not run.finalize_late:
+        run.sample_counter.settle()
     # Reading the loss waits for the device; done at log points only.
-    loss = float(run.world.all_reduce_sum(result.loss_sum)) if is_told else 0.0
+    loss = float(run.world.all_reduce_sum(result.loss_sum)) if should_log else 0.0
     state.train_seconds += time.monotonic() - started
-    if is_told:
+    if should_log:
         run.events.step(state, loss, lr, result.grad_norm)
     return upcoming.warned
 
@@ -150,7 +150,7 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
 def save_checkpoint(run: Run, clock: Clock) -> None:
     """Writes the whole state of the run."""
     run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
-    run.ledger.settle()
+    run.sample_counter.settle()
     run.state.elapsed_seconds = clock.seconds()
     run.snapshots.save()
     clock.saved_at = run.state.due_seconds

@@ -31,7 +31,11 @@ def build_fitting(
     """
     while True:
         method = build(config)
-        if not config[ComputeConfig].auto_micro_batch or method.budget is None or _fits(method, method.budget, world):
+        if (
+            not config[ComputeConfig].auto_micro_batch
+            or method.static_shape is None
+            or _fits(method, method.static_shape, world)
+        ):
             return config, method
         data = config[DataConfig]
         parts = 2 * data.gradient_accumulation_steps
@@ -51,12 +55,12 @@ def build_fitting(
         say(f"out of memory: GRADIENT_STEPS is now {parts}")
 
 
-def _fits(method: Method, budget: StaticShape, world: World) -> bool:
+def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
     """Whether forward and backward of a made-up batch of the budget's sizes run on every rank."""
     step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
     failed = False
     try:
-        step.try_out(_largest(budget))
+        step.dry_run(_largest(static_shape))
     except (MemoryError, RuntimeError) as error:
         # PyTorch's allocator of the CPU has no class of its own for it.
         is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -66,12 +70,14 @@ def _fits(method: Method, budget: StaticShape, world: World) -> bool:
     return not int(world.all_reduce_max(torch.tensor(int(failed))))
 
 
-def _largest(budget: StaticShape) -> HostBatch:
+def _largest(static_shape: StaticShape) -> HostBatch:
     """Even sequences that fill the budget's tokens, with as many masked ones."""
-    lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), budget.sequences) if len(part)]
+    lengths = [
+        len(part) for part in np.array_split(np.arange(static_shape.tokens), static_shape.sequences) if len(part)
+    ]
     rows = []
     for length in lengths:
-        masked = range(1, min(length, 1 + budget.masked // len(lengths)))
+        masked = range(1, min(length, 1 + static_shape.masked // len(lengths)))
         rows.append(([0] * length, length, False, masked, [0] * len(masked)))
     ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
     return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))

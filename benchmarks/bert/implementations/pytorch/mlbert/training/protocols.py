@@ -69,7 +69,7 @@ class EvaluationSet(Protocol):
         """Over all ranks; may be known after `open` only."""
 
     @property
-    def budgets(self) -> Sequence[StaticShape]:
+    def static_shapes(self) -> Sequence[StaticShape]:
         """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
 
     def open(self) -> None:
@@ -266,7 +266,7 @@ class Method:
 
     Attributes:
         flat: the model's parameters and gradients.
-        budget: what a micro-batch holds at most; None: unknown, so no step can be a graph.
+        static_shape: what a micro-batch holds at most; None: unknown, so no step can be a graph.
         precision, ops: what computes, for the log.
         identity: what a checkpoint must agree on to be continued here, JSON-able.
         export: writes weights into a folder, with facts for the model card.
@@ -281,7 +281,7 @@ class Method:
     sync: GradientSync
     optimizer: Optimizer
     schedule: Schedule
-    budget: StaticShape | None
+    static_shape: StaticShape | None
     precision: str
     ops: str
     identity: Mapping[str, object]

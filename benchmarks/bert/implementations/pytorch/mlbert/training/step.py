@@ -37,7 +37,7 @@ SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
 WARM_UP_SEQUENCES = 65  # on a GPU, where some kernels are for many tokens only
 
-Passing = Callable[[Iterable[Any]], Iterable[Any]]
+OnProgress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class GraphMode(Enum):
@@ -53,14 +53,14 @@ class Graphs:
 
     Attributes:
         mode: what a graph holds.
-        budget: of one micro-batch.
+        static_shape: of one micro-batch.
         micro_batches: of one step on this rank.
         capture: gives a `CudaCapture` with a memory pool of its own, or a `NoCapture` for the same without graphs.
         smaller: budgets for batches that vary, the smallest first; each has a graph of its own.
     """
 
     mode: GraphMode
-    budget: StaticShape
+    static_shape: StaticShape
     micro_batches: int
     capture: Callable[[], Capture]
     smaller: Sequence[StaticShape] = ()
@@ -70,7 +70,7 @@ class Graphs:
 class _StepGraph:
     """One graph: what its batches fit into, where it reads them, what it does and what repeats that."""
 
-    budget: StaticShape
+    static_shape: StaticShape
     targets: list[Batch]
     function: Callable[[], None]
     replay: Callable[[], None] | None = None
@@ -127,7 +127,7 @@ class Step:
         self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        example = HostBatch.made_up(1)
+        example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
         # Keys and divisors, bit by bit, so that one copy brings both.
@@ -136,15 +136,15 @@ class Step:
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
-        self._graphs = [self._graph(graphs, b) for b in (*graphs.smaller, graphs.budget)] if graphs else []
+        self._graphs = [self._graph(graphs, b) for b in (*graphs.smaller, graphs.static_shape)] if graphs else []
         # Of the largest budget: the first step may be any.
         self._calibrating = replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
 
-    def _graph(self, graphs: Graphs, budget: StaticShape) -> _StepGraph:
+    def _graph(self, graphs: Graphs, static_shape: StaticShape) -> _StepGraph:
         """Not recorded yet."""
         whole = graphs.mode is GraphMode.FULL_ITERATION
-        targets = [budget.allocate(self._device) for _ in range(graphs.micro_batches if whole else 1)]
-        return _StepGraph(budget, targets, partial(self._iteration if whole else self._first_target, targets))
+        targets = [static_shape.allocate(self._device) for _ in range(graphs.micro_batches if whole else 1)]
+        return _StepGraph(static_shape, targets, partial(self._iteration if whole else self._first_target, targets))
 
     def _learning(self, graph: _StepGraph) -> Callable[[], None]:
         """The graph's function while scales are not known: weights are quantised inside."""
@@ -162,7 +162,7 @@ class Step:
             return None
         assert self._calibrating is not None, "as there are graphs"
         usable = self._graphs if self._model.is_calibrated else [self._calibrating]
-        return next((graph for graph in usable if all(map(graph.budget.holds, batches))), None)
+        return next((graph for graph in usable if all(map(graph.static_shape.holds, batches))), None)
 
     def warm_up(self) -> None:
         """Forward, backward, reduction and update, and a forward pass as in evaluation, on made-up tokens.
@@ -175,7 +175,7 @@ class Step:
         self._sync.warm_up()
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._write_numbers(0, 0, [0.0] * self._num_divisors)
-        batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1)
+        batch = HostBatch.dummy(WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1)
         self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
         self._sync.finish()
@@ -186,7 +186,7 @@ class Step:
         self._flat.zero_grad()
         self._model.forget_step()
 
-    def try_out(self, batch: HostBatch) -> None:
+    def dry_run(self, batch: HostBatch) -> None:
         """Forward and backward on this rank alone: nothing is reduced; weights stay, gradients are zero afterwards."""
         try:
             self._write_numbers(0, 0, [1.0] * self._num_divisors)
@@ -248,7 +248,7 @@ class Step:
         step: int,
         divisors: Sequence[float],
         lr: float,
-        passing: Passing = iter,
+        on_progress: OnProgress = iter,
     ) -> StepResult:
         """One optimizer step; with graphs, or an optimizer that can be captured, nothing waits for the device.
 
@@ -257,17 +257,17 @@ class Step:
             seed, step: name the dropout masks.
             divisors: of the loss, `Objective.divisors`.
             lr: learning rate.
-            passing: passes the batches on, one when it is asked for.
+            on_progress: passes the batches on, one when it is asked for.
         """
         self._write_numbers(seed, step, divisors)
         graph = self.graph_for(batches)
         if self.graphs and not graph and not self._has_said:
             self._has_said = True
-            self._say(f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.budget}")
+            self._say(f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.static_shape}")
         if graph and self.graphs and self.graphs.mode is GraphMode.FULL_ITERATION:
-            norm = self._replay_iteration(graph, passing(batches), lr)
+            norm = self._replay_iteration(graph, on_progress(batches), lr)
         else:
-            norm = self._step(graph, passing(batches), len(batches), lr)
+            norm = self._step(graph, on_progress(batches), len(batches), lr)
         return StepResult(self._loss_sum, norm)
 
     def _step(self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
@@ -277,7 +277,7 @@ class Step:
         for i, batch in enumerate(batches):
             self._sync.prepare(last=i == num_batches - 1)
             if graph:
-                graph.budget.write(batch, graph.targets[0])
+                graph.static_shape.write(batch, graph.targets[0])
                 _replay(graph)
             else:
                 self._forward_backward(batch.to(self._device))
@@ -288,7 +288,7 @@ class Step:
 
     def _replay_iteration(self, graph: _StepGraph, batches: Iterable[HostBatch], lr: float) -> Tensor:
         for batch, target in zip(batches, graph.targets, strict=True):
-            graph.budget.write(batch, target)
+            graph.static_shape.write(batch, target)
         self._optimizer.set_learning_rate(lr)
         _replay(graph)
         # A replay changes the weights, and learns their scales, behind the host's back.
@@ -360,10 +360,10 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     """
     if mode == "none":
         return None
-    budget, wanted = method.budget, GraphMode(mode)
-    if obstacle := method.model.capture_obstacle(device, budget.max_seqlen if budget else 0):
+    static_shape, wanted = method.static_shape, GraphMode(mode)
+    if obstacle := method.model.capture_obstacle(device, static_shape.max_seqlen if static_shape else 0):
         raise UserError("config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
-    if budget is None:
+    if static_shape is None:
         raise UserError(
             "config.conflict", f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none"
         )
@@ -375,9 +375,9 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
             reason,
             f"Set OPS=auto with Triton installed, or {SETTING}=segmented",
         )
-    smaller = budget.smaller_ones()
+    smaller = static_shape.smaller_ones()
     if wanted is GraphMode.FULL_ITERATION and smaller and ranks > 1:
         # NCCL wants all ranks to replay collectives of the same graph.
         reason = "batches that are not packed differ in size, and the ranks would replay different graphs"
         raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=segmented")
-    return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device), smaller)
+    return Graphs(wanted, static_shape, micro_batches, lambda: CudaCapture(device), smaller)

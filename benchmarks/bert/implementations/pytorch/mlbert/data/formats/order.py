@@ -233,7 +233,7 @@ class StepReader:
             bins. Where packs are stored, they are taken as they are, unless this is 1.
         bin_counts: single sequences of each bin in every rank's share, which they sum to; None: in proportion.
         seed: of packing and order.
-        deal: which units are whose.
+        partition: which units are whose.
         mask: draws masks anew; None: as stored.
     """
 
@@ -246,10 +246,10 @@ class StepReader:
         max_sequences: int,
         bin_counts: Sequence[int] | None = None,
         seed: int,
-        deal: Partition,
+        partition: Partition,
         mask: Mask | None,
     ) -> None:
-        self._share, self._max_tokens, self._deal, self._mask = share, max_tokens, deal, mask
+        self._share, self._max_tokens, self._deal, self._mask = share, max_tokens, partition, mask
         self.units = make_units(store, len(store), max_tokens, max_sequences, seed)
         first = np.asarray([0, self.units.count])
         if isinstance(store, BinnedStore) and max_sequences == 1:
@@ -295,7 +295,7 @@ def by_length(group_size: int) -> Partition:
     """The `Partition` over groups of ``group_size`` ranks in a row, which divides the number of ranks: each micro-batch
     of a group holds what `contiguous` gives to it, dealt by `snake`. A rank's units come longest first."""
 
-    def deal(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
+    def partition(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
         assert share.world_size % group_size == 0, "groups are equally large"
         place = share.rank % group_size
         first = (share.rank - place) * share.units
@@ -304,7 +304,7 @@ def by_length(group_size: int) -> Partition:
         tokens = lengths(units.reshape(-1)).reshape(units.shape)
         return [part[snake(sizes, group_size, place)] for part, sizes in zip(units, tokens, strict=True)]
 
-    return deal
+    return partition
 
 
 def snake(lengths: np.ndarray, parts: int, part: int) -> np.ndarray:

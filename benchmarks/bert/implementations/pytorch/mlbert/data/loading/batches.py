@@ -173,7 +173,7 @@ class HostBatch:
         return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
 
     @classmethod
-    def made_up(cls, tokens: int, page_locked: bool = False, sequences: int = 1) -> HostBatch:
+    def dummy(cls, tokens: int, page_locked: bool = False, sequences: int = 1) -> HostBatch:
         """Sequences of so many tokens (2 or more), all of id 0, one of them masked; every label is 0. To warm up."""
         rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])] * sequences)
         rows = replace(rows, labels=np.zeros(sequences, np.float32))
@@ -372,7 +372,7 @@ class StaticShape:
             # Rounding gives a sequence one masked token more than its share at most, see `of_packs`.
             masked = math.ceil(self.masked * tokens / longest) + self.sequences
             smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
-        return tuple(dict.fromkeys(budget for budget in smaller if budget.tokens < self.tokens))
+        return tuple(dict.fromkeys(static_shape for static_shape in smaller if static_shape.tokens < self.tokens))
 
     def holds(self, batch: HostBatch) -> bool:
         """Whether the batch is within all four sizes, and has labels where the budget has them."""

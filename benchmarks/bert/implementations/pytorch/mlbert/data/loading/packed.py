@@ -36,8 +36,8 @@ class PackedSource(StepSource):
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
         packs_per_step: of one rank, all micro-batches together.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
-        max_sequences_per_pack, bin_counts, seed, deal, mask: see `mlbert.data.formats.order.StepReader`.
-        gather_over: ranks that exchange what they read, see `mlbert.data.loading.source`; ``deal`` must be
+        max_sequences_per_pack, bin_counts, seed, partition, mask: see `mlbert.data.formats.order.StepReader`.
+        gather_over: ranks that exchange what they read, see `mlbert.data.loading.source`; ``partition`` must be
             `contiguous` then. None: each rank reads what it is dealt.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
@@ -56,7 +56,7 @@ class PackedSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        deal: Partition,
+        partition: Partition,
         gather_over: ExchangeGroup | None = None,
         mask: Mask | None = None,
         max_tokens: int | None = None,
@@ -74,7 +74,7 @@ class PackedSource(StepSource):
         packs_are_taken = self.info.max_pack_tokens is not None and max_sequences_per_pack > 1
         self._check_size(self.info.num_packs if packs_are_taken else self.info.num_sequences)
         self._make_reader = partial(
-            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, deal=deal, mask=mask
+            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, partition=partition, mask=mask
         )
         self._gather_over = gather_over
         self._checks = checks or FileChecks()

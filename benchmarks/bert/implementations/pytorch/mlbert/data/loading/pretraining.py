@@ -75,7 +75,7 @@ class EvalSet:
         self._batches: list[HostBatch] | None = None
 
     @property
-    def budgets(self) -> tuple[StaticShape, ...]:
+    def static_shapes(self) -> tuple[StaticShape, ...]:
         """What a batch holds at most, the smallest first: how many packs a rank has is known after `open` only."""
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
         of_pack = (self.max_tokens, self._max_sequences, self.info.max_seq_length, self.info.max_predictions)
@@ -127,10 +127,10 @@ def make_source(
     EXCHANGE_PADDING names; ``local``: rank and number of ranks on this machine. Raises UserError: the set has not the
     bins that BIN_COUNTS asks for."""
     by_lengths = config.exchange_by == "lengths"
-    deal = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
+    partition = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
     gather_over = None if by_lengths or exchange.size == 1 else exchange
     if config.synthetic_data:
-        return _synthetic(config, shape, seed, rank, world_size, deal=deal, gather_over=gather_over)
+        return _synthetic(config, shape, seed, rank, world_size, partition=partition, gather_over=gather_over)
     source = DaliSource if config.data_reader == "dali" else PackedSource
     return source(
         config.input_dir,
@@ -141,7 +141,7 @@ def make_source(
         seed=seed,
         rank=rank,
         world_size=world_size,
-        deal=deal,
+        partition=partition,
         gather_over=gather_over,
         vocab_size=shape.vocab_size,
         most=widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape),
@@ -191,7 +191,7 @@ def _synthetic(
     seed: int,
     rank: int,
     world_size: int,
-    deal: Partition = contiguous,
+    partition: Partition = contiguous,
     gather_over: ExchangeGroup | None = None,
 ) -> SyntheticSource:
     return SyntheticSource(
@@ -203,6 +203,6 @@ def _synthetic(
         seed=seed,
         rank=rank,
         world_size=world_size,
-        deal=deal,
+        partition=partition,
         gather_over=gather_over,
     )

@@ -55,7 +55,7 @@ class SyntheticSource(StepSource):
     """Random tokens; each pack depends on (seed, step, its number in the step) only.
 
     Args:
-        packs_per_step, accumulation, rank, world_size, deal, gather_over: see
+        packs_per_step, accumulation, rank, world_size, partition, gather_over: see
             `mlbert.data.loading.packed.PackedSource`.
         max_sequences_per_pack: sequences are put into a pack in the order they are drawn, at most so many.
         vocab_size: token ids are below it.
@@ -71,7 +71,7 @@ class SyntheticSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        deal: Partition = contiguous,
+        partition: Partition = contiguous,
         gather_over: ExchangeGroup | None = None,
         vocab_size: int,
         max_tokens: int,
@@ -83,7 +83,7 @@ class SyntheticSource(StepSource):
         self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
-        self._deal = deal
+        self._deal = partition
         super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
         self._read = self._exchanged(self._made_up, self.share, gather_over)
 
@@ -126,7 +126,7 @@ class SyntheticEvalSet:
         self.num_examples = sum(batch.num_samples for batch in self._batches) * source.share.world_size
 
     @property
-    def budgets(self) -> tuple[StaticShape, ...]:
+    def static_shapes(self) -> tuple[StaticShape, ...]:
         """As of `EvalSet`."""
         return (StaticShape.over(self._batches),)
 

@@ -145,7 +145,7 @@ class TaskEvalSet:
         self._batches: list[HostBatch] | None = None
 
     @property
-    def budgets(self) -> tuple[StaticShape, ...]:
+    def static_shapes(self) -> tuple[StaticShape, ...]:
         """As of `mlbert.data.loading.pretraining.EvalSet`."""
         whole = _budget(self._batch_size, self._max_tokens)
         return (*whole.smaller_ones(), whole)

@@ -254,7 +254,7 @@ class TextEvalSet:
         return self._num_examples
 
     @property
-    def budgets(self) -> tuple[StaticShape, ...]:
+    def static_shapes(self) -> tuple[StaticShape, ...]:
         """As of `mlbert.data.loading.pretraining.EvalSet`."""
         whole = StaticShape.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
         return (*whole.smaller_ones(), whole)

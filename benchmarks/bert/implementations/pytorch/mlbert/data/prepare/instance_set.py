@@ -202,7 +202,8 @@ def _report_case(job: InstanceJob, progress: Progress) -> None:
         write_json(beside.with_name(TOKENIZER_CONFIG), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
     else:
         progress(
-            f"warning: write do_lower_case: false into a {TOKENIZER_CONFIG} beside the training's vocab.txt: exports ask it"
+            f"warning: write do_lower_case: false into a {TOKENIZER_CONFIG} next to the training's vocab.txt: "
+            "exports read it"
         )
 
 

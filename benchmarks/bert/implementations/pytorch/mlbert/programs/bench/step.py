@@ -68,7 +68,7 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
         packs_per_step=packs,
         max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
         seed=seed,
-        deal=contiguous,
+        partition=contiguous,
         vocab_size=config.vocab_size,
     )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:

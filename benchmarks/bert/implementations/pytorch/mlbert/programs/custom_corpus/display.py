@@ -47,7 +47,7 @@ class Display(Events):
             self._bar.add_task("train", total=1.0, words="")
             self._bar.start()
 
-    def wants(self, step: int) -> bool:
+    def should_log(self, step: int) -> bool:
         """Whether this step is shown: every so many, and slow ones by the clock."""
         return step % self._every == 0 or time.monotonic() - self._said >= LINE_SECONDS
 

@@ -23,13 +23,13 @@ def result(skipped: bool) -> StepResult:
 def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> None:
     """However often the ledger is asked in between."""
     state, told = TrainState(), []
-    ledger = SampleCounter(state, lambda now: told.append(now.step))
+    sample_counter = SampleCounter(state, lambda now: told.append(now.step))
     for skipped, asks, samples in steps:
-        ledger.count(result(skipped), StepCounts(samples, 2 * samples, 3 * samples))
+        sample_counter.count(result(skipped), StepCounts(samples, 2 * samples, 3 * samples))
         if asks:
-            ledger.settle()
-            assert not ledger.is_open
-    ledger.settle()
+            sample_counter.settle()
+            assert not sample_counter.is_open
+    sample_counter.settle()
     kept = sum(samples for skipped, _, samples in steps if not skipped)
     assert (state.samples, state.tokens, state.flops) == (kept, 2 * kept, 3 * kept)
     assert state.step == len(steps)
@@ -39,10 +39,10 @@ def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> N
 
 def test_the_story_is_told_once() -> None:
     told = []
-    ledger = SampleCounter(TrainState(), told.append)
-    ledger.count(result(skipped=True), StepCounts(1, 1, 1))
-    ledger.settle()
-    ledger.settle()
+    sample_counter = SampleCounter(TrainState(), told.append)
+    sample_counter.count(result(skipped=True), StepCounts(1, 1, 1))
+    sample_counter.settle()
+    sample_counter.settle()
     assert len(told) == 1
 
 
