@@ -50,4 +50,4 @@ def test_ranks_of_a_node_must_follow_each_other(tmp_path: Path) -> None:
     results = run_ranks("exchange_programs:uneven_nodes", 2, tmp_path, check=False)
     for result in results:
         assert result.returncode != 0
-        assert "EXCHANGE_PADDING: group needs equally many ranks on each node" in result.output
+        assert "EXCHANGE_PADDING: group needs the same number of ranks on each node" in result.output

@@ -35,7 +35,7 @@ def outcome(
 def test_a_rank_that_stops_on_the_way_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
     codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
     assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)]
-    words = f"rank {victim} on {socket.gethostname()} came, and then hung or died"
+    words = f"rank {victim} on {socket.gethostname()} joined, then hung or died"
     # A stopped process answers nobody who asks it for the store.
     assert (words if victim else "rank 0 has not answered for") in line
 

@@ -90,7 +90,7 @@ def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) ->
         (["model.nam=mosaic_bert"], "The nearest known one is model.name"),
         (["model.name=roberta"], "model.name 'roberta' is unknown. Write one of hf_bert, mosaic_bert"),
         (["data_local=nowhere"], "nowhere/train_small"),
-        (["max_duration=10 years"], "is no duration"),
+        (["max_duration=10 years"], "is not a duration"),
         (["tokenizer_name=prajjwal1/no-such"], "prajjwal1/no-such"),
         (["model.model_config.vocab_size=99"], "vocab_size 99"),
         (["model.model_config.heads=2"], "'heads' is unknown"),

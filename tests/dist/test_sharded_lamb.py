@@ -189,7 +189,7 @@ def test_blocks_inside_nodes_start_before_backward_ends(nodes: tuple[list[dict],
 
 def test_ranks_dealt_out_over_nodes_are_refused(tmp_path: Path) -> None:
     for result in run_ranks("sharded_programs:uneven_nodes", 2, tmp_path, node_size=2):
-        assert "numbered node after node" in result.value
+        assert "numbered node by node" in result.value
         assert "\n" not in result.value
 
 

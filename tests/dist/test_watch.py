@@ -90,5 +90,5 @@ def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
     ]
     outputs = [rank.communicate(120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
-    assert f"aborted: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
+    assert f"stopped: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
     assert "Traceback" not in "".join(outputs)

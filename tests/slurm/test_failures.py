@@ -152,7 +152,7 @@ def test_a_timed_run_is_aborted_by_a_restart_and_the_next_one_starts(site: Site)
     log = site.runs / "out/result_0.txt"
     assert read_log(log)["run_stop"] == ["aborted"]
     assert "resumed at step" not in site.output(job)
-    assert site.output(job).count("is no fault of a node") == 2, "the requeue and the scancel"
+    assert site.output(job).count("do not mean that a node failed") == 2, "the requeue and the scancel"
     assert "mlbert: error: rank" not in site.output(job), "nobody is accused"
     assert '"reason": "SIGTERM"' in log.read_text()
     assert read_log(second)["seed"] == [6]

@@ -101,7 +101,7 @@ def test_a_job_without_a_config_says_so(site: Site) -> None:
 @pytest.mark.parametrize(
     ("exports", "words"),
     [
-        ({"DGXNNODES": "3"}, "the job has 2 nodes, the config wants DGXNNODES=3"),
+        ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3"),
         (
             {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
             "node2: DATADIR_PHASE2=/nowhere cannot be read here",
@@ -130,7 +130,10 @@ def test_a_full_disk_under_logdir_is_one_line(site: Site, tmp_path: Path) -> Non
             (logs / "everything").write_bytes(bytes(100_000))
         job = site.submit(LOGDIR=logs)
         assert site.cluster.finished(job)["ExitCode"] == "2:0"
-        assert site.output(job) == f"error: LOGDIR={logs} cannot be written to: it is full, or closed to this user.\n"
+        assert (
+            site.output(job)
+            == f"error: LOGDIR={logs} cannot be written to: it is full, or this user may not write there.\n"
+        )
         assert [path.name for path in logs.iterdir()] == ["everything"]
     finally:
         subprocess.run(["umount", logs], check=True)

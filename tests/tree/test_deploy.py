@@ -263,8 +263,8 @@ def test_make_sqsh_leaves_nothing_half_made(enroot: Path, tree_root: Path, tmp_p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mlbert", "images"], "names no kind of image"),
-        (["dockerd://mlbert", "x.sqsh"], "is the name of a file"),
+        (["mlbert", "images"], "lacks the kind of image"),
+        (["dockerd://mlbert", "x.sqsh"], "is a file name"),
         (["dockerd://mlbert"], "two arguments"),
     ],
 )

@@ -212,7 +212,7 @@ def test_the_job_s_status_is_the_run_s(bench: Bench, srun: int, run_stop: dict |
     done = bench.job(STATUS=srun, CONT=image, **exports)
     assert done.returncode == status, done.stdout + done.stderr
     assert f"run 0 ended with status {status}." in done.stdout
-    assert (status != 0) or "writing its results broke off with status 137" in done.stdout
+    assert (status != 0) or "writing its results failed with status 137" in done.stdout
 
 
 def test_a_success_without_its_results_is_not_trained_again(bench: Bench) -> None:
@@ -273,7 +273,7 @@ def test_no_result_is_overwritten(bench: Bench, launcher: str) -> None:
     else:
         done = bench.start(str(bench.launch / launcher), **exports, CONT="bert:1", DGXNNODES=1)
     assert done.returncode == 2
-    assert f"{there} exists, and no result is overwritten" in done.stderr
+    assert f"{there} already exists and is not overwritten" in done.stderr
     assert not bench.notes.exists(), "nothing was started"
     assert there.read_text() == "another run's"
 
@@ -390,4 +390,4 @@ def test_mpirun_starts_all_ranks(bench: Bench) -> None:
 def test_hosts_must_be_as_many_as_the_config_wants(bench: Bench) -> None:
     done = bench.start(str(bench.launch / "run_multinode.sh"), HOSTS="n1")
     assert done.returncode == 2
-    assert "HOSTS names 1 hosts, the config wants DGXNNODES=2" in done.stderr
+    assert "HOSTS names 1 hosts, the config has DGXNNODES=2" in done.stderr

@@ -211,8 +211,8 @@ def test_plan_tells_steps_evaluations_and_traffic(name: str, samples: str, tree_
     plan = make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, values)
     text = "\n".join(plan.lines)
     assert f"179 steps / 9 evaluations / about {samples} M samples" in text
-    assert "expected samples: 2,925,000, the evaluation (number 9)" in text
-    assert "GB a step for 336,232,258 parameters" in text
+    assert "expected samples: 2,925,000, at evaluation 9" in text
+    assert "GB per step for 336,232,258 parameters" in text
 
 
 @pytest.mark.parametrize("stub", STUBS)
@@ -358,11 +358,11 @@ def test_mpirun_and_weights_that_lie_elsewhere(system: System, inputs: Path) -> 
         (("DGXSYSTEM=tiny", "DGXSYSTEM=tinny"), "There are: Samsung_Supercomputer21_DGXA100_128x8x16x1 tiny_2x2x8x1"),
         (("DGXSYSTEM=", "DGXSYSTEMS="), "DGXSYSTEM= has no config here"),
         (("INPUT_DIR=", "INPUT_DIRS="), "INPUT_DIR is not set"),
-        (("/bins'", "/bin'"), "is no folder. It names the training set"),
+        (("/bins'", "/bin'"), "is not a folder. It names the training set"),
         (("EVAL_DIR=", "EVALDIR="), "EVAL_DIR is not set"),
         (("CHECKPOINTDIR_PHASE1=", "CHECKPOINTDIR="), "CHECKPOINTDIR_PHASE1 is not set"),
         (("/phase1'", "/eval'"), "holds neither model.ckpt-28252.pt nor model.safetensors"),
-        (("DGXSYSTEM=tiny", "PYTHON=/no/python DGXSYSTEM=tiny"), "PYTHON names no program"),
+        (("DGXSYSTEM=tiny", "PYTHON=/no/python DGXSYSTEM=tiny"), "PYTHON is not an executable program"),
         (("DGXSYSTEM=tiny", "CONFIG_FILE=config_x.sh DGXSYSTEM=tiny"), "config_x.sh is sourced in this shell"),
         (("tiny_2x2x8x1", "Samsung_Supercomputer21_DGXA100_128x8x16x1"), "names 2, config_Samsung"),
     ],

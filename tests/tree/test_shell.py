@@ -85,7 +85,7 @@ def test_quickstart_leaves_a_folder_of_other_things_alone(tree_root: Path, tmp_p
 def test_quickstart_names_the_system_that_it_wants(tree_root: Path) -> None:
     done = run(tree_root / "quickstart.sh", env={**BARE, "OSTYPE": "darwin23"})
     assert done.returncode == 2
-    assert done.stderr.startswith("error: this wants Linux, and here is darwin23. Try: docker run ")
+    assert done.stderr.startswith("error: Linux is required, but this is darwin23. Try: docker run ")
     assert len(done.stderr.splitlines()) == 1
 
 

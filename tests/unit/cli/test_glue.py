@@ -77,7 +77,7 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     mnli = out / "task=mnli/seed=7/run_0"
     before = (mnli / "summary.json").stat().st_mtime_ns
     assert run(folder) == 0
-    assert "3 of 4 jobs are done already" in capfd.readouterr().out
+    assert "3 of 4 jobs are already done" in capfd.readouterr().out
     assert (mnli / "summary.json").stat().st_mtime_ns == before
     found = json.loads((out / "glue_scores.json").read_text())
     values = {}

@@ -67,12 +67,12 @@ def test_interrupted_continued_and_made_longer(
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 130, told
-    assert "a checkpoint is saved. The same command goes on." in told
+    assert "a checkpoint is saved. Run the same command to resume." in told
     assert not (out / "model").exists()
 
     status, told = run(capsys, *words, "--minutes", "0.05")
     assert status == 0, told
-    assert "was interrupted: going on" in told
+    assert "was interrupted; resuming" in told
     assert "resumed at step" in told
     assert "finished: held-out accuracy" in told
     assert told.count("[MASK]") >= 10
@@ -82,7 +82,7 @@ def test_interrupted_continued_and_made_longer(
     model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")
     assert tokenizer.model_max_length == model.config.max_position_embeddings
     assert tokenizer("The HOUSE")["input_ids"] == tokenizer("the house")["input_ids"]
-    assert "held-out text are guessed" in (out / "report.html").read_text()
+    assert "held-out text are predicted" in (out / "report.html").read_text()
     trained = json.loads((out / "run_0/summary.json").read_text())
 
     status, told = run(capsys, *words, "--minutes", "0.05")
@@ -95,7 +95,7 @@ def test_interrupted_continued_and_made_longer(
         capsys, text, "--out", "out", "--size", "tiny", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf"
     )
     assert status == 0, told
-    assert "is finished and is made longer" in told
+    assert "is finished and will be extended" in told
     longer = json.loads((out / "run_0/summary.json").read_text())
     assert longer["steps"] > trained["steps"]
     assert longer["seconds_to_train"] > 1.5 * trained["seconds_to_train"]
@@ -104,7 +104,7 @@ def test_interrupted_continued_and_made_longer(
     # From the model that was made, with its vocabulary.
     status, told = run(capsys, text, "--out", tmp_path / "more", "--from", out / "model", "--minutes", "0.05")
     assert status == 0, told
-    assert "going on from a model: 2 layers x 128" in told
+    assert "starting from a model: 2 layers x 128" in told
     assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
 
 

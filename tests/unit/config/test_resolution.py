@@ -110,8 +110,8 @@ def test_warmup_from_a_proportion(recipe, environ) -> None:
 def test_a_near_miss_in_the_environment_is_reported(recipe, environ) -> None:
     resolved = _resolve(recipe, environ | {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/", "PATH": "/bin"})
     assert len(resolved.warnings) == 2
-    assert "BATCH_SIZE is exported but is no setting; did you mean BATCHSIZE?" in resolved.warnings
-    assert "MAX_STEP is exported but is no setting; did you mean MAX_STEPS?" in resolved.warnings
+    assert "BATCH_SIZE is exported but is not a setting; did you mean BATCHSIZE?" in resolved.warnings
+    assert "MAX_STEP is exported but is not a setting; did you mean MAX_STEPS?" in resolved.warnings
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_near_miss_in_the_environment_is_reported(recipe, environ) -> None:
 )
 def test_another_systems_word_for_a_setting_is_reported(recipe, environ, word, ours) -> None:
     resolved = _resolve(recipe, environ | {word: "1"})
-    assert f"{word} is exported but is no setting; did you mean {ours}?" in resolved.warnings
+    assert f"{word} is exported but is not a setting; did you mean {ours}?" in resolved.warnings
 
 
 def test_a_warm_up_longer_than_training_is_reported(recipe, environ) -> None:

@@ -27,7 +27,7 @@ def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag() -> Non
     ("word", "said"),
     [
         ("--lr=1e-4", "called --learning_rate here (export LR)"),
-        ("--num-train-epochs=3", "--max_steps here (export MAX_STEPS); a run's length is given in steps"),
+        ("--num-train-epochs=3", "--max_steps here (export MAX_STEPS); run length is in steps"),
         ("--bf16=1", "Write --precision bf16 here (export PRECISION=bf16)"),
         ("--report_to=wandb", "--wandb_project"),
         ("--per_device_train_batch_size=8", "--train_batch_size"),

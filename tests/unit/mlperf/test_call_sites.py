@@ -93,7 +93,7 @@ def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
     edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
     outcome, words = told(tree)
     assert outcome is Outcome.WARN
-    assert words.startswith(f"result_0.txt: commit {commit} is not here, so its lines are looked up in the tree")
+    assert words.startswith(f"result_0.txt: commit {commit} is not available, so its lines are looked up in the tree")
     assert "program.py:8 does not log configuration" in words
 
 

@@ -198,8 +198,8 @@ def test_everything_that_crashes_or_stops_a_tool_is_told_in_one_table(tmp_path: 
     tree = new_tree(tmp_path / "my tree", "open")
     logs = tree / "results" / "machine" / "bert"
     damages: list[tuple[Callable[[Path], object], str]] = [
-        (lambda path: path.write_text(""), "result_0.txt: holds no line of an MLPerf log"),
-        (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: holds no line of an MLPerf log"),
+        (lambda path: path.write_text(""), "result_0.txt: has no line of an MLPerf log"),
+        (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: has no line of an MLPerf log"),
         (_append(f":::MLLOG {'x' * 10_000_000}\n"), "result_2.txt has 10000002 characters in line"),
         (_append(DEEP_LINE), "RecursionError"),
         (_append(':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n'), "time_ms is nan"),

@@ -64,7 +64,7 @@ OURS = {
     "zero": (put("eval_accuracy", 0.0, 2), ERROR, "accuracies", "eval_accuracy is 0, not one token right"),
     "not a number": (put("eval_accuracy", float("nan"), 2), ERROR, "plain numbers", "nan is not a plain number"),
     "text": (put("eval_accuracy", "0.2", 2), ERROR, "plain numbers", "'0.2' is not a plain number"),
-    "rounded": (put("eval_accuracy", 0.24, -1), ERROR, "accuracies", "0.24 is no whole number of 18304 predictions"),
+    "rounded": (put("eval_accuracy", 0.24, -1), ERROR, "accuracies", "0.24 is not a whole number of 18304 predictions"),
     "jump": (put("eval_accuracy", 11552 / 18304, -1), WARN, "accuracies", "accuracy jumps from"),
     "missed": (put("eval_accuracy", 4000 / 18304, -1), ERROR, "accuracies", "success, but the last accuracy 0.218531"),
     "went on": (put("eval_accuracy", 4400 / 18304, 3), ERROR, "accuracies", "or more, and the run went on"),
@@ -93,7 +93,7 @@ OURS = {
         each(*(put("eval_accuracy", 3600 / 18304, index) for index in (2, 3, 4))),
         ERROR,
         "accuracies",
-        "is that of the evaluation before and of the one behind it",
+        "is that of the evaluation before and of the one after it",
     ),
     "beyond the limit": (ends(410_000), ERROR, "evaluations", "more than MAX_SAMPLES_TERMINATION allows"),
 }

@@ -24,4 +24,4 @@ def test_a_log_without_events_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text("nothing\n")
     rows = run_checks(ResultSet([read_log(tmp_path / "result_0.txt")]), ".")
     assert [(row.check, row.outcome) for row in rows] == [("own: lines", Outcome.ERROR)]
-    assert "result_0.txt: holds no line of an MLPerf log" in rows[0].words
+    assert "result_0.txt: has no line of an MLPerf log" in rows[0].words

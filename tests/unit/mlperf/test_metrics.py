@@ -120,7 +120,7 @@ def _relog(old: str, new: str) -> Callable[[Texts], None]:
         (_set("metrics.jsonl", 3, "samples", to=90), "metrics.jsonl:4: samples 90 come after 100"),
         (_set("metrics.jsonl", 3, "seconds", to=10), "metrics.jsonl:4: seconds 10 come after 60.0"),
         (_set("metrics.jsonl", 2, "samples", to=[1]), "metrics.jsonl:3: samples is [1]"),
-        (_set("metrics.jsonl", 2, to=7), "metrics.jsonl: line 3 is no JSON object"),
+        (_set("metrics.jsonl", 2, to=7), "metrics.jsonl: line 3 is not a JSON object"),
         (_set("config.json", "config", to=1), "config.json: config is missing"),
     ],
 )

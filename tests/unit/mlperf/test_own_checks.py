@@ -71,7 +71,7 @@ def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) ->
     _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
     told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
     assert told[0] is outcome
-    assert "result_1.txt: line 1: continued from a checkpoint" in told[1]
+    assert "result_1.txt: line 1: resumed from a checkpoint" in told[1]
 
 
 # (key of the line, pattern, replacement, name of the check, what it must say)

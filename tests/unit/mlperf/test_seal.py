@@ -89,7 +89,7 @@ def test_another_file_is_not_overwritten(tree: Path, logdir: Path) -> None:
         (lambda folder: (folder / "../../systems/machine.json").write_text("[]"), "machine.json is another file"),
         (lambda folder: (folder / SUMS).write_text(""), f"{SUMS} is empty"),
         (lambda folder: (folder / SUMS).write_bytes(b"\xff"), f"{SUMS} cannot be read"),
-        (lambda folder: (folder / SUMS).write_text("0  x\n"), f"{SUMS}:1 is no line of sha256sum"),
+        (lambda folder: (folder / SUMS).write_text("0  x\n"), f"{SUMS}:1 is not a line of sha256sum"),
         (lambda folder: (folder / SUMS).write_text(f"{'0' * 64}  ../x\n"), "../x, which is outside"),
         (lambda folder: (folder / SUMS).write_text((folder / SUMS).read_text() * 2), "lists bert/result_0.txt twice"),
         (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),
@@ -115,7 +115,7 @@ def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
     assert fingerprint in told.text
     sums = (results / SUMS).read_text()
     (results / SUMS).write_text(sums + f"{'0' * 64}  nothing\n")
-    assert f"{SUMS}.sig is no signature of {SUMS}" in _errors(tree)
+    assert f"{SUMS}.sig is not a signature of {SUMS}" in _errors(tree)
     seal("machine", tree)  # anew, without a key: the old signature goes
     assert not (results / f"{SUMS}.sig").exists()
 

@@ -107,13 +107,13 @@ def test_a_field_that_is_there_twice(ours: list[Path]) -> None:
     path.write_text(path.read_text().replace('"cooling"', '"number_of_nodes": "2",\n  "cooling"'))
     outcome, text = told(ours, ROOT)["system description"]
     assert outcome is Outcome.ERROR
-    assert "number_of_nodes is there 2 times: ['1', '2']" in text
+    assert "number_of_nodes occurs 2 times: ['1', '2']" in text
 
 
 def test_a_field_of_nobodys_is_a_note(ours: list[Path]) -> None:
     assert describe(ours, colour="grey")["system description"] == (
         Outcome.NOTE,
-        "systems/cpu_demo.json: line 35: colour is no field of a system description",
+        "systems/cpu_demo.json: line 35: colour is not a field of a system description",
     )
 
 

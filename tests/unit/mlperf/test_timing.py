@@ -197,7 +197,7 @@ OURS = {
         "order of events",
         "epoch_start has epoch_num 5000, not 0",
     ),
-    "continued": (put("resumed_from_step", 5, which=3), WARN, "time stamps", "continued from a checkpoint"),
+    "continued": (put("resumed_from_step", 5, which=3), WARN, "time stamps", "resumed from a checkpoint"),
     "status": (mark("run_stop", "status", "done"), WARN, "status", "run_stop status is 'done'"),
 }
 

@@ -82,7 +82,7 @@ def test_impossible_values_are_found_at_their_line(key, value, check, words, pro
 CLOSED = [
     ("gradient_accumulation_steps", "3", "values", "cannot be 3 equal parts"),
     ("opt_learning_rate_training_steps", "670", "values", "but training went on to 2"),
-    ("eval_samples", "20000", "rules", "closed wants 10000"),
+    ("eval_samples", "20000", "rules", "closed requires 10000"),
     ("cache_clear", "false", "rules", "cache_clear is false"),
     ("cache_clear", '"False"', "rules", "cache_clear is false"),
     ("cache_clear", "0", "rules", "cache_clear is 0"),
@@ -100,13 +100,13 @@ def test_what_the_closed_division_does_not_allow(key, value, check, words, close
 
 
 METHOD = [
-    ("opt_name", '"adamw"', "closed wants LAMB"),
+    ("opt_name", '"adamw"', "closed requires LAMB"),
     ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
-    ("opt_gradient_clip_norm", "2.0", "closed wants 1"),
-    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "closed wants 1"),
-    ("opt_learning_rate_decay_schedule", '"cosine"', "closed wants polynomial decay"),
-    ("max_sequence_length", "128", "closed wants 512"),
-    ("target_accuracy", "0.5", "closed wants 0.72"),
+    ("opt_gradient_clip_norm", "2.0", "closed requires 1"),
+    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "closed requires 1"),
+    ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
+    ("max_sequence_length", "128", "closed requires 512"),
+    ("target_accuracy", "0.5", "closed requires 0.72"),
     ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
 ]
 
@@ -163,7 +163,7 @@ def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
     number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
     outcome, text = told([closed])["lines"]
     assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: ValueError the name '{line}' is there twice" in text
+    assert f"result_0.txt: line {number}: ValueError the name '{line}' occurs twice" in text
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
@@ -288,9 +288,9 @@ def test_what_newer_logs_tell_is_as_set(key: str, value: str, words: str, ours: 
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:
-    assert "closed wants 0.72" in told([ours], division="closed")["accuracies"][1]
+    assert "closed requires 0.72" in told([ours], division="closed")["accuracies"][1]
     edit(ours, "configuration", r'"value": \{.*\}, "metadata"', '"value": {"LR": 1}, "metadata"')
-    assert "no mapping of settings" in told([ours])["configuration"][1]
+    assert "not a mapping of settings" in told([ours])["configuration"][1]
 
 
 def test_all_committed_results_agree_with_themselves() -> None:

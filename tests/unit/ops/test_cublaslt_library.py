@@ -162,9 +162,9 @@ def test_wrong_arguments_are_refused(emulator) -> None:
     with pytest.raises(AssertionError, match="is not"):
         product(ones(3, 8), ones(3, 8), ones(9, 8))
     for epilogue in (Epilogue.BIAS, Epilogue.BGRADB):
-        with pytest.raises(AssertionError, match="bias of another size"):
+        with pytest.raises(AssertionError, match="bias has the wrong size"):
             product(ones(3, 8), ones(3, 8), ones(8, 8), epilogue=epilogue, bias=ones(5))
-    with pytest.raises(AssertionError, match="aux of another shape"):
+    with pytest.raises(AssertionError, match="aux has the wrong shape"):
         product(ones(3, 8), ones(3, 8), ones(8, 8), epilogue=Epilogue.GELU_AUX_BIAS, bias=ones(8), aux=ones(2, 8))
     with pytest.raises(AssertionError, match="contiguous"):
         product(ones(3, 8), ones(8, 3).t(), ones(8, 8))

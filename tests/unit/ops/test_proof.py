@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import api as ops
-from mlbert.ops import proof, reference, registry
+from mlbert.ops import device_cache, proof, reference, registry
 from mlbert.ops.proof import Problems
 from user_errors import user_error
 
@@ -143,7 +143,7 @@ def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
     assert proven() == said
     assert not checked
-    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(registry, "_software", lambda: ("others",))):
+    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
         monkeypatch.setattr(registry, "_refused", {})
         change()
         proven()
@@ -167,7 +167,7 @@ def test_a_damaged_cache_is_not_believed(
     file.write_bytes(content)
     monkeypatch.setattr(registry, "_refused", {})
     told, *others = proven()
-    assert re.fullmatch(rf"cache {file} is damaged or can't be read: .*", told)
+    assert re.fullmatch(rf"cache {file} is damaged or unreadable and will be rebuilt", told)
     assert others == said
     assert json.loads(file.read_text()) == kept, "it is whole again"
 
@@ -195,7 +195,7 @@ def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
             failed[registry.ops().index("attention")] = 1
 
     (line,) = proven(over_ranks=with_another)
-    assert line == "ops: attention runs plain: native has failed its proof on another rank"
+    assert line == "ops: attention runs plain: native failed verification on another rank"
     assert registry.selected()["attention"] == "plain"
     assert len(rounds) == 2
     assert not any(map(torch.any, rounds))
@@ -206,7 +206,7 @@ def store(folder: str, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         for _ in range(50):
-            registry.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
+            device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
 
 
 def fail(text: str) -> None:
@@ -219,10 +219,10 @@ def test_two_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        found = registry.load("proof", CPU, fail)
+        found = device_cache.load("proof", CPU, fail)
         assert len(found) in (0, 20)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(registry.load("proof", CPU, fail)) == 20
+    assert len(device_cache.load("proof", CPU, fail)) == 20
     assert len(list((tmp_path / "mlbert").iterdir())) == 1, "nothing half-written is left"
 
 

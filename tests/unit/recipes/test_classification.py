@@ -171,7 +171,7 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
     write_weights(model, tmp_path, {}, folder / "vocab.txt")
     words = (f"load_path={tmp_path}", "max_duration=1ba", "optimizer.lr=1.0e-9", "optimizer.weight_decay=0.0")
     assert run(folder, "started", *words, "tokenizer_name=bert-base-uncased") == 0
-    assert "has no pooler: it is drawn" in " ".join(capsys.readouterr().out.split())
+    assert "has no pooler: it is initialized randomly" in " ".join(capsys.readouterr().out.split())
     from safetensors.torch import load_file
 
     found = load_file(folder / "started/run_0/weights/model.safetensors")
@@ -192,7 +192,7 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
         (["model.num_labels=3"], "has 2 classes (cold, warm), 3 are declared"),
         (["data.text_columns=txt"], "has no column 'txt'. Did you mean text?"),
         (["data.eval=null"], "data.eval is not set"),
-        (["data.train=null"], "names no data"),
+        (["data.train=null"], "does not name the data"),
         (["train_loader.dropp_last=true"], "train_loader.dropp_last is an unknown name"),
         (["eval_loader.drop_last=true"], "every row is evaluated"),
         (["global_train_batch_size=300", "train_loader.drop_last=true"], "250 rows are fewer than a step's 300"),

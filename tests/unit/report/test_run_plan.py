@@ -83,7 +83,7 @@ def test_numbers_of_the_published_single_node_config() -> None:
     assert "global_batch_size 768 = BATCHSIZE 48 x 8 ranks x PACKING_FACTOR 2" in text
     assert "3680 steps of about 768 samples, no warm-up; training ends after 2,826,240 samples" in text
     assert "between batch 448 and 4608: 2,443,934 samples on average, at least 2,306,738" in text
-    assert "expected samples: 2,550,000, the evaluation (number 17)" in text
+    assert "expected samples: 2,550,000, at evaluation 17" in text
     assert "expected time: unknown" in text
     assert warned(closed()) == ""
 
@@ -98,16 +98,16 @@ def test_which_reference_point(ranks: int, words: str) -> None:
 
 def test_time_only_where_a_speed_is_given() -> None:
     text = told(closed(), speed=8500.0)
-    assert "about 300 s a run at 8500 samples/s, 10 runs 50.0 minutes" in text
+    assert "about 300 s per run at 8500 samples/s, 10 runs 50.0 minutes" in text
     assert warned(closed(), speed=8500.0) == ""
-    assert "WALLTIME 85 (85 minutes) is too short: 10 runs of about 510 s are 85.0 minutes" in warned(
+    assert "WALLTIME 85 (85 minutes) is too short: 10 runs of about 510 s take 85.0 minutes" in warned(
         closed(), speed=5000.0
     )
     own_target = closed(target_mlm_accuracy=0.3, submission_division="open")
     assert "expected samples: unknown" in told(own_target)
-    assert "at most 2,826 s a run" in told(own_target, speed=1000.0)
+    assert "at most 2,826 s per run" in told(own_target, speed=1000.0)
     limited = closed(max_seconds=600.0)
-    assert "10 runs of MAX_SECONDS 600 are 100.0 minutes" in warned(limited)
+    assert "10 runs of MAX_SECONDS 600 take 100.0 minutes" in warned(limited)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_time_only_where_a_speed_is_given() -> None:
     [
         ({}, 400, {}, "beyond the reference points"),
         ({}, 4, {}, "the launcher started 4 ranks, DGXNNODES x DGXNGPU is 8"),
-        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x8x56x1.sh"}, "but they are 1x8x48x1"),
-        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x4x48x1_pack.sh"}, "but they are 1x8x48x1"),
-        ({"start_warmup_step": -5}, 8, {}, "START_WARMUP_STEP -5 does nothing"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x8x56x1.sh"}, "but the settings are 1x8x48x1"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x4x48x1_pack.sh"}, "but the settings are 1x8x48x1"),
+        ({"start_warmup_step": -5}, 8, {}, "START_WARMUP_STEP -5 has no effect"),
         ({"max_steps": 100}, 8, {}, "before the first evaluation"),
         ({"max_steps": 2000}, 8, {}, "the reference needs 2,443,934 on average"),
-        ({"eval_iter_samples": 100_000}, 8, {}, "EVAL_ITER_SAMPLES to be 150000"),
+        ({"eval_iter_samples": 100_000}, 8, {}, "EVAL_ITER_SAMPLES = 150000"),
         ({"num_eval_examples": 1000}, 8, {}, "NUM_EVAL_EXAMPLES=10000"),
         ({"init_checkpoint": None}, 8, {}, "reference checkpoint"),
         ({"synthetic_data": True}, 8, {}, "SYNTH_DATA"),
-        ({"eval_iter_samples": 500}, 8, {}, "more than lie between two evaluations"),
+        ({"eval_iter_samples": 500}, 8, {}, "more than between two evaluations"),
     ],
 )
 def test_warnings(changes: dict, ranks: int, exports: dict[str, str], words: str) -> None:
@@ -162,11 +162,11 @@ def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
 def test_schedule_that_ends_before_the_training() -> None:
     text = told(large_batch(), ranks=1024)
     assert "schedule's end: 179 steps / 9 evaluations / about 2.93 M samples (2,932,736)" in text
-    assert "expected samples: 2,925,000, the evaluation (number 9) that is the last before the schedule's end" in text
-    assert "about 22 s a run" in told(large_batch(), ranks=1024, speed=131_000.0)
+    assert "expected samples: 2,925,000, at evaluation 9, the last before the schedule's end" in text
+    assert "about 22 s per run" in told(large_batch(), ranks=1024, speed=131_000.0)
     beyond = told(large_batch(train_batch_size=17), ranks=1024)
     assert "none at batch 17408" in beyond
-    assert "expected samples: 2,925,000, the evaluation (number 9)" in beyond
+    assert "expected samples: 2,925,000, at evaluation 9" in beyond
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_bytes_are_those_of_rings(ranks: int, sharers: int, itemsize: int) -> No
 def test_communication_is_told(tree_root: Path) -> None:
     shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
     config = large_batch(bert_config_file=shape)
-    words = "each rank sends and receives {} GB a step for 336,232,258 parameters"
+    words = "each rank sends and receives {} GB per step for 336,232,258 parameters"
     assert words.format("2.687") in told(config, ranks=1024)
     sharded = large_batch(bert_config_file=shape, sharded_optimizer="node", weights_allgather="bf16")
     # Of 1.345 GB: 7/8 scattered, 2 * 127/128 of an eighth summed, 7/8 of a half gathered.

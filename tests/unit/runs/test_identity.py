@@ -97,7 +97,7 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> N
     log = read_log(logger.path)
     assert {item.name for item in fields(RunIdentity)} | {"configuration"} <= {event.key for event in log.events}
     for event in log.events:
-        assert event.metadata["file"] == f"{PACKAGE_HOME}/core/identity.py"
+        assert event.metadata["file"] == f"{PACKAGE_HOME}/runs/identity.py"
         assert f'event("{event.key}", ' in source[event.metadata["lineno"] - 1]
         assert "unknown" not in event.text
     assert log.value("max_samples") == config[RunConfig].max_samples_termination

@@ -96,7 +96,7 @@ def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
     monitor.open(TrainState(step=1))
     monitor.close()
     assert path.read_bytes() == own + own
-    assert f"{len(lines)} lines are no run's" in out.getvalue()
+    assert f"{len(lines)} lines that are not metrics of a run" in out.getvalue()
 
 
 def test_unwritable_folder_is_one_error(tmp_path):

@@ -92,7 +92,7 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"CUDA_GRAPH_MODE={mode}" in line
-    assert "PyTorch sees none here" in line
+    assert "PyTorch finds none" in line
 
 
 def method(

@@ -15,7 +15,7 @@ from mlbert.config.sections import Configuration
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Budget
+from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM
@@ -40,7 +40,7 @@ def build(config):
     packs = config[DataConfig].train_batch_size // config[DataConfig].gradient_accumulation_steps
     return SimpleNamespace(model=model, objective=MaskedLM("step"), flat=flat, optimizer=None, loss_scale=None,
                            sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None),
-                           budget=Budget(packs * 128, packs, packs * 20, 128))
+                           static_shape=StaticShape(packs * 128, packs, packs * 20, 128))
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = used + 700 * 2**20

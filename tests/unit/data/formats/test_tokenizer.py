@@ -127,7 +127,7 @@ def test_the_vocabulary_is_the_one_that_downloads_are_checked_against(tree_root)
     from mlbert.data.formats.manifest import file_md5
     from mlbert.data.prepare.download import __file__ as place
 
-    files = json.loads(Path(place).with_suffix(".json").read_text())["files"]
+    files = json.loads(Path(place).with_name("benchmark_files.json").read_text())["files"]
     pinned = next(entry for entry in files if entry["name"] == "vocab.txt")
     assert file_md5(module.UNCASED_FILE) == pinned["md5"]
 

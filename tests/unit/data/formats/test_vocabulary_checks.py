@@ -40,7 +40,7 @@ def rows() -> Ragged:
 def test_only_its_own_vocabulary_explains_the_ids(rows):
     assert another_vocabulary(rows, vocabulary(0)) is None
     for seed in range(1, 6):
-        assert "go on behind punctuation" in (another_vocabulary(rows, vocabulary(seed)) or "")
+        assert "after punctuation would continue a word" in (another_vocabulary(rows, vocabulary(seed)) or "")
     moved = {entry: (number + 5) % len(vocabulary(0)) for entry, number in vocabulary(0).items()}
     assert "do not begin with this one's [CLS]" in (another_vocabulary(rows, moved) or "")
 

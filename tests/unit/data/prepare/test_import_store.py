@@ -290,5 +290,5 @@ def test_command_line(tmp_path, vocab):
     out = invoke(
         "import", "--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped"
     )
-    assert "left out: " in out
+    assert "skipped: " in out
     assert f"{PREDICTIONS}" in str(ShardSet.open(tmp_path / "skipped").manifest.max_predictions)

@@ -172,7 +172,7 @@ def test_bad_parts_are_left_out_on_request(job, bad, tmp_path, said, set_format)
     assert [row for row in sha256s(job.out) if row[0]] == sha256s(good.out)
     assert [left["part"] for left in made.skipped] == ["bad.txt", "blank.txt", "absent", job.parts[0].name]
     assert made.skipped[0]["reason"] == "line 2 is not UTF-8 (byte 1 of the line)"
-    assert said.lines[0] == "4 of 6 parts left out:"
+    assert said.lines[0] == "4 of 6 parts skipped:"
     assert "same content" in said.lines[4]
     assert prepare_instances(job) == made
     if set_format == SetFormat.hdf5:
@@ -199,7 +199,7 @@ def test_one_document_is_taken_with_a_warning(job, tmp_path, said):
     part.write_text("The lamp was lit.\nThe cat slept.\n")
     made = prepare_instances(replace(job, parts=(part, job.parts[0])), progress=said)
     assert made.num_sequences
-    assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences are its own"]
+    assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
 
 
 def test_bad_vocabulary(job, tmp_path):
@@ -232,7 +232,7 @@ def test_without_a_compiler_it_says_so_and_makes_the_same(job, tmp_path, said, m
         prepare_instances(job, progress=said)
     finally:
         instance_set._generator.cache_clear()
-    assert said.lines[0].startswith("the compiled generator cannot be used")
+    assert said.lines[0].startswith("the compiled generator cannot run (")
     assert tree(job.out) == tree(tmp_path / "native")
 
 

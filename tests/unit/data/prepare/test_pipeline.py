@@ -98,7 +98,7 @@ def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, sai
     content = (out / name).read_bytes()
     (out / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     prepare_text(documents(), out, OPTIONS, SOURCE, progress=said)
-    assert "it is made again" in said.lines[0]
+    assert "rebuilding it" in said.lines[0]
     assert name in said.lines[0]
     assert tree(out) == tree(prepared)
 

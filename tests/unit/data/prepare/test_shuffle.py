@@ -120,7 +120,7 @@ def test_packs_and_bins_are_taken_apart_and_that_is_said(source, tmp_path, said)
     shuffle_set(source, tmp_path / "packed", packing=Packing(), progress=said)
     make_bins(source, tmp_path / "bins", edges=(16, 32), progress=said)
     assert said.lines == []
-    for made, line in (("packed", "holds packs: they are taken apart"), ("bins", "holds bins: their sequences are")):
+    for made, line in (("packed", "holds packs: they are unpacked"), ("bins", "holds bins: their sequences are")):
         shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), progress=said)
         assert line in said.lines[-1]
         assert same_sequences(everything(tmp_path / f"{made}-again"), everything(source))
@@ -248,7 +248,7 @@ def test_a_finished_set_that_is_damaged_is_made_again(source, tmp_path, damage, 
         (out / "checksums.xxh3").unlink()
     shuffle_set(source, out, num_shards=3, progress=Lines())
     assert tree(out) == whole
-    assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): it is made again", lines[0])
+    assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): rebuilding it", lines[0])
 
 
 def test_output_over_input_through_links(source, tmp_path):

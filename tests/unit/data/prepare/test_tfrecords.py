@@ -94,7 +94,7 @@ def test_there_and_back(folder, vocab, tmp_path):
     file = next((tmp_path / "back").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())
-    assert "checksums.xxh3: it is made again" in lines[2]
+    assert "checksums.xxh3: rebuilding it" in lines[2]
     assert (content(tmp_path / "set"), content(tmp_path / "back")) == before
 
 
@@ -140,8 +140,8 @@ def test_skip_bad(folder, vocab, tmp_path):
     skipped = read_manifest(tmp_path / "set").provenance["skipped"]
     assert [Path(file).name for file in skipped] == [files[1].name, files[2].name]
     assert skipped[str(files[1])] == ["record 0 (byte 0) has damaged data: its checksum is wrong"]
-    assert f"left out: {files[1]}: record 0 (byte 0)" in done.output
-    assert "2 records left out" in done.output
+    assert f"skipped: {files[1]}: record 0 (byte 0)" in done.output
+    assert "2 records skipped" in done.output
     assert read_manifest(tmp_path / "set").num_sequences == 178
     assert not list((tmp_path / "set").glob("skipped-*"))
 

@@ -51,7 +51,7 @@ def test_a_run_before_its_commit(ours: Path) -> None:
     ours.write_text("\n".join(early) + "\n")
     outcome, text = told([ours], ROOT)["code"]
     assert outcome is Outcome.ERROR
-    assert re.match(r"result_0\.txt: line 48: run_start lies 167\.8 hours before commit 457f900ece", text)
+    assert re.match(r"result_0\.txt: line 48: run_start is 167\.8 hours before commit 457f900ece", text)
 
 
 @pytest.mark.parametrize(("limit", "is_wrong"), [("190.0", False), ("60.0", True)])
@@ -164,21 +164,21 @@ MUTATIONS = {
         "run_start is of type 'POINT_IN_TIME'",
     ),
     "type of a point": ("seed", "POINT_IN_TIME", "INTERVAL_END", "event types", "seed is of type 'INTERVAL_END'"),
-    "namespace": ("seed", '"namespace": ""', '"namespace": "worker0"', "event types", "of the namespace 'worker0'"),
+    "namespace": ("seed", '"namespace": ""', '"namespace": "worker0"', "event types", "has the namespace 'worker0'"),
     "short commit": ("commit", r'"value": "\w{8}\w*"', '"value": "457f900e"', "writer", "neither a commit of 40"),
     "unknown commit": ("commit", r'"value": "\w+"', f'"value": "{"ab" * 20}"', "code", "is not in the tree's history"),
     "modified": ("tree_modified", "false", "true", "code", "tree_modified is True, so no commit holds the code"),
     "another config": ("config_file_sha256", r'"value": "\w', '"value": "0', "code", "is another file"),
-    "no digest": ("config_file_sha256", r'"value": "\w+"', '"value": "abc"', "writer", "'abc' is no SHA-256"),
+    "no digest": ("config_file_sha256", r'"value": "\w+"', '"value": "abc"', "writer", "'abc' is not a SHA-256"),
     "another parent": ("config_parents", r'": "[0-9a-f]{2}', '": "00', "code", "env.sh is another file"),
     "another shape": ("model_shape_sha256", r'"value": "\w\w', '"value": "00', "code", "demo.json is another file"),
     "no such config": ("config_file", "demo.sh", "gone.sh", "code", "gone.sh is not in the tree"),
     "no such recipe": ("recipe", "packed_lamb", "packed_adam", "code", "recipes/packed_adam.py is not in the tree"),
     "data": ("train_data", "sha256:", "sha256:0", "writer", "neither the identity of a set nor synthetic"),
-    "digest": ("image_digest", '"none"', '"sha256:12"', "writer", "is no sha256: digest"),
-    "digest of nothing": ("image_digest", '"none"', f'"sha256:{"0" * 64}"', "writer", "image_digest of no image"),
-    "image commit": ("image_commit", '"none"', '"latest"', "writer", "'latest' is no commit"),
-    "python": ("python", r"3\.\d+\.\d+", "three", "writer", "'three' is no version"),
+    "digest": ("image_digest", '"none"', '"sha256:12"', "writer", "is not a sha256: digest"),
+    "digest of nothing": ("image_digest", '"none"', f'"sha256:{"0" * 64}"', "writer", "image_digest without an image"),
+    "image commit": ("image_commit", '"none"', '"latest"', "writer", "'latest' is not a commit"),
+    "python": ("python", r"3\.\d+\.\d+", "three", "writer", "'three' is not a version"),
     "no packages": ("packages", r'"torch": "[^"]*", ', "", "writer", "packages has no torch"),
     "wrong line": ("opt_lamb_beta_1", r'"lineno": (\d+)', r'"lineno": 1\1', "call sites", "opt_lamb_beta_1"),
     "line of another key": (
@@ -192,7 +192,7 @@ MUTATIONS = {
     "no line": ("seed", r', "lineno": \d+', "", "call sites", "seed names no file and line"),
     "other platform": ("submission_platform", '"cpu_demo"', '"dgx"', "filed under", "'dgx', filed under 'cpu_demo'"),
     "other status": ("submission_status", "research", "onprem", "filed under", "is 'onprem', the system description"),
-    "no status": ("submission_status", "research", "done", "filed under", "'done' is none of research"),
+    "no status": ("submission_status", "research", "done", "filed under", "'done' is not one of research"),
 }
 
 
@@ -212,8 +212,8 @@ def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) 
         ("run_start", "init_stop", "init_stop comes after run_start"),
         ("train_samples", "run_stop", "eval_samples comes after run_stop"),
         ("cache_clear", "init_start", "cache_clear comes after init_start"),
-        ("commit", "python", "comes after python, which is logged behind it"),
-        ("submission_org", "submission_status", "comes after submission_status, which is logged behind it"),
+        ("commit", "python", "comes after python, which the code logs later"),
+        ("submission_org", "submission_status", "comes after submission_status, which the code logs later"),
     ],
 )
 def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Path) -> None:
@@ -257,7 +257,7 @@ def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path)
         files[name] = hashlib.sha256((export / name).read_bytes()).hexdigest()
     statement = {"commit": log.value("commit"), "dirty": False, "files": files}
     (export / SOURCE_STATEMENT).write_text(json.dumps(statement))
-    assert "is not here" not in told([ours], export).get("call sites", ("", ""))[1]
+    assert "is not available" not in told([ours], export).get("call sites", ("", ""))[1]
     (export / IDENTITY).write_text("changed")
     outcome, text = told([ours], export)["call sites"]
     assert outcome is Outcome.ERROR

@@ -1,7 +1,7 @@
-# The first line of every system's env.sh sources this: it forgets the settings of any other config, names this one and
-# sets what env.sh and the configs build paths from. Sourced by env.sh alone, without a config, it names the folder.
-#   system_dir   the system's folder            pytorch_dir   the code beside it            tree_dir   the whole tree
-# shellcheck shell=bash disable=SC2034,SC2154  # env.sh uses them; funcfiletrace is zsh's list of who sources whom
+# Sourced by the first line of every system's env.sh: clears the settings of other configs, names this config (or, without
+# one, the folder), and sets the paths that env.sh and the configs use.
+#   system_dir   the system's folder            pytorch_dir   the code next to it           tree_dir   the root of the tree
+# shellcheck shell=bash disable=SC2034,SC2154  # env.sh uses them; funcfiletrace is zsh's stack of sourcing files
 
 if [[ -n "${ZSH_VERSION:-}" ]]; then
     site_file="${funcfiletrace[1]%:*}" config_file="${funcfiletrace[2]%:*}"
@@ -9,7 +9,7 @@ else
     site_file="${BASH_SOURCE[1]}" config_file="${BASH_SOURCE[2]:-}"
 fi
 system_dir="$(cd "$(dirname "${site_file}")" && pwd)"
-# A link to the folder from elsewhere has no code beside it.
+# A link to the folder from elsewhere has no code next to it.
 [[ -d "${system_dir%/*}/pytorch" ]] || system_dir="$(cd "${system_dir}" && pwd -P)"
 pytorch_dir="${system_dir%/*}/pytorch"
 tree_dir="$(cd "${system_dir}/../../../.." && pwd)"

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Starts a rank on the cores beside its GPU, with memory from there:
+# Start a rank on the cores near its GPU, with memory of the same NUMA node:
 #   bind.sh [--show] [--sysfs DIR] [--allowed LIST] COMMAND...
-# The topology is the machine's own. CPUs that the job may not use (another job's, or dedicated to a storage client) are
-# left out; numactl would refuse them. Without GPUs the ranks spread over the NUMA nodes. LOCAL_RANK and LOCAL_WORLD_SIZE
-# say who this rank is, or Slurm's or mpirun's names for them; DGXHT how many hardware threads of a core are used (1).
-# --show prints the CPUs instead of starting; the other two stand in for /sys and for the CPUs of this process.
+# The topology is read from the machine. CPUs that the job may not use (another job's, or dedicated to a storage client) are
+# excluded, since numactl would reject them. Without GPUs the ranks spread over the NUMA nodes. LOCAL_RANK and
+# LOCAL_WORLD_SIZE, or Slurm's or mpirun's names for them, identify the rank; DGXHT is the number of hardware threads used
+# per core (1). --show prints the CPUs instead of starting; the other two replace /sys and the CPUs of this process.
 set -euo pipefail
 
 sysfs=/sys
@@ -21,7 +21,7 @@ done
 local_rank="${LOCAL_RANK:-${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}}"
 local_size="${LOCAL_WORLD_SIZE:-${DGXNGPU:-1}}"
 
-# Sets `expanded`: 0-2,8 -> 0 1 2 8
+# Set `expanded`: 0-2,8 -> 0 1 2 8
 expand() {
     local part cpu
     expanded=()
@@ -37,11 +37,11 @@ joined() {
     echo "$*"
 }
 
-# index, UUID and bus of each GPU of the machine. One question, for nvidia-smi takes long on a large machine.
+# Index, UUID and bus of each GPU of the machine. One call, because nvidia-smi is slow on a large machine.
 mapfile -t gpus < <(nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>/dev/null)
 IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES:-}"
 
-# NUMA node of this job's GPU number $1; nothing where there is none or it does not tell.
+# Print the NUMA node of this job's GPU number $1; nothing if there is none or it is unknown.
 gpu_node() {
     local wanted="${visible[$1]:-$1}" gpu index uuid bus="" node=-1
     for gpu in "${gpus[@]}"; do
@@ -63,7 +63,7 @@ for cpu in "${expanded[@]}"; do
     may_use[${cpu}]=1
 done
 
-# Sets `core`: the usable threads of a CPU's core, at most DGXHT of them; none when an earlier CPU stands for the core.
+# Set `core`: the usable threads of a CPU's core, at most DGXHT of them; empty if an earlier CPU represents the core.
 usable_core() {
     local cpu="$1" siblings="$1" thread
     core=()
@@ -76,7 +76,7 @@ usable_core() {
     done
 }
 
-# For each NUMA node with usable CPUs: its cores, each as its usable threads 3,51.
+# For each NUMA node with usable CPUs: its cores, each as a list of usable threads (3,51).
 nodes=()
 for folder in "${sysfs}"/devices/system/node/node[0-9]*; do
     read -r list <"${folder}/cpulist" || continue
@@ -99,7 +99,7 @@ if ((${#nodes[@]} == 0)); then
     exit 0
 fi
 
-# The ranks that share this one's node, and its place among them.
+# The number of ranks on this rank's node, and its position among them.
 place=0 sharers=0
 for ((rank = 0; rank < local_size; rank++)); do
     node="$(gpu_node "${rank}")"
@@ -118,13 +118,13 @@ done
 read -r -a cores <<<"${cores_of[${own}]}"
 first=$((place * ${#cores[@]} / sharers))
 count=$(((place + 1) * ${#cores[@]} / sharers - first))
-((count > 0)) || count=1 # more ranks than cores: some share one
+((count > 0)) || count=1 # more ranks than cores: some share a core
 list="$(joined "${cores[@]:first:count}")"
 if ((show)); then
     echo "rank ${local_rank}: node ${own} cpus ${list}"
     exit 0
 fi
-# The package would divide the cores that it sees among the local ranks, which is done already.
+# Otherwise the package would divide these cores among the local ranks again.
 export CPU_THREADS="${CPU_THREADS:-${count}}"
 for binder in "numactl --physcpubind=${list} --localalloc" "taskset --cpu-list ${list}"; do
     read -r -a words <<<"${binder}"

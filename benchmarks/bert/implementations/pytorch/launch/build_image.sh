@@ -1,9 +1,9 @@
 #!/bin/bash
-# Builds the image of this tree with docker, podman or buildah, whichever is there, and writes the commit into it.
+# Build the image of this tree with docker, podman or buildah, and store the commit in it.
 #   launch/build_image.sh NAME[:TAG] [arguments of the builder]
 #   launch/build_image.sh mlbert --build-arg BASE_IMAGE=docker.io/pytorch/pytorch:2.11.0-cuda12.8-cudnn9-devel
 #   launch/build_image.sh mlbert --build-arg CUDA_ARCHS="9.0"
-# BUILDER=... chooses another program than the first that is found.
+# BUILDER=... selects the program; the default is the first one found.
 set -euo pipefail
 
 if (($# == 0)) || [[ "$1" == -* ]]; then

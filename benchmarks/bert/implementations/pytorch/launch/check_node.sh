@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks on one node, and inside its container where there is one, that a run finds its files and its Python.
-# One line for each thing that is missing; exit status 2 if there is any.
+# Check on one node, inside its container if there is one, that a run finds its files and its Python.
+# Prints one line for each missing item; exit status 2 if there is any.
 set -euo pipefail
 
 node="${SLURMD_NODENAME:-$(hostname)}"
@@ -21,7 +21,7 @@ given() {
 case "${SYNTH_DATA:-0}" in
 0 | no | false | off)
     for name in DATADIR_PHASE2 EVALDIR; do
-        # What kind of set it is, the trainer tells.
+        # The trainer checks the format of the set.
         if given "${name}" && [[ -z "$(ls "${!name}" 2>/dev/null)" ]]; then
             complain "${name}=${!name} cannot be read here, or is empty. Mount the data on every node (CONT_MOUNTS for a container), or set ${name} in env.sh."
         fi
@@ -29,7 +29,7 @@ case "${SYNTH_DATA:-0}" in
     ;;
 esac
 for name in BERT_CONFIG INIT_CHECKPOINT; do
-    # A TensorFlow checkpoint is named by what its files have in common.
+    # A TensorFlow checkpoint is named by the common prefix of its files.
     if given "${name}" && [[ ! -e "${!name}" && ! -e "${!name}.index" ]]; then
         complain "${name}=${!name} does not exist here. Mount it on every node, or set ${name} in env.sh."
     fi

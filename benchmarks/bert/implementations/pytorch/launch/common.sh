@@ -1,4 +1,4 @@
-# What every launcher of jobs needs: run.sub, run_with_docker.sh and run_multinode.sh source it after CONFIG_FILE is set.
+# Functions of all launchers: run.sub, run_with_docker.sh and run_multinode.sh source this after CONFIG_FILE is set.
 # shellcheck shell=bash disable=SC2034  # they use the variables
 
 system_dir="$(cd "$(dirname "${CONFIG_FILE}")" && pwd)"
@@ -17,7 +17,7 @@ say() {
     echo "$(date +%T) $*"
 }
 
-# A yes/no setting, with its default.
+# Return whether the yes/no setting $1, with default $2, is on.
 enabled() {
     local value="${!1:-$2}"
     case "${value,,}" in
@@ -27,7 +27,7 @@ enabled() {
     esac
 }
 
-# What a config must have set; makes LOGDIR and its path absolute. Sets `experiments`: the runs of this job.
+# Check the settings that a config must have; create LOGDIR and make it absolute. Sets `experiments`: the runs of this job.
 check_settings() {
     local name i
     NEXP="${NEXP:-1}"
@@ -40,7 +40,7 @@ check_settings() {
         enabled "${name}" 0 || true
     done
     if enabled COLLECT_RESULTS 0 && [[ -z "${MLPERF_SUBMISSION_PLATFORM:-}" ]]; then
-        fail "COLLECT_RESULTS=1 wants MLPERF_SUBMISSION_PLATFORM. Set it in env.sh."
+        fail "COLLECT_RESULTS=1 needs MLPERF_SUBMISSION_PLATFORM. Set it in env.sh."
     fi
     mkdir -p "${LOGDIR}" 2>/dev/null || fail "LOGDIR=${LOGDIR} cannot be made on $(hostname). Set it in env.sh."
     LOGDIR="$(cd "${LOGDIR}" && pwd)"
@@ -48,34 +48,34 @@ check_settings() {
     [[ -z "${SLURM_ARRAY_TASK_ID:-}" ]] || experiments=("${SLURM_ARRAY_TASK_ID}")
     for i in "${experiments[@]}"; do
         if enabled COLLECT_RESULTS 0 && [[ -e "$(collected "${i}")" ]] && ! is_finished "${i}"; then
-            fail "$(collected "${i}") exists, and no result is overwritten. Move it away, or set COLLECT_RESULTS=0."
+            fail "$(collected "${i}") already exists and is not overwritten. Move it away, or set COLLECT_RESULTS=0."
         fi
     done
 }
 
-# Without a container and without PYTHON everything runs in the tree's virtual environment, unless another one is active.
+# Use PYTHON, else the active virtual environment, else the tree's .venv. A container has its own Python.
 choose_python() {
     if [[ -z "${CONT:-}" && -n "${PYTHON:-}" ]]; then
         PYTHON="$(realpath --no-symlinks "$(command -v "${PYTHON}" || echo missing)")"
-        [[ -x "${PYTHON}" ]] || fail "PYTHON names no program that can be started."
+        [[ -x "${PYTHON}" ]] || fail "PYTHON is not an executable program."
         export PYTHON
     elif [[ -z "${CONT:-}" && -z "${VIRTUAL_ENV:-}" && -x "${tree_dir}/.venv/bin/python3" ]]; then
         export PATH="${tree_dir}/.venv/bin:${PATH}"
     fi
 }
 
-# Sets `mounts`: the tree, the data and LOGDIR, each under its own path, and what env.sh adds.
+# Set `mounts`: the tree, the data and LOGDIR, each under its own path, and CONT_MOUNTS.
 choose_mounts() {
     local path more globs
     mounts=("${tree_dir}:${tree_dir}")
     IFS=, read -r -a globs <<<"${INPUT_FILES:-},${EVAL_FILES:-}"
     for path in "${DATADIR_PHASE2:-}" "${EVALDIR:-}" "${INIT_CHECKPOINT:-}" "${LOGDIR}" "${globs[@]%/*}"; do
-        # A TensorFlow checkpoint is named by what its files have in common.
+        # A TensorFlow checkpoint is named by the common prefix of its files.
         if [[ ! -e "${path}" && -e "${path}.index" ]]; then
             path="${path%/*}"
         fi
         if [[ "${path}" == /* && "${path}/" != "${tree_dir}/"* && " ${mounts[*]} " != *" ${path}:${path} "* ]]; then
-            [[ "${path}" != *[,:]* ]] || fail "${path} holds a comma or a colon, which a mount cannot."
+            [[ "${path}" != *[,:]* ]] || fail "${path} contains a comma or a colon, which a mount does not allow."
             mounts+=("${path}:${path}")
         fi
     done
@@ -83,11 +83,11 @@ choose_mounts() {
     mounts+=("${more[@]}")
 }
 
-# Sets `exported`: the settings that are set, by name. reset_settings.sh is made from the table of all of them.
+# Set `exported`: the names of all settings that are set. reset_settings.sh lists every setting.
 list_settings() {
     local name
     exported=()
-    # shellcheck disable=SC2013  # words are wanted
+    # shellcheck disable=SC2013  # splits into words on purpose
     for name in $(grep --invert-match '^#' "${launch_dir}/reset_settings.sh"); do
         if [[ "${name}" =~ ^[A-Z] && -n "${!name:-}" ]]; then
             exported+=("${name}")
@@ -95,13 +95,12 @@ list_settings() {
     done
 }
 
-# Where the log of run i goes when results are collected.
+# Print the path in results/ for the log of run $1.
 collected() {
     echo "${tree_dir}/results/${MLPERF_SUBMISSION_PLATFORM}/bert/result_$1.txt"
 }
 
-# Names run i for the trainer. A given SEED is that of run 0, and the others count on from it; without one each run
-# draws its own.
+# Select run $1 for the trainer. SEED, if given, is that of run 0, and run i gets SEED + i; otherwise each run draws its own.
 select_run() {
     export EXPERIMENT="$1"
     if [[ "${first_seed}" =~ ^[0-9]+$ ]]; then
@@ -109,13 +108,13 @@ select_run() {
     fi
 }
 
-# Exports the digest of a .sqsh for the log. make_sqsh.sh leaves it beside the file; else the file is read once a job.
+# Export the digest of a .sqsh for the log: from the file that make_sqsh.sh wrote, else computed once per job.
 identify_image() {
     local digest=""
     if [[ -r "${CONT}.sha256" ]]; then
         read -r digest _ <"${CONT}.sha256"
     elif [[ -f "${CONT}" ]]; then
-        say "reading ${CONT} for its digest; sha256sum ${CONT} >${CONT}.sha256 would keep it."
+        say "reading ${CONT} for its digest; to store it: sha256sum ${CONT} >${CONT}.sha256"
         read -r digest _ < <(sha256sum "${CONT}")
     elif [[ "${CONT}" == *@sha256:* ]]; then
         digest="${CONT##*@sha256:}"
@@ -123,18 +122,18 @@ identify_image() {
     export MLBERT_IMAGE_DIGEST="${digest:+sha256:${digest}}"
 }
 
-# Run i has reached its target, whether or not its results were written to the end.
+# Return whether run $1 reached its target, even if its results are incomplete.
 is_success() {
     grep --quiet '"status": "success"' "${LOGDIR}/run_$1/summary.json" 2>/dev/null ||
         grep --quiet '"run_stop".*"status": "success"' "${LOGDIR}/result_$1.txt" 2>/dev/null
 }
 
-# Run i has reached its target or a limit.
+# Return whether run $1 reached its target or a limit.
 is_finished() {
     [[ -e "${LOGDIR}/run_$1/summary.json" ]] || is_success "$1"
 }
 
-# Runs a command, which trains run i on $2, to its end (docs/how_a_run_ends.md).
+# Run a command that trains run $1 on the hosts $2, and handle its end (docs/how_a_run_ends.md).
 train_on() {
     local i="$1" where="$2" status=0
     shift 2
@@ -143,7 +142,7 @@ train_on() {
     say "run ${i} starts on ${where}."
     "$@" || status=$?
     if is_success "${i}"; then
-        ((status == 0)) || say "run ${i} is a success; writing its results broke off with status ${status}."
+        ((status == 0)) || say "run ${i} is a success; writing its results failed with status ${status}."
         status=0
     fi
     say "run ${i} ended with status ${status}."
@@ -151,7 +150,7 @@ train_on() {
     conclude "${i}" "${status}"
 }
 
-# Run i is over: its status, its log's compliance, its place among the results. `mlbert_once` is the launcher's own.
+# Record the status $2 of finished run $1, check its log, and collect it. The launcher defines `mlbert_once`.
 conclude() {
     local i="$1" status="$2" log="${LOGDIR}/result_$1.txt"
     ((status == 0)) || failed=1
@@ -163,7 +162,7 @@ conclude() {
     target="$(collected "${i}")"
     mkdir -p "${target%/*}"
     if ! cp --no-clobber "${log}" "${target}" || ! cmp -s "${log}" "${target}"; then
-        echo "error: ${target} is another run's; this run's log stays in ${LOGDIR}." >&2
+        echo "error: ${target} belongs to another run; the log of this run stays in ${LOGDIR}." >&2
         failed=1
     fi
 }

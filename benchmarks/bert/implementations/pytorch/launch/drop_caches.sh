@@ -1,12 +1,12 @@
 #!/bin/bash
-# Drops this host's page cache, so that a run reads its data from the disks. Exit status 1 where that is not permitted.
+# Drop this host's page cache, so that a run reads its data from disk. Exit status 1 if that is not permitted.
 set -euo pipefail
 
 drop=(sudo --non-interactive /sbin/sysctl -q vm.drop_caches=3)
 if [[ -w /proc/sys/vm/drop_caches ]]; then
     drop=(tee /proc/sys/vm/drop_caches)
 fi
-# Writing everything back takes a busy host minutes: not before it is known that dropping is permitted.
+# sync can take minutes on a busy host, so first check that dropping is permitted.
 if [[ "${drop[0]}" == tee ]] || sudo --non-interactive --list "${drop[@]:2}" &>/dev/null; then
     sync
     if "${drop[@]}" <<<3 &>/dev/null; then

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes the .sqsh that pyxis starts from an image, with enroot. Needs no root.
+# Make a .sqsh for pyxis from an image, with enroot. Does not need root.
 #   launch/make_sqsh.sh IMAGE FOLDER
 # IMAGE   dockerd://mlbert (the local Docker), podman://mlbert (the local podman), docker://REGISTRY#NAME:TAG (a registry)
 # FOLDER  on a file system that every node sees
-# The file is FOLDER/NAME-<first 12 digits of its SHA-256>.sqsh: CONT in env.sh names it, every log names CONT, and so a run
-# can be traced to the bytes that it used. The whole digest lies beside it.
+# The file is FOLDER/NAME-<first 12 digits of its SHA-256>.sqsh. Set CONT in env.sh to it: every log records CONT, so a run can
+# be traced to its image. The full digest is written to a file next to it.
 set -euo pipefail
 
 fail() {
@@ -12,10 +12,10 @@ fail() {
     exit 2
 }
 
-(($# == 2)) || fail "two arguments are wanted: launch/make_sqsh.sh IMAGE FOLDER"
+(($# == 2)) || fail "expected two arguments: launch/make_sqsh.sh IMAGE FOLDER"
 image="$1" folder="${2%/}"
-[[ "${image}" == *://* ]] || fail "${image} names no kind of image. Write dockerd://${image}, podman://${image} or docker://REGISTRY#NAME:TAG."
-[[ "${folder}" != *.sqsh ]] || fail "${folder} is the name of a file; give the folder, the file is named after its digest."
+[[ "${image}" == *://* ]] || fail "${image} lacks the kind of image. Write dockerd://${image}, podman://${image} or docker://REGISTRY#NAME:TAG."
+[[ "${folder}" != *.sqsh ]] || fail "${folder} is a file name. Give a folder; the file is named after its digest."
 command -v enroot >/dev/null || fail "enroot is not installed. See https://github.com/NVIDIA/enroot."
 mkdir -p "${folder}" || fail "${folder} cannot be made."
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Compiles all of csrc/ for this machine's processor; another one compiles for itself at first use. With CUDA_ARCHS, such as
-# "8.0;9.0;10.0", it also compiles every Triton kernel for these GPUs, which need not be there: a check that this image's
-# Triton can, since each GPU compiles its own at first use. The Dockerfile calls it.
+# Compile csrc/ for this machine's processor; other processors recompile it at first use. With CUDA_ARCHS, such as
+# "8.0;9.0;10.0", also compile every Triton kernel for these GPUs, as a check of the image's Triton: no GPU is needed, and a
+# run compiles its own kernels at first use. The Dockerfile calls this.
 set -euo pipefail
 
 pytorch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -25,7 +25,7 @@ PYTHON
 
 [[ -n "${CUDA_ARCHS:-}" ]] || exit 0
 if ! python3 -c 'import triton' 2>/dev/null; then
-    echo "This torch comes without Triton: nothing to compile for CUDA_ARCHS=${CUDA_ARCHS}."
+    echo "This torch has no Triton: nothing to compile for CUDA_ARCHS=${CUDA_ARCHS}."
     exit 0
 fi
 IFS=';' read -r -a architectures <<<"${CUDA_ARCHS//./}" # 90 for 9.0

@@ -1,17 +1,17 @@
 #!/bin/bash
-# Makes what training reads from text parts, TFRecords, NVIDIA's shards or a WikiExtractor folder. Started again, it
-# goes on where it was interrupted. docs/data.md says what each step does and how long it takes.
+# Prepare training data from text parts, TFRecords, NVIDIA's shards or a WikiExtractor folder. Started again, it continues
+# after the last finished step. docs/data.md describes each step and its time.
 #   prepare_data.sh --outputdir DIR (--input DIR | --download) [--packed | --bins] [options]
-# --outputdir DIR      where everything goes
+# --outputdir DIR      output folder
 # --input DIR          text parts, TFRecord files, HDF5 shards of NVIDIA's scripts, or a WikiExtractor folder
-# --download           fetch the benchmark's text, vocabulary and checkpoint; --mirror URL or folder to fetch from
-# --vocab FILE         vocabulary (default: vocab.txt of the download, or in the input folder)
+# --download           fetch the benchmark's text, vocabulary and checkpoint; --mirror: a URL or folder to fetch from
+# --vocab FILE         vocabulary (default: vocab.txt of the download or of the input folder)
 # --checkpoint PREFIX  TensorFlow 1 checkpoint to start from, without .index (default: that of the download)
 # --eval PATH          evaluation text, or a folder of TFRecords or HDF5 shards (default: eval.txt of the text)
-# --packed             store packs of up to 512 tokens; --bins: a folder for each range of lengths; else as they come
-# --packed-data        the published word for --download --packed; with --skip-download, of what DIR/download holds
+# --packed             store packs of up to 512 tokens; --bins: a folder for each range of lengths; default: neither
+# --packed-data        published name of --download --packed; with --skip-download it uses the files in DIR/download
 # --shards N           shards of the packed set or of each bin
-# --workers N          processes (default: one for each core)
+# --workers N          processes (default: one per core)
 # --parts N            text parts to make of a WikiExtractor folder (default 500)
 # --eval-articles N    articles to withhold from a WikiExtractor folder (default 10000)
 # --eval-samples N     samples of the evaluation set (default 10000)
@@ -74,13 +74,13 @@ command -v mlbert >/dev/null || fail "mlbert is not in PATH. Run ./quickstart.sh
 mkdir -p "${outputdir}" 2>/dev/null || fail "${outputdir} cannot be made. Choose another --outputdir."
 outputdir="$(realpath "${outputdir}")"
 
-# Prints a step and runs it.
+# Print a step and run it.
 step() {
     echo "+ mlbert $*"
     mlbert "$@"
 }
 
-# What is at $1 as a prepared set (or text: one made by the generator) in $2.
+# Convert the data at $1 to a prepared set in $2; the generator makes one from text.
 take_over() {
     local kind
     kind="$(mlbert prepare recognise "$1")"

@@ -1,7 +1,6 @@
-# Sets `processes`: how many a node runs. One an accelerator, except where the recipe is TensorFlow's, whose one process
-# drives them all. Adds the implementations to PYTHONPATH: the packages are the tree's own, whichever ones are installed.
-# Ends the program that sources it where a count is none.
-# shellcheck shell=bash disable=SC2034  # those who source it use it
+# Set `processes`, the number per node: one per accelerator, or one for TensorFlow's recipe, which drives them all. Adds the
+# implementations to PYTHONPATH, so the tree's packages win over installed ones. Exits if a count is invalid.
+# shellcheck shell=bash disable=SC2034  # the sourcing script uses it
 for name in DGXNNODES DGXNGPU NEXP; do
     if [[ ! "${!name:-1}" =~ ^[1-9][0-9]{0,4}$ ]]; then
         echo "error: ${name}=${!name} is not a whole number from 1 to 99999." >&2

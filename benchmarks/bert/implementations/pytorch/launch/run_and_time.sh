@@ -1,7 +1,7 @@
 #!/bin/bash
-# One experiment: empties the page cache where that is permitted, then trains with the sourced configuration.
+# Run one experiment: drop the page cache if permitted, then train with the sourced configuration.
 #   source config_<system>.sh && ../pytorch/launch/run_and_time.sh [flags of `mlbert train`]
-# Under srun or mpirun it is one rank; otherwise it starts all ranks of this machine.
+# Under srun or mpirun this is one rank; otherwise it starts all ranks of this machine.
 set -euo pipefail
 
 for name in CONFIG_FILE DGXNGPU RECIPE LOGDIR; do
@@ -12,7 +12,7 @@ for name in CONFIG_FILE DGXNGPU RECIPE LOGDIR; do
 done
 system_dir="$(dirname "${CONFIG_FILE}")"
 if [[ ! -f "${system_dir}/run_pretraining.py" ]]; then
-    echo "error: ${system_dir}/run_pretraining.py does not exist. CONFIG_FILE must lie in a system folder." >&2
+    echo "error: ${system_dir}/run_pretraining.py does not exist. CONFIG_FILE must be in a system folder." >&2
     exit 2
 fi
 
@@ -20,8 +20,8 @@ launch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source-path=SCRIPTDIR source=processes.sh
 source "${launch_dir}/processes.sh"
 
-# A launcher that dropped the caches of every host has said so; one task of a node is enough, and rank 0, whose log it
-# is, is always the first of its node.
+# CACHES_CLEARED is set if the launcher dropped the caches of every host. Otherwise the first task of each node does; rank 0,
+# which writes the log, is always the first of its node.
 if [[ -z "${CACHES_CLEARED:-}" && "${LOCAL_RANK:-${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}}" == 0 ]]; then
     export CACHES_CLEARED=false
     if [[ "${CLEAR_CACHES:-1}" =~ ^(1|yes|true|on)$ ]] && "${launch_dir}/drop_caches.sh"; then
@@ -34,7 +34,7 @@ command=("${python}" "${system_dir}/run_pretraining.py")
 if [[ "${BIND_CPUS:-$((processes > 1))}" =~ ^(1|yes|true|on)$ ]]; then
     command=("${launch_dir}/bind.sh" "${command[@]}")
 fi
-# A rank that is stopped does not hear that Slurm asks it to leave, and Slurm's own patience (KillWait) is half a minute.
+# A suspended rank does not react to Slurm's SIGTERM, and Slurm itself waits half a minute (KillWait) before it kills.
 if [[ -n "${SLURM_STEP_ID:-}" ]]; then
     (
         trap '' USR1
@@ -43,7 +43,7 @@ if [[ -n "${SLURM_STEP_ID:-}" ]]; then
         wait
     ) </dev/null &>/dev/null &
 fi
-# Nobody else has started the ranks of this machine: torchrun does. NODE_RANK says which one of several machines it is.
+# No launcher has started the ranks of this machine, so torchrun does. NODE_RANK is the machine's index among several.
 if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-}" ]]; then
     if [[ -n "${NODE_RANK:-}" && "${RECIPE}" == tensorflow2 ]] && ((DGXNNODES > 1)); then
         command+=("--worker_hosts=${HOSTS//,/:${MASTER_PORT},}:${MASTER_PORT}" "--task_index=${NODE_RANK}")

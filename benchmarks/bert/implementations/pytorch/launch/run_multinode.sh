@@ -1,9 +1,9 @@
 #!/bin/bash
-# NEXP experiments on several machines without Slurm, one after another:
+# Run NEXP experiments on several machines without Slurm, one after another:
 #   source config_<system>.sh && HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh [--mpirun]
 # Over ssh each host starts its own ranks (torchrun); with --mpirun, Open MPI starts them all. The tree, the data and LOGDIR
-# lie under the same paths everywhere, and ssh asks for no password. To use containers, start this inside of them.
-# shellcheck disable=SC2329  # train_on calls over_ssh or over_mpirun by its name
+# must have the same paths everywhere, and ssh must not ask for a password. To use containers, start this inside them.
+# shellcheck disable=SC2329  # train_on calls over_ssh or over_mpirun by name
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
@@ -26,7 +26,7 @@ over_mpirun() {
         "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
 }
 
-# One ssh a host. The first one that fails ends the others; their ranks notice by themselves that peers are gone.
+# One ssh per host. The first one that fails ends the others; their ranks detect the lost peers themselves.
 over_ssh() {
     local node name line pids=() status=0
     for ((node = 0; node < DGXNNODES; node++)); do
@@ -42,7 +42,7 @@ over_ssh() {
         wait -n || status=$?
         ((status == 0)) || break
     done
-    # A run without its target ends with 1 everywhere; whoever still writes results finishes first.
+    # A run that misses its target ends with 1 everywhere; let rank 0 finish writing the results.
     if ((status > 1)); then
         kill "${pids[@]}" 2>/dev/null || true
     fi
@@ -66,7 +66,7 @@ if [[ "${1:-}" == --mpirun ]]; then
 fi
 check_settings
 IFS=, read -r -a hosts <<<"${HOSTS:-}"
-((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config wants DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
+((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config has DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
 choose_python
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do

@@ -1,14 +1,14 @@
-# Makes or refreshes .venv in the tree's root and puts it first in PATH. Sourced by quickstart.sh and run_tests.sh:
+# Create or update .venv in the tree's root and put it first in PATH. Sourced by quickstart.sh and run_tests.sh:
 #   setup_venv ROOT [EXTRA]      EXTRA is a comma-separated list of pyproject's optional dependencies
-# TORCH_INDEX names the package index that torch shall come from, such as https://download.pytorch.org/whl/cu128
+# TORCH_INDEX is the package index to install torch from, such as https://download.pytorch.org/whl/cu128
 # shellcheck shell=bash
 
 if [[ "${OSTYPE}" != linux* ]]; then
-    echo "error: this wants Linux, and here is ${OSTYPE}. Try: docker run -it --rm -v \"\$PWD:/tree\" -w /tree python:3.11 $0" >&2
+    echo "error: Linux is required, but this is ${OSTYPE}. Try: docker run -it --rm -v \"\$PWD:/tree\" -w /tree python:3.11 $0" >&2
     exit 2
 fi
 
-# Prints the first interpreter that is at least 3.11 and can make a virtual environment with pip.
+# Print the first interpreter from 3.11 on that can create a virtual environment with pip.
 find_python() {
     local candidate version="" newest=""
     for candidate in python3.11 python3.12 python3.13 python3; do
@@ -28,8 +28,8 @@ find_python() {
     return 2
 }
 
-# Prints the index to ask for torch beside pip's own, if any. PyPI's torch for Linux brings CUDA's libraries; a machine without
-# an NVIDIA driver asks PyTorch's CPU index too, where that can be reached. pip prefers 2.13.0+cpu to 2.13.0 when it sees both.
+# Print an additional index for torch, if any. PyPI's torch for Linux includes CUDA's libraries, so a machine without an
+# NVIDIA driver also uses PyTorch's CPU index if it is reachable. pip prefers 2.13.0+cpu to 2.13.0 if it sees both.
 torch_index() {
     local python="$1" url="https://download.pytorch.org/whl/cpu"
     if [[ -n "${TORCH_INDEX:-}" ]]; then
@@ -49,7 +49,7 @@ PYTHON
     return 0
 }
 
-# What comes over the network, before it does: $1 is what torch_index printed.
+# Print the size of the torch download from the index $1 (see torch_index).
 torch_size() {
     case "$1" in
     */cpu) echo "torch for the CPU from $1: 0.2 GB to download, 1 GB on disk. Another build: TORCH_INDEX=URL" ;;
@@ -62,7 +62,7 @@ setup_venv() {
     local root="$1" extra="${2:-}"
     local venv="${root}/.venv" stamp want python index
     stamp="${venv}/mlbert-installed${extra:+-${extra//,/-}}"
-    # The path belongs to the stamp because neither a virtual environment nor an editable install can be moved.
+    # The stamp includes the path because neither a virtual environment nor an editable install can be moved.
     want="$({ echo "${root}" && cat "${root}/pyproject.toml" "${root}/constraints.txt"; } | sha256sum | cut -d' ' -f1)"
     if [[ -x "${venv}/bin/python" && -f "${stamp}" && "$(cat "${stamp}")" == "${want}" ]]; then
         export PATH="${venv}/bin:${PATH}"
@@ -73,18 +73,18 @@ setup_venv() {
     fi
     echo "Installing into ${venv} with $("${venv}/bin/python" --version); a few minutes the first time."
     export PATH="${venv}/bin:${PATH}"
-    # A torch for CUDA brings the Triton that it was built with; the pin is for one that brings none.
+    # A CUDA torch brings the Triton it was built with; the pin is for builds without one.
     local pip=(python -m pip install --quiet --quiet --disable-pip-version-check) pins="${venv}/constraints.txt"
     grep -v '^triton==' "${root}/constraints.txt" >"${pins}"
     index="$(torch_index python)"
     torch_size "${index}"
-    # setuptools comes first: with it in place the build needs no second, unpinned copy from the network.
+    # Install setuptools first, so that the build does not download a second, unpinned copy.
     if ! { echo "1/3 setuptools ..." && "${pip[@]}" --constraint "${pins}" setuptools &&
         echo "2/3 torch ..." && "${pip[@]}" --constraint "${pins}" ${index:+"--extra-index-url=${index}"} torch &&
         echo "3/3 mlbert and the rest ..." &&
         { python -c 'import triton' 2>/dev/null || cp "${root}/constraints.txt" "${pins}"; } &&
         "${pip[@]}" --constraint "${pins}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then
-        echo "error: the installation failed; pip's message is above. Mend the cause (network, disk space) and run the same command again." >&2
+        echo "error: the installation failed; see pip's message above. Fix the cause (network, disk space) and run the same command again." >&2
         return 2
     fi
     echo "${want}" >"${stamp}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# All TFRecord files of a folder to HDF5 shards in the fixed-length form of NVIDIA's scripts, 36,280 sequences each:
+# Convert all TFRecord files of a folder to fixed-length HDF5 shards as NVIDIA's scripts do, 36,280 sequences each:
 #   TF_INPUT_DIR=DIR HDF5_OUTPUT_DIR=DIR tfrecord_to_hdf5.sh
-# Started again, it goes on where it was interrupted.
+# Started again, it continues where it was interrupted.
 set -euo pipefail
 
 fail() {

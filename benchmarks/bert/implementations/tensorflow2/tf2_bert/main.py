@@ -64,7 +64,8 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     state = outcome.state
     accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config[TensorFlowConfig].do_eval else ""
     words = f"{accuracy}{state.samples} samples, {outcome.seconds:.1f} s"
-    console.print(f"{outcome.status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
+    status = "success" if outcome.status == constants.SUCCESS else "stopped"
+    console.print(f"{status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
 

@@ -1,4 +1,4 @@
-"""``mlbert bench``: speed as ratios and shares measured in one run."""
+"""``mlbert bench``: compare speeds as ratios measured within one run."""
 
 from __future__ import annotations
 
@@ -32,21 +32,25 @@ class Peer(StrEnum):
 
 @app.callback()
 def bench() -> None:
-    """Measure on this machine."""
+    """Measure speed on this machine."""
 
 
 @app.command()
 def step(
     config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
     vs: Annotated[Peer | None, typer.Option(help="Measure this peer in the same run.")] = None,
-    packs: Annotated[int | None, typer.Option(help="In the batch; without --data: sequences.", min=1, max=4096)] = None,
-    pairs: Annotated[int, typer.Option(help="Counted steps of each side.", min=1, max=10_000)] = 5,
+    packs: Annotated[
+        int | None, typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096)
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Measured steps per side.", min=1, max=10_000)] = 5,
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    data: Annotated[Path | None, typer.Option(help="Prepared set to take the sequences from.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all.", min=1, max=os.cpu_count())] = None,
+    data: Annotated[Path | None, typer.Option(help="Prepared data set to read sequences from.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
+    ] = None,
 ) -> int:
     """Time one training step: forward, backward, optimizer."""
     import torch
@@ -78,20 +82,22 @@ def step(
 
 @app.command()
 def mosaic(
-    data: Annotated[Path, typer.Option(help="MDS set of texts.")],
-    config: Annotated[str, typer.Option(help="mosaic_base, or a bert_config.json with ALiBi and gated units.")] = (
+    data: Annotated[Path, typer.Option(help="MDS data set of texts.")],
+    config: Annotated[str, typer.Option(help="mosaic_base, or a bert_config.json with ALiBi and a gated MLP.")] = (
         "mosaic_base"
     ),
-    length: Annotated[int, typer.Option(help="Longest sequence, and what the published way pads to.", min=8)] = 128,
-    sequences: Annotated[int, typer.Option(help="Texts in the batch.", min=1)] = 16,
-    rate: Annotated[float, typer.Option(help="Share of the tokens to predict.", min=0.01, max=0.9)] = 0.3,
-    pairs: Annotated[int, typer.Option(help="Counted steps of each side.", min=1, max=10_000)] = 5,
+    length: Annotated[int, typer.Option(help="Maximum length; the padded side pads to it.", min=8)] = 128,
+    sequences: Annotated[int, typer.Option(help="Texts per batch.", min=1)] = 16,
+    rate: Annotated[float, typer.Option(help="Fraction of tokens to predict.", min=0.01, max=0.9)] = 0.3,
+    pairs: Annotated[int, typer.Option(help="Measured steps per side.", min=1, max=10_000)] = 5,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
     seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
+    ] = None,
 ) -> int:
-    """Time a MosaicBERT step against the same one padded, with logits everywhere, on the same texts."""
+    """Time a MosaicBERT step against a padded one with logits at every position, on the same texts."""
     import torch
 
     from mlbert.ops.precision import compute_dtype
@@ -102,7 +108,10 @@ def mosaic(
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
     if not shape.alibi_slopes or not shape.gated_mlp:
         raise UserError(
-            "model.unsupported", "--config", f"{config} is no MosaicBERT's shape", "Give one with ALiBi and gated units"
+            "model.unsupported",
+            "--config",
+            f"{config} is not a MosaicBERT config",
+            "Give one with ALiBi and a gated MLP",
         )
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = first_texts(data, tokenizer, sequences, length, rate, seed)

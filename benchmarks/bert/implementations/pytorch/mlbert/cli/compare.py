@@ -1,7 +1,4 @@
-"""``mlbert submission diff``: what differs between two sets of runs.
-
-``mlbert submission repeat``: a log's training once more, and whether it agrees.
-"""
+"""Commands that compare runs: ``mlbert submission diff`` and ``mlbert submission repeat``."""
 
 from __future__ import annotations
 
@@ -56,37 +53,37 @@ from mlbert.programs.console import new_table, safe, standard_output
 
 _SAME = "same"
 _LARGEST_SEED = 2**31 - 1
-_LEAVES_IN_SECONDS = 30.0  # a child that was interrupted, before it is killed
+_EXIT_TIMEOUT_SECONDS = 30.0  # for an interrupted child, before it is killed
 _TORCH = "from mlbert.cli.main import main; main()"
 _TENSORFLOW = "from tf2_bert.main import main; main()"
 
 
 def repeat_command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt of this code.")],
-    out: Annotated[Path | None, typer.Option(help="New folder to keep the run in; none is kept without.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; else where env.sh says.")] = None,
-    seed: Annotated[str, typer.Option(help="Another seed, or same.", metavar="N")] = _SAME,
-    exact: Annotated[bool, typer.Option("--exact", help="Run the code of the log's commit.")] = False,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run; without it the run is deleted.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder; default: the one in env.sh.")] = None,
+    seed: Annotated[str, typer.Option(help="A new seed, or same.", metavar="N")] = _SAME,
+    exact: Annotated[bool, typer.Option("--exact", help="Run the code at the log's commit.")] = False,
 ) -> None:
-    """Train once more by the configuration in a log; exit with 1 where the result does not agree, 2 where it cannot."""
+    """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
     old = read_repeatable(log)
     siblings = alike(old)
     number = _seed(seed, old)
     if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
-        reason = f"with {len(siblings)} runs of these settings beside the log nothing tells how far runs are apart"
+        reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
     with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
         plan = make_plan(old, folder, data, number, code)
         if note:
             console.print(safe(note))
-        console.print(f"training with seed {number} on {plan.ranks} ranks; its words go to standard error")
+        console.print(f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error")
         new = _train(plan, code, folder)
         rows = judge(old, new, siblings)
-        told = remarks(old, new, number == old.value("seed"))
+        notes = remarks(old, new, number == old.value("seed"))
         if others := other_settings(old, new):
-            told.append(f"Settings that are not the log's: {'; '.join(others)}.")
-    _print_repeat(console, rows, [*told, _repeat_verdict(rows, len(siblings)), UNVERIFIED])
+            notes.append(f"Settings that differ from the log: {'; '.join(others)}.")
+    _print_repeat(console, rows, [*notes, _repeat_verdict(rows, len(siblings)), UNVERIFIED])
     if not all(row.agrees for row in rows):
         raise typer.Exit(1)
 
@@ -103,18 +100,18 @@ def _seed(word: str, log: Log) -> int:
 
 @contextlib.contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """The run's LOGDIR: ``out``, gone again when the run does not end, or a temporary one."""
+    """Yield the run's LOGDIR: ``out`` (removed again if the run fails), or a temporary folder."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as temporary:
             yield Path(temporary)
         return
     if out.exists():
-        raise UserError("file.exists", out, "is there already", "Name a new folder with --out")
+        raise UserError("file.exists", out, "already exists", "Name a new folder with --out")
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise UserError(
-            "file.unwritable", out, f"cannot be made ({error.strerror})", "Name another folder with --out"
+            "file.unwritable", out, f"cannot be created ({error.strerror})", "Name another folder with --out"
         ) from None
     try:
         yield out.resolve()
@@ -124,7 +121,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
-    """Runs the training and reads its log. Raises UserError: it did not end."""
+    """Run the training and return its log. Raises UserError if it did not finish."""
     homes = [str(code / IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
     exports = {name: value for name, value in environment().items() if name not in settings_by_env()}
     exports["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [exports.get("PYTHONPATH")])])
@@ -134,24 +131,24 @@ def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
     except BaseException:
         process.terminate()
         try:
-            process.wait(_LEAVES_IN_SECONDS)
+            process.wait(_EXIT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         raise
     if status < 0 or status >= 128:
         raise UserError(
-            "program.failed", "the repeated run", f"was ended by a signal (status {status})", "Start it again"
+            "program.failed", "the repeated run", f"was killed by a signal (status {status})", "Start it again"
         )
     log = folder / "result_0.txt"
     new = read_log(log) if log.is_file() else None
     if new is None or new.status is None:
         raise UserError(
-            "program.failed", "the repeated run", f"did not end (status {status})", "Its words above tell why"
+            "program.failed", "the repeated run", f"did not finish (status {status})", "See its output above"
         )
     stop = new.first("run_stop")
-    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # not a limit, which gives none
-        raise UserError("program.failed", "the repeated run", f"broke off ({reason})", "Its words above tell why")
+    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # a run that stops at a limit gives none
+        raise UserError("program.failed", "the repeated run", f"stopped early ({reason})", "See its output above")
     return new
 
 
@@ -167,9 +164,9 @@ def _command(plan: RepeatPlan) -> list[str]:
 def _repeat_verdict(rows: Sequence[Row], num_siblings: int) -> str:
     bad = sum(not row.agrees for row in rows)
     if num_siblings < FEWEST_RUNS:
-        basis = "Too few runs lie beside the log to tell their spread: numbers had to be equal"
+        basis = "Too few runs next to the log to know their spread: numbers had to be equal"
     else:
-        basis = f"Judged by the spread of the {num_siblings} runs of these settings beside the log"
+        basis = f"Judged by the spread of the {num_siblings} runs of these settings next to the log"
     return f"{basis}. {f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
 
 
@@ -184,11 +181,11 @@ def _print_repeat(console: Console, rows: Sequence[Row], lines: Sequence[str]) -
 
 
 _NAME_WIDTH = 30  # columns
-_MOST_FILES = 20  # that are shown
+_MOST_FILES = 20  # shown
 _CODE_HOME = "benchmarks/bert/implementations/"
 _METHOD = (
     "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
-    "Runs that missed the target count in speed only."
+    "Runs that missed the target count for speed only."
 )
 
 
@@ -199,11 +196,11 @@ def register(app: typer.Typer) -> None:
 
 
 def diff_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="results/<system>, a LOGDIR or one log; anybody's.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="results/<system>, a LOGDIR or one log, from any submitter.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two sets of runs: settings, code, system; speed, samples and time to the target with significance."""
+    """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""
     sides = read_side(a), read_side(b)
     found = compare_sides(*sides, tree_root())
     if as_json:
@@ -219,7 +216,7 @@ def _print(console: Console, sides: tuple[ComparedSide, ComparedSide], found: Co
         if rows:
             console.print(_differences(title, rows))
         else:
-            console.print(f"{title}: nothing that is told differs")
+            console.print(f"{title}: no recorded difference")
     _print_files(console, found)
     console.print(_measures(found.measures))
     means = found.olympic_minutes
@@ -233,7 +230,7 @@ def _print(console: Console, sides: tuple[ComparedSide, ComparedSide], found: Co
 
 
 def _differences(title: str, rows: Sequence[Difference]) -> Table:
-    """Two lines or more for each: a value has the room that its name leaves."""
+    """Return a table with one line per side, so that long values have room."""
     table = new_table(title, ())
     table.show_header = False
     table.add_column(max_width=_NAME_WIDTH, overflow="fold")
@@ -283,12 +280,12 @@ def _ratio(ratio: Ratio | None) -> tuple[str, str, str]:
 
 
 def _verdict(measure: Measure) -> str:
-    """What the numbers of a row mean."""
+    """Return the conclusion of one row in words."""
     ratio = measure.ratio
     if ratio is None:
-        return f"{measure.name}: not on both sides"
+        return f"{measure.name}: not measured on both sides"
     if ratio.p is None or ratio.low is None:
-        return f"{measure.name}: too few runs to tell a difference"
+        return f"{measure.name}: too few runs to detect a difference"
     if not ratio.is_significant:
         return f"{measure.name}: no significant difference at {LEVEL:.0%}".replace("%", " %")
     change = abs(ratio.value - 1)

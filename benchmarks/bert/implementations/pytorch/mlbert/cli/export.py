@@ -1,4 +1,4 @@
-"""``mlbert export``: a run, finished or not, or one of its checkpoints in another program's form."""
+"""``mlbert export``: export a run or one of its checkpoints to another program's format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Form(StrEnum):
-    """Whose form."""
+    """Output formats."""
 
     HUGGINGFACE = "huggingface"
 
@@ -22,14 +22,14 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|CHECKPOINT", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or weights.")
     ],
-    to: Annotated[Form, typer.Option(help="Form.")] = Form.HUGGINGFACE,
+    to: Annotated[Form, typer.Option(help="Output format.")] = Form.HUGGINGFACE,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="New folder; without it <name>-huggingface beside the source.")
+        Path | None, typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface next to the source.")
     ] = None,
 ) -> None:
-    """Write weights as a folder that transformers loads: from_pretrained(DIR).
+    """Write weights as a folder that transformers loads with from_pretrained(DIR).
 
-    Of a run without weights/ it is the newest checkpoint. mlbert convert does the same for other programs' files.
+    For a run without weights/, export its newest checkpoint. For files of other programs, see mlbert convert.
     """
     from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
@@ -37,4 +37,4 @@ def export(
     export_to_huggingface(source, target)
     typer.echo(f"wrote {target}")
     if not (target / "vocab.txt").is_file():
-        typer.echo("no vocabulary was found: put the vocab.txt that made the data there")
+        typer.echo("no vocabulary found: copy the vocab.txt that the data was prepared with into this folder")

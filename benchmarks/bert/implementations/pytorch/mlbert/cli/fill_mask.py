@@ -1,4 +1,4 @@
-"""``mlbert fill-mask``: what a model would put in the place of [MASK]."""
+"""``mlbert fill-mask``: predict the words behind [MASK]."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def fill_mask(
         Path, typer.Argument(metavar="MODEL", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.")
     ],
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT", help="A sentence with [MASK] in place of one word, or several.")
+        list[str], typer.Argument(metavar="TEXT", help="One or more sentences, each with [MASK] in place of a word.")
     ],
-    top: Annotated[int, typer.Option(help="Guesses.", min=1, max=1000)] = 5,
+    top: Annotated[int, typer.Option(help="Number of predictions.", min=1, max=1000)] = 5,
 ) -> None:
-    """Print the most probable words for the [MASK] of each text, each with its probability."""
+    """Print the most probable words for the [MASK] in each text, with their probabilities."""
     from mlbert.models import fill_mask as masked  # torch takes a second
 
     for text in texts:

@@ -1,4 +1,4 @@
-"""``mlbert launch``: what the launchers need around a run, and chains of jobs for long pre-training."""
+"""``mlbert launch``: submit chains of jobs, start local ranks, and run what launchers need around a run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted
 from mlbert.programs.console import standard_output
 
-_MOST_MIB = 4096  # of a message
+_MOST_MIB = 4096  # message size
 
-app = typer.Typer(help="Chains of Slurm jobs, and what launchers call.", add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    help="Submit job chains, start ranks, and run launcher helpers.", add_completion=False, rich_markup_mode=None
+)
 
 
 def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
-    """The sbatch command of each job; every one but the first still lacks the number of its predecessor (``{}``).
+    """Return the sbatch command of each job; ``{}`` in all but the first stands for the previous job's number.
 
-    A link waits for the end of the one before, whatever that end is: time limit, failed node or finished training (then
-    it ends at once).
+    A job starts when the previous one ends for any reason: time limit, node failure, or finished training (the new job
+    then ends at once).
     """
     first = ["sbatch", "--parsable", *sbatch_words]
     later = ["sbatch", "--parsable", "--dependency=afterany:{}", *sbatch_words]
@@ -37,14 +39,15 @@ def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
 
 @app.command("chain", context_settings={"ignore_unknown_options": True})
 def chain(
-    num_jobs: Annotated[int, typer.Argument(metavar="N", help="Jobs of the chain.", min=1)],
+    num_jobs: Annotated[int, typer.Argument(metavar="N", help="Number of jobs.", min=1)],
     sbatch_words: Annotated[
-        list[str], typer.Argument(metavar="SBATCH", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
+        list[str],
+        typer.Argument(metavar="SBATCH", help="Arguments of sbatch, such as -N 2 -t 60 run.sub", show_default=False),
     ],
 ) -> None:
-    """Submit N jobs, each continuing where the one before it stopped; print their numbers.
+    """Submit N jobs, each resuming where the previous one stopped; print their numbers.
 
-    For pre-training that takes longer than a job may: source a config with SAVE_CHECKPOINT_STEPS, then
+    For pre-training that exceeds a job's time limit: source a config with SAVE_CHECKPOINT_STEPS, then
     mlbert launch chain 5 -N ${DGXNNODES} -t ${WALLTIME} run.sub
     """
     exports = environment()
@@ -53,9 +56,7 @@ def chain(
             "config.missing", "CONFIG_FILE", "is not set", "Source a config first: source config_<system>.sh"
         )
     if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
-        raise UserError(
-            "config.conflict", "TIMED", "is set, and a timed run is never continued", "Unset it for a chain"
-        )
+        raise UserError("config.conflict", "TIMED", "is set, and a timed run cannot be resumed", "Unset it for a chain")
     number = ""
     for command in chain_commands(num_jobs, sbatch_words):
         words = [word.format(number) if word.startswith("--dependency") else word for word in command]
@@ -67,7 +68,7 @@ def chain(
             ) from None
         if done.returncode:
             raise UserError(
-                "program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", "See its words above"
+                "program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", "See its output above"
             )
         number = done.stdout.strip().split(";")[0]
         print(number, flush=True)
@@ -79,24 +80,35 @@ def local(
     nproc: Annotated[
         int | None,
         typer.Option(
-            "-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1, max=1024
+            "-n",
+            "--nproc",
+            envvar="LOCAL_WORLD_SIZE",
+            help="Ranks on this node; default: one per GPU.",
+            min=1,
+            max=1024,
         ),
     ] = None,
-    world_size: Annotated[int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Of all nodes.")] = None,
-    node_rank: Annotated[int, typer.Option("--node_rank", envvar="NODE_RANK", help="This node's number.")] = 0,
-    master_addr: Annotated[str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Node 0.")] = "127.0.0.1",
-    master_port: Annotated[int | None, typer.Option("--master_port", envvar="MASTER_PORT", help="On it.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Ranks on all nodes.")
+    ] = None,
+    node_rank: Annotated[int, typer.Option("--node_rank", envvar="NODE_RANK", help="Index of this node.")] = 0,
+    master_addr: Annotated[
+        str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Address of node 0.")
+    ] = "127.0.0.1",
+    master_port: Annotated[
+        int | None, typer.Option("--master_port", envvar="MASTER_PORT", help="Port on node 0.")
+    ] = None,
 ) -> None:
-    """Start the ranks of this node by torchrun, with the flags and variables of MosaicML's composer launcher.
+    """Start this node's ranks with torchrun, using the flags and variables of MosaicML's composer launcher.
 
-    On several nodes run it on each, with the same world_size, master_addr and master_port.
+    With several nodes, run it on each with the same world_size, master_addr and master_port.
     """
     if nproc is None:
         import torch
 
         nproc = max(1, torch.cuda.device_count())
     command = local_command(nproc, world_size, node_rank, master_addr, master_port)
-    # torchrun tells each rank its own.
+    # torchrun sets these for each rank.
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
@@ -106,16 +118,16 @@ def local(
 def local_command(
     nproc: int, world_size: int | None, node_rank: int, master_addr: str, master_port: int | None
 ) -> list[str]:
-    """The torchrun command up to the script. Raises UserError: the numbers do not fit each other."""
+    """Return the torchrun command up to the script. Raises UserError if the numbers are inconsistent."""
     world_size = nproc if world_size is None else world_size
     nodes, rest = divmod(world_size, nproc)
     if rest or not 0 <= node_rank < nodes:
-        reason = f"of {nproc} ranks on each node leaves no place for node {node_rank}"
+        reason = f"with {nproc} ranks per node has no node {node_rank}"
         raise UserError(
             "config.conflict",
             f"--world_size {world_size}",
             reason,
-            "Give a multiple of -n, and a node_rank below its number",
+            "Give a multiple of -n, and a node_rank below the number of nodes",
         )
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
@@ -125,21 +137,21 @@ def local_command(
             "config.missing",
             "--master_port",
             "is not set, and there are several nodes",
-            "Give all of them the same one",
+            "Give the same one on every node",
         )
     place = ("--master-addr", master_addr, "--master-port", str(master_port))
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 
 
 @app.command("ranks", hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def ranks(words: Annotated[list[str], typer.Argument(help="As for torchrun.")]) -> int:
-    """Run torchrun; it ends with the status of the rank that failed first, whose own words are all that is told."""
+def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun.")]) -> int:
+    """Run torchrun, silence its report, and exit with the status of the rank that failed first."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main
 
-    logging.disable()  # torchrun's report of each rank
+    logging.disable()  # torchrun's report; the failed rank prints its own error
     try:
         main(words)
     except ChildFailedError as error:
@@ -148,25 +160,25 @@ def ranks(words: Annotated[list[str], typer.Argument(help="As for torchrun.")]) 
     except SignalException as signalled:
         return BY_SIGNAL + signalled.sigval
     except (RendezvousError, RuntimeError, OSError) as error:
-        reason = f"the nodes did not come together: {' '.join(str(error).split())}"
-        remedy = "See that MASTER_ADDR and MASTER_PORT name a free port of the first node, which all can reach"
+        reason = f"the nodes did not connect: {' '.join(str(error).split())}"
+        remedy = "Set MASTER_ADDR and MASTER_PORT to a free port on the first node that all nodes can reach"
         raise UserError("program.failed", "torchrun", reason, remedy) from error
     return 0
 
 
 @app.command("abort-log")
 def abort_log(
-    log: Annotated[Path, typer.Argument(help="result_<i>.txt of a run that was interrupted.")],
-    reason: Annotated[str, typer.Option(help="Words for the log.")],
+    log: Annotated[Path, typer.Argument(help="result_<i>.txt of an interrupted run.")],
+    reason: Annotated[str, typer.Option(help="Reason to log.")],
 ) -> None:
-    """Close an interrupted run's log with run_stop, status aborted. A log that is closed stays as it is."""
+    """Close an interrupted run's log with run_stop, status aborted. A closed log is left unchanged."""
     if close_interrupted(log, tree_root(), reason):
         print(f"{log}: closed as aborted ({reason})")
 
 
 @app.command("test-network")
 def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64") -> None:
-    """On every rank of a launcher: bandwidth of the all-reduce, of each node, and the slowest node's name."""
+    """Measure all-reduce bandwidth, in total and per node, and name the slowest node. Run it on every rank."""
     from mlbert.distributed.world import World
     from mlbert.programs.bench.network import measure
 

@@ -1,6 +1,6 @@
-"""The ``mlbert`` command. A user's mistake is one line on stderr and exit code 2; ``--debug`` adds the traceback.
+"""The ``mlbert`` command. A user error is one line on stderr and exit code 2; ``--debug`` adds the traceback.
 
-A command's module is imported when the command is called, so that ``mlbert --help`` needs no torch.
+Each command's module is imported only when that command runs, so that ``mlbert --help`` does not need torch.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typer.main import get_command
 from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
 
-# name -> (module with a Typer `app`, line for the help)
+# name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
-    "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
-    "mosaic": ("mlbert.cli.mosaic_bert.main", "Masked-LM pre-training on streamed text, from Mosaic's YAML."),
-    "pretrain": ("mlbert.cli.pretrain", "A masked-LM model from your own text, in one command."),
-    "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tuning on a task, and predictions of it."),
-    "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
-    "plan": ("mlbert.cli.plan", "Time, cost and memory of a run before it is made."),
-    "report": ("mlbert.cli.report", "What runs reached, from their logs; a page with figures."),
-    "fill-mask": ("mlbert.cli.fill_mask", "What a model would put in the place of [MASK]."),
-    "export": ("mlbert.cli.export", "A run or one of its checkpoints as a Hugging Face folder."),
-    "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
+    "prepare": ("mlbert.cli.prepare", "Prepare text or data sets for training."),
+    "train": ("mlbert.cli.train", "Train once, from exports, flags or YAML."),
+    "mosaic": ("mlbert.cli.mosaic_bert.main", "Pre-train on streamed text, from Mosaic's YAML."),
+    "pretrain": ("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
+    "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tune on a task, or predict with the result."),
+    "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tune on all GLUE tasks in parallel, and score them."),
+    "plan": ("mlbert.cli.plan", "Estimate the time, cost and memory of a run."),
+    "report": ("mlbert.cli.report", "Report the results of runs, as text or a page with figures."),
+    "fill-mask": ("mlbert.cli.fill_mask", "Predict the words behind [MASK]."),
+    "export": ("mlbert.cli.export", "Export a run or checkpoint to a Hugging Face folder."),
+    "convert": ("mlbert.cli.convert", "Convert TensorFlow, NVIDIA, Composer, Hugging Face checkpoints."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
-    "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
-    "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
+    "launch": ("mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."),
+    "bench": ("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
 }
 _PROGRAM = "mlbert"
 _NO_MEMORY = "memory: not enough for this configuration. Lower BATCHSIZE or the model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What the system may say of a place that the user named, where nothing below has a better line for it.
+# Advice for the system's errors about a path that the user named, if no lower layer gave better advice.
 _REMEDIES = {
     **dict.fromkeys(_FULL, "Free space, or name another folder"),
     errno.EROFS: "Name another folder",
@@ -50,26 +50,26 @@ _REMEDIES = {
     errno.ENOTDIR: "A part of the path is a file: name another folder",
     errno.EISDIR: "It is a folder: name a file",
     errno.EEXIST: "Name another place",
-    errno.ELOOP: "Its links lead in a circle: name another place",
+    errno.ELOOP: "Its links form a loop: name another place",
     errno.ENAMETOOLONG: "Name a shorter one",
 }
 COMPLETION = ("--install-completion", "--show-completion")
 SHELLS = ("bash", "zsh", "fish")
-HELP_WIDTH = 110  # columns, where the terminal has them
+HELP_WIDTH = 110  # columns, if the terminal is that wide
 
 
 class _Lazy(TyperCommand):
-    """A command by its name and line of help, as long as nobody calls it."""
+    """A command known by its name and help line only, until it is called."""
 
     def __init__(self, name: str, module: str, line: str) -> None:
         super().__init__(name, help=line, short_help=line, rich_markup_mode=None)
         self._module = module
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the command that the module has; a group alone shows its commands and fails."""
+        """Load the command and return its context; a group without a subcommand prints its help and fails."""
         command = get_command(importlib.import_module(self._module).app)
-        for one in command.commands.values() if isinstance(command, TyperGroup) else ():
-            one.short_help = (one.help or "").split("\n\n")[0]  # else it is cut at the width of the terminal
+        for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():
+            subcommand.short_help = (subcommand.help or "").split("\n\n")[0]  # Typer would cut it to fit
         is_bare = isinstance(command, TyperGroup) and not args
         context = command.make_context(info_name, args, parent, **extra)
         if is_bare and not context.resilient_parsing:
@@ -78,7 +78,7 @@ class _Lazy(TyperCommand):
 
 
 class _Root(TyperGroup):
-    """``mlbert``: `COMMANDS`, and the words that stand for options."""
+    """The root command: `COMMANDS`, plus words that stand for options."""
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**words)
@@ -86,7 +86,7 @@ class _Root(TyperGroup):
             self.add_command(_Lazy(name, module, line))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``help COMMAND`` is ``COMMAND --help``; a completion option alone is for the shell that calls."""
+        """Treat ``help COMMAND`` as ``COMMAND --help``; let a bare completion option mean the calling shell."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif len(args) == 1 and args[0] in COMPLETION:
@@ -95,19 +95,19 @@ class _Root(TyperGroup):
 
 
 def _calling_shell() -> str:
-    import shellingham  # Typer needs it, too
+    import shellingham  # a dependency of Typer
 
     try:
         return str(shellingham.detect_shell()[0])
     except shellingham.ShellDetectionFailure:
         raise UserError(
-            "config.missing", "completion", "is for an unknown shell", f"Name it: {', '.join(SHELLS)}"
+            "config.missing", "completion", "cannot detect the shell", f"Name it: {', '.join(SHELLS)}"
         ) from None
 
 
 def _known_shell(shell: str | None) -> str | None:
     if shell is not None and shell not in SHELLS:
-        raise UserError("config.choice", "completion", f"is not made for {shell}", f"Name one of {', '.join(SHELLS)}")
+        raise UserError("config.choice", "completion", f"does not support {shell}", f"Name one of {', '.join(SHELLS)}")
     return shell
 
 
@@ -116,7 +116,7 @@ _root = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
-    epilog="mlbert COMMAND --help says more. Exit codes: 0 done, 1 a run or check failed, 2 wrong input; more in "
+    epilog="Run mlbert COMMAND --help for details. Exit codes: 0 success, 1 a run or check failed, 2 wrong input; see "
     "docs/how_a_run_ends.md.",
 )
 
@@ -125,7 +125,7 @@ _root = typer.Typer(
 def _options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("-V", "--version", help="Show version and commit.")] = False,
-    _debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error; at any place.")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")] = False,
     install: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +133,10 @@ def _options(
         ),
     ] = None,
     show: Annotated[
-        str | None, typer.Option(COMPLETION[1], metavar="[SHELL]", help="Print it instead.", callback=_known_shell)
+        str | None,
+        typer.Option(
+            COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead.", callback=_known_shell
+        ),
     ] = None,
 ) -> None:
     """BERT pre-training as an MLPerf-style benchmark."""
@@ -144,7 +147,7 @@ def _options(
     elif install or show:
         if install:
             shell, path = completion.install(install)
-            typer.echo(f"{shell} completion installed in {path}; new shells have it")
+            typer.echo(f"{shell} completion installed in {path}; open a new shell to use it")
         else:
             variable = f"_{_PROGRAM.upper()}_COMPLETE"
             typer.echo(completion.get_completion_script(prog_name=_PROGRAM, complete_var=variable, shell=str(show)))
@@ -176,11 +179,11 @@ def _run(words: list[str]) -> int:
 
 
 def exit_code(work: Callable[[], int], debug: bool = False) -> int:
-    """What a program returns whose ``work`` returns or raises this; mistakes are told in one line."""
+    """Run ``work`` and return the exit code for its result or exception; print errors as one line."""
     try:
         return work()
     except UserError as error:
-        _tell(error.as_line(), debug)
+        _print_error(error.as_line(), debug)
         return error.exit_status
     except KeyboardInterrupt:
         print("mlbert: interrupted", file=sys.stderr)
@@ -190,27 +193,27 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
     except OSError as error:
         if error.errno not in _REMEDIES or (error.filename is None and error.errno not in _FULL):
             raise
-        # Of a file that is open the system does not tell the name.
+        # The system does not report the name of a file that is already open.
         place = error.filename or "a file that this command writes"
-        return _tell(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
+        return _print_error(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
     except MemoryError:
-        return _tell(_NO_MEMORY, debug)
+        return _print_error(_NO_MEMORY, debug)
     except Exception as error:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's MemoryError
-            return _tell(_NO_MEMORY, debug)
+            return _print_error(_NO_MEMORY, debug)
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
         command = _PROGRAM if context is None else context.command_path
         message = error.format_message().rstrip(".")
-        return _tell(f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug)
+        return _print_error(f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug)
 
 
-def _tell(text: str, debug: bool) -> int:
+def _print_error(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    from mlbert.programs.console import printable  # names of files may hold anything
+    from mlbert.programs.console import printable  # file names may contain control characters
 
     print(f"mlbert: error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return WRONG_INPUT

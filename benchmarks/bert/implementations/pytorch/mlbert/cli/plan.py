@@ -1,4 +1,4 @@
-"""``mlbert plan``: samples, time, memory, cost and limits of a run before it is made."""
+"""``mlbert plan``: estimate samples, time, memory, cost and limits of a run."""
 
 from __future__ import annotations
 
@@ -34,38 +34,44 @@ from mlbert.report.run_plan import planned_world_size
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gb|gb/s|gbps|g)?", re.IGNORECASE)
-MOST_GBPS = 10_000.0  # of one GPU's port
+MOST_GBPS = 10_000.0  # per GPU port
 
 
 @app.command()
 def plan(
-    config: Annotated[Path | None, typer.Option(help="YAML as of mlbert train; else the sourced exports.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name of configs/, or a bert_config.json.")] = None,
-    gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}; a100 and h100 are the sxm ones.")] = "h100",
-    gpus: Annotated[int | None, typer.Option(help="GPUs of the job.", min=1, max=MOST_GPUS)] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.", min=1, max=MOST_GPUS)] = None,
-    network: Annotated[str | None, typer.Option(help="Ports of one GPU: 400Gb.", metavar="SPEED")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.", min=1)] = None,
-    batch_per_gpu: Annotated[int | None, typer.Option(help="Sequences of a step and GPU.", min=1)] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp8; default what the GPU's records used.")] = None,
-    samples: Annotated[float | None, typer.Option(help="To the target, where known.", min=1e3, max=1e12)] = None,
-    imbalance: Annotated[float, typer.Option(help="Tokens of the fullest GPU / mean.", min=1.0, max=4.0)] = 1.0,
-    efficiency: Annotated[float | None, typer.Option(help="Of the 16-bit peak; sets compute.", min=0.01, max=2)] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML of mlbert train; default: the sourced exports.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name in configs/, or a bert_config.json.")] = None,
+    gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}; a100 and h100 mean sxm.")] = "h100",
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=1, max=MOST_GPUS)] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", min=1, max=MOST_GPUS)] = None,
+    network: Annotated[str | None, typer.Option(help="Network speed per GPU, such as 400Gb.", metavar="SPEED")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step on all GPUs.", min=1)] = None,
+    batch_per_gpu: Annotated[int | None, typer.Option(help="Sequences per step and GPU.", min=1)] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16 or fp8; default: as in the GPU's published results.")
+    ] = None,
+    samples: Annotated[float | None, typer.Option(help="Samples to the target, if known.", min=1e3, max=1e12)] = None,
+    imbalance: Annotated[float, typer.Option(help="Tokens on the fullest GPU / mean.", min=1.0, max=4.0)] = 1.0,
+    efficiency: Annotated[
+        float | None, typer.Option(help="Fraction of 16-bit peak; sets compute time.", min=0.01, max=2)
+    ] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
-    watts_per_gpu: Annotated[float | None, typer.Option(help="With its part of the node.", min=1, max=1e5)] = None,
-    calibrate: Annotated[list[Path] | None, typer.Option(help="MLPerf log of mlbert on such GPUs; repeat.")] = None,
-    shared_cores: Annotated[bool, typer.Option(help="Of --gpus ranks on the CPU that --calibrate is of.")] = False,
+    watts_per_gpu: Annotated[float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)] = None,
+    calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
+    shared_cores: Annotated[bool, typer.Option(help="Predict --gpus ranks on the --calibrate run's CPU.")] = False,
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
-    budget: Annotated[float | None, typer.Option(help="Dollars of one run; with --sweep.", min=0, max=1e9)] = None,
-    picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Picture of --sweep.")] = None,
-    simulate_ranks: Annotated[int | None, typer.Option(help="Deal to so many ranks.", min=2, max=16384)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
+    picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Write a figure of --sweep.")] = None,
+    simulate_ranks: Annotated[
+        int | None, typer.Option(help="Simulate the load balance of this many ranks.", min=2, max=16384)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
-        raise UserError("config.conflict", "--batch-per-gpu", "is given beside --batch", "Give one of the two")
+        raise UserError("config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two")
     if to_4096 and (gpus or nodes or batch or batch_per_gpu):
-        remedy = "Leave --gpus, --nodes and --batch out"
+        remedy = "Remove --gpus, --nodes and --batch"
         raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
     logs = [read_measured(path) for path in calibrate or ()]
     if shared_cores:
@@ -83,15 +89,15 @@ def plan(
         name, shape, gpus, nodes, _gbps(network), batch, batch_per_gpu, precision or configured.precision, imbalance
     )
     if simulate_ranks is not None:
-        return _simulated(simulate_ranks, given, as_json)
-    ask = _Asker(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
-    ask = ask.with_measured(given, logs, efficiency)
+        return _run_simulation(simulate_ranks, given, as_json)
+    estimator = _Estimator(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
+    estimator = estimator.with_measured(given, logs, efficiency)
     if to_4096:
-        return _swept(replace(given, batch=None, batch_per_gpu=None), ask, budget, picture, as_json)
+        return _run_sweep(replace(given, batch=None, batch_per_gpu=None), estimator, budget, picture, as_json)
     if budget is not None or picture is not None:
         option = "--budget" if picture is None else "--svg"
-        raise UserError("config.conflict", option, "is for --sweep", "Give --sweep too")
-    found = ask(job_of(given, ask))
+        raise UserError("config.conflict", option, "needs --sweep", "Give --sweep too")
+    found = estimator(job_of(given, estimator))
     if as_json:
         _print(json.dumps(found.as_dict(), indent=2))
     else:
@@ -101,7 +107,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Configured:
-    """What a configuration says; ``packs`` are nominal sequences of a GPU and step."""
+    """Values read from a configuration; ``packs`` are nominal sequences per GPU and step."""
 
     shape: timing.ModelShape | None = None
     gpus: int | None = None
@@ -112,11 +118,11 @@ class _Configured:
 
 
 def _configured(file: Path | None) -> _Configured:
-    """Of a YAML, or of the sourced exports."""
+    """Read a YAML file, or the sourced exports if ``file`` is None."""
     from mlbert.cli.train import resolve_run
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UserError("config.file", file, "is no YAML", f"Write: source {file} && mlbert plan")
+        raise UserError("config.file", file, "is not a YAML file", f"Write: source {file} && mlbert plan")
     config = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
     model, data, precision = config[ModelConfig], config[DataConfig], config[ComputeConfig].precision
     exports = environment()
@@ -132,8 +138,8 @@ def _configured(file: Path | None) -> _Configured:
 
 
 @dataclass(frozen=True)
-class _Asker:
-    """Makes the estimate of a job."""
+class _Estimator:
+    """Estimate jobs that share a model, parameters and prices."""
 
     shape: timing.ModelShape
     parameters: Parameters
@@ -145,11 +151,13 @@ class _Asker:
         sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.sharing]
         return estimate(job, self.shape, self.parameters, self.prices, self.samples, sharers)
 
-    def with_measured(self, given: Given, logs: Sequence[calibration.MeasuredRun], efficiency: float | None) -> _Asker:
-        """With the speed of logs, or a stated one, and the samples that the logs needed."""
+    def with_measured(
+        self, given: Given, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
+    ) -> _Estimator:
+        """Return a copy with the speed from logs or ``efficiency``, and the samples that the logs needed."""
         parameters, samples = self.parameters, self.samples
         if logs and efficiency is not None:
-            raise UserError("config.conflict", "--efficiency", "is given beside --calibrate", "Give one of the two")
+            raise UserError("config.conflict", "--efficiency", "conflicts with --calibrate", "Give one of the two")
         if logs:
             like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
             job = job_of(like, self)
@@ -158,7 +166,7 @@ class _Asker:
                 log.samples / times.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
             ]
             reached = [log.samples for log in logs if log.samples is not None]
-            if ratios and self.shape.is_large:  # other batches need as many more or fewer than the reference
+            if ratios and self.shape.is_large:  # scale the reference samples of every batch size alike
                 share = parameters.samples_share * sum(ratios) / len(ratios)
                 parameters = replace(parameters, samples_share=share)
             elif reached and samples is None:
@@ -169,12 +177,14 @@ class _Asker:
         return replace(self, parameters=parameters, samples=samples)
 
 
-def _swept(given: Given, ask: _Asker, budget: float | None, picture: Path | None, as_json: bool) -> int:
-    if budget is not None and ask.prices.dollars_per_gpu_hour is None:
+def _run_sweep(given: Given, estimator: _Estimator, budget: float | None, picture: Path | None, as_json: bool) -> int:
+    if budget is not None and estimator.prices.dollars_per_gpu_hour is None:
         raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
     if picture is not None:
         request.check_picture(picture)
-    found = request.sweep(lambda gpus, size: ask(job_of(replace(given, gpus=gpus, nodes=None, batch=size), ask)))
+    found = request.sweep(
+        lambda gpus, size: estimator(job_of(replace(given, gpus=gpus, nodes=None, batch=size), estimator))
+    )
     chosen = None if budget is None else request.within(found, budget)
     if picture is not None:
         request.draw(picture, found)
@@ -194,18 +204,18 @@ def _gbps(text: str | None) -> float | None:
     match = _NETWORK.fullmatch(text.strip())
     if match is None or not 0 < float(match[1]) <= MOST_GBPS:
         raise UserError(
-            "config.value", "--network", f"{text!r} is no speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb"
+            "config.value", "--network", f"{text!r} is not a speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb"
         )
     return float(match[1])
 
 
 def read_measured(path: Path) -> calibration.MeasuredRun:
-    """What an MLPerf log says of its speed; ours name their ranks."""
+    """Read ranks, batch and speed from one of our MLPerf logs (other submitters do not log ranks)."""
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
     if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
         raise UserError(
-            "log.incomplete", path, "names no ranks, batch and start of a run", "Give a log that mlbert train wrote"
+            "log.incomplete", path, "does not record ranks, batch and run start", "Give a log that mlbert train wrote"
         )
     triples = zip(log.all("eval_start"), log.all("eval_stop"), log.evaluations, strict=False)
     evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
@@ -214,7 +224,7 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
         return calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
     except ValueError as error:
         raise UserError(
-            "log.incomplete", path, f"tells no speed: {error}", "Give a log of a run with evaluations"
+            "log.incomplete", path, f"has no usable speed: {error}", "Give a log of a run with evaluations"
         ) from None
 
 
@@ -227,23 +237,23 @@ def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: in
             "Give --calibrate LOG of one rank with all cores",
         )
     if batch is not None and batch > MOST_GPUS:
-        raise UserError("config.range", "--batch", f"{batch} is more than a CPU's step", f"Give at most {MOST_GPUS}")
+        raise UserError("config.range", "--batch", f"{batch} is too large for a CPU step", f"Give at most {MOST_GPUS}")
     batch = batch or logs[0].batch
     rate = calibration.shared_cores_rate(logs, ranks, batch)
     found = {"ranks": ranks, "batch": batch, "sequences_per_second": rate}
-    words = f"{ranks} ranks that share the cores, batch {batch}: {rate:,.0f} sequences/s"
+    words = f"{ranks} ranks sharing the cores, batch {batch}: {rate:,.0f} sequences/s"
     _print(json.dumps(found, indent=2) if as_json else words)
     return 0
 
 
-def _simulated(ranks: int, given: Given, as_json: bool) -> int:
+def _run_simulation(ranks: int, given: Given, as_json: bool) -> int:
     each = given.batch_per_gpu or (8 if given.batch is None else given.batch // ranks)
     if not 1 <= each <= 1024:
         raise UserError(
-            "config.range", "--batch-per-gpu", f"{each} sequences a rank are not simulated", "Give 1 to 1024"
+            "config.range", "--batch-per-gpu", f"{each} sequences per rank cannot be simulated", "Give 1 to 1024"
         )
     if ranks % given.per_node:
-        reason = f"{ranks} is no multiple of the {given.per_node} GPUs of a node"
+        reason = f"{ranks} is not a multiple of the {given.per_node} GPUs of a node"
         raise UserError("config.conflict", "--simulate-ranks", reason, "Give a multiple")
     found = simulate.balances(ranks, each, given.per_node)
     sent = simulate.traffic(given.shape.config.num_parameters, ranks, given.per_node)

@@ -1,4 +1,4 @@
-"""Programs of published implementations by their names and flags, as commands of ours; systems' folders hold stubs."""
+"""Run our commands under the program names and flags of published implementations; system folders hold stubs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 from mlbert.cli import main as command_line
 from mlbert.distributed.lifecycle import WRONG_INPUT
 
-# program -> (our command, its flags with what each becomes: a flag of ours, or "" for the next positional argument)
+# program -> (our command, {its flag: our flag, or "" for the next positional argument})
 _CHECKPOINT = {"--pt_checkpoint": "", "--save_checkpoint": ""}
 PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
     "convert_tf_checkpoint.py": (
@@ -24,18 +24,18 @@ PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of a published program; a wrong one is told as `mlbert` tells mistakes."""
+    """A parser for the flags of a published program that reports errors as `mlbert` does."""
 
     def __init__(self, program: str, description: str) -> None:
         super().__init__(program, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process."""
+        """Print the error and exit."""
         self.exit(WRONG_INPUT, f"mlbert: error: {self.prog}: {message}. See {self.prog} --help.\n")
 
 
 def main(program: str) -> None:
-    """Runs the command that stands for the program with this process's arguments; ends the process as `mlbert` does."""
+    """Run the command equivalent to ``program`` with this process's arguments, then exit as `mlbert` does."""
     command, flags = PROGRAMS[program]
     parser = Parser(program, f"Same as: mlbert {' '.join(command)}")
     for flag in flags:

@@ -1,4 +1,4 @@
-"""``mlbert report``: what finished runs reached, of one system or side by side, in the terminal and as a page."""
+"""``mlbert report``: report the results of runs, for one system or several, in the terminal or as a page."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def report(
     paths: Annotated[
         list[Path], typer.Argument(metavar="DIR|LOG", help="LOGDIRs, systems' results, trees, or MLPerf logs.")
     ],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with figures, as a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report with figures as an HTML page.")
+    ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> int:
-    """Print what runs reached, several systems side by side; exit with 1 where a run missed its target."""
+    """Print the results of runs, several systems in one table; exit with 1 if a run missed its target."""
     results = [read_result(system) for system in read_systems(paths)]
     if is_json:
         typer.echo(json.dumps(as_json(results), indent=2))

@@ -33,14 +33,14 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold 
 
 
 class Division(StrEnum):
-    """The two divisions of the rules."""
+    """The two divisions of the MLPerf rules."""
 
     OPEN = "open"
     CLOSED = "closed"
 
 
 class Framework(StrEnum):
-    """What runs were trained with."""
+    """Training frameworks."""
 
     PYTORCH = "PyTorch"
     TENSORFLOW = "TensorFlow"
@@ -52,15 +52,15 @@ def check_command(
         list[Path],
         typer.Argument(metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."),
     ],
-    division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
+    division: Annotated[Division | None, typer.Option(help="Require this division everywhere.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings there too; - prints only them.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all findings there; - prints only JSON.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as a page, too.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")] = None,
 ) -> None:
-    """Run the official tools (ruleset 5.0.0) and our own checks on a copy.
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.
 
-    Exit status: 0 nothing is wrong, 1 there is an ERROR, 2 a path cannot be judged.
+    Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
     """
     console = standard_output()
     with Console(stderr=True).status("checking") as status:
@@ -84,14 +84,14 @@ def check_command(
 @app.command("trace")
 def trace_command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt.")],
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key; without it a line for each.")] = None,
-    tree: Annotated[Path | None, typer.Option(help="Tree that the log's files are in; this one when absent.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key; default: a line for each key.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")] = None,
 ) -> None:
-    """Follow a log to its settings, its recipe and the Python behind it; exit with 1 where a link is broken."""
+    """Trace a log to its settings, its recipe and the Python behind it; exit with 1 if a link is broken."""
     tracer = Tracer(read_log(log), _tree(tree))
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
-        typer.echo(printable(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}"))
+        typer.echo(printable(f"note: {tracer.sources.gap}; reading the current files in {tracer.sources.tree}"))
     for chain in chains:
         typer.echo(printable(chain.summary() if key is None else f"{key} = {chain.value}"))
         for link in chain.broken if key is None else chain.links:
@@ -102,7 +102,7 @@ def trace_command(
 
 def _tree(given: Path | None) -> Path:
     if given is not None and not given.is_dir():
-        raise UserError("file.missing", "--tree", f"{given} is no folder", "Name the root of a tree")
+        raise UserError("file.missing", "--tree", f"{given} is not a folder", "Name the root of a tree")
     return (given or tree_root()).resolve()
 
 
@@ -111,10 +111,10 @@ def describe_command(
     out: Annotated[Path, typer.Option(help="File to write, systems/<system>.json.")],
     submitter: Annotated[str, typer.Option(help="Organisation, as in the logs.")] = "mlbert",
     division: Annotated[Division, typer.Option(help="Division of the results.")] = Division.OPEN,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes like this one.")] = 1,
-    framework: Annotated[Framework, typer.Option(help="What trained.")] = Framework.PYTORCH,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes like this one.")] = 1,
+    framework: Annotated[Framework, typer.Option(help="Training framework.")] = Framework.PYTORCH,
 ) -> None:
-    """Write the description of this machine, with the 33 fields that the official checker wants."""
+    """Write the description of this machine with the 33 fields that the official checker requires."""
     facts = describe_system(submitter, division.value, nodes, framework=framework.value)
     write_description(out, facts)
     console = standard_output()
@@ -124,49 +124,49 @@ def describe_command(
     console.print(table)
     unknown = [name for name, value in facts.items() if value == "unknown"]
     if unknown:
-        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}")
+        console.print(f"Could not be detected, fill in by hand: {', '.join(unknown)}")
 
 
 @app.command("new-system")
 def new_system_command(
     name: Annotated[str, typer.Argument(help="Letters, digits and underscores, such as acme_x1_h100_n1.")],
-    other: Annotated[str, typer.Option("--from", help="System to start from.", metavar="OTHER")],
-    config: Annotated[str | None, typer.Option(help="Which of its configs, where it has several.")] = None,
-    tree: Annotated[Path | None, typer.Option(help="Tree to extend; this one when absent.")] = None,
+    other: Annotated[str, typer.Option("--from", help="System to copy from.", metavar="OTHER")],
+    config: Annotated[str | None, typer.Option(help="Which of its configs, if it has several.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Tree to extend; default: this one.")] = None,
 ) -> None:
-    """Make a folder for another machine, and the template of its description."""
+    """Create a folder for another machine and a template of its description."""
     root = _tree(tree)
     made = new_system(name, other, root, config)
     for path in (*sorted(made.folder.iterdir()), made.template):
-        typer.echo(f"made {path.relative_to(root)}")
+        typer.echo(f"created {path.relative_to(root)}")
     folder, template = made.folder.relative_to(root), made.template.relative_to(root)
     typer.echo(_NEXT_STEPS.format(folder=folder, config=made.config, template=template, name=name, row=made.row))
 
 
 _NEXT_STEPS = """
-Next (docs/add_a_system.md says more):
-1. {folder}/env.sh: image, data and LOGDIR of your site, and who submits.
-2. {folder}/{config}: your numbers. Its name tells nodes x ranks x batch x accumulation; rename it when they change.
+Next (details in docs/add_a_system.md):
+1. {folder}/env.sh: your site's image, data and LOGDIR, and the submitter.
+2. {folder}/{config}: your numbers. Its name states nodes x ranks x batch x accumulation; rename it when they change.
 3. cd {folder} && source {config} && mlbert train --print-config
-4. {folder}/README.md: the machine, and where each number comes from.
+4. {folder}/README.md: the machine, and the source of each number.
 5. benchmarks/bert/implementations/README.md: add this line to the table:
    {row}
-6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not see, and
-   remove {template}. A tree that is checked as a submission needs the ten logs of results/{name}/bert with it."""
+6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not detect, and
+   remove {template}. To pass as a submission, the tree also needs the ten logs of results/{name}/bert."""
 
 
 @app.command("seal")
 def seal_command(
     system: Annotated[str, typer.Argument(help="Folder in results/.")],
-    tree: Annotated[Path | None, typer.Option(help="Its tree; this one when absent.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Its tree; default: this one.")] = None,
     logdir: Annotated[
-        Path | None, typer.Option("--from", metavar="LOGDIR", help="Copy logs and run files from there first.")
+        Path | None, typer.Option("--from", metavar="LOGDIR", help="First copy logs and run files from this folder.")
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sign with this private key, ssh's or minisign's.")
+        Path | None, typer.Option(metavar="FILE", help="Sign with this private key (ssh or minisign).")
     ] = None,
 ) -> None:
-    """Write SHA256SUMS of a system's logs, run files and description: sha256sum -c verifies it."""
+    """Write SHA256SUMS over a system's logs, run files and description, for sha256sum -c."""
     root = _tree(tree)
     names = seal(system, root, logdir, key)
     typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
@@ -175,9 +175,9 @@ def seal_command(
 @app.command("export")
 def export_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
-    tree: Annotated[Path | None, typer.Option(help="Tree to export; this one when absent.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Tree to export; default: this one.")] = None,
 ) -> None:
-    """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
+    """Export the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
     num_files = export_tree(_tree(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
     console = standard_output()
@@ -190,7 +190,7 @@ compare.register(app)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
-    """The worst first; of our own checks that passed, one row a subject."""
+    """Return a table with the worst findings first and one row per subject for our own passed checks."""
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
     table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))

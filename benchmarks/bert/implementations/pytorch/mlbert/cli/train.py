@@ -1,65 +1,56 @@
-"""``mlbert train``: one experiment. Every setting of the table is a flag; a flag wins over the exports of a config.
+"""``mlbert train``: run one experiment. Every setting is a flag; a flag overrides the exports of a config.
 
-What ``mlbert train --print-config`` looks at besides settings: what may end a run before its first step.
+``mlbert train --print-config`` also checks for what could end the run before its first step.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from mlbert.config.recipe import Recipe
-from mlbert.config.sections import Configuration
-from mlbert.data.loading.config import DataConfig
-from mlbert.host.errors import UserError
-from mlbert.host.machine import threads_per_rank
-from mlbert.models.config import ModelConfig
-from mlbert.ops.config import ComputeConfig
-from mlbert.runs.run_folder import RunFolder
-from mlbert.runs.starting_weights import weights_file
-from mlbert.training.config import RunConfig
-
-if TYPE_CHECKING:
-    from mlbert.training.protocols import Inputs
-
-
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
-from mlbert.config.sections import settings_by_key
+from mlbert.config.sections import Configuration, settings_by_key
 from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
+from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.lifecycle import exit_status
+from mlbert.distributed.lifecycle import SUCCESS, exit_status
 from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.machine import threads_per_rank
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import RECIPES, find
 from mlbert.report.run_plan import make_plan, planned_world_size
-from mlbert.training.config import EvaluationConfig
+from mlbert.runs.run_folder import RunFolder
+from mlbert.runs.starting_weights import weights_file
+from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
+    from mlbert.training.protocols import Inputs
 
 
 def check_run(config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]) -> None:
-    """Opens the data, reads the shape and the starting weights, looks at the folders and threads; says what was found.
+    """Open the data, read the model shape and starting weights, and check folders and threads; ``say`` each result.
 
-    Nothing is written. What only the machine that trains can tell (its GPUs, its memory) is not asked.
+    Nothing is written. Facts that only the training machine knows (its GPUs, its memory) are not checked.
 
     Raises:
-        UserError: the first problem; the others have been said.
+        UserError: the first problem, after all have been reported.
     """
     problems: list[UserError] = []
 
@@ -103,20 +94,20 @@ def _folder(config: RunConfig) -> str:
     there = next(path for path in (paths.folder.absolute(), *paths.folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError("file.unwritable", there, "cannot be written", "Set LOGDIR to a writable folder")
-    return f"{paths.folder}, not made yet" if there != paths.folder.absolute() else str(paths.folder)
+    return f"{paths.folder}, not created yet" if there != paths.folder.absolute() else str(paths.folder)
 
 
 EVALUATE_ONLY_HELP = (
-    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training set, no MLPerf log. The "
-    f"benchmark's checkpoint on the benchmark's evaluation samples must read {INITIAL_MLM_ACCURACY}."
+    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training, no MLPerf log. The "
+    f"benchmark's checkpoint on the benchmark's evaluation samples must give {INITIAL_MLM_ACCURACY}."
 )
 
 
 class _Train(TyperCommand):
-    """Help and completion are Typer's; the words of a call are read by `mlbert.config.resolution.split_arguments`."""
+    """Typer provides help and completion; `mlbert.config.resolution.split_arguments` reads the arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keeps the words as they are."""
+        """Keep the arguments unparsed."""
         if any(word in ctx.help_option_names for word in args):
             args = ["--help"]
         elif not ctx.resilient_parsing:
@@ -125,7 +116,7 @@ class _Train(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> int:
-        """Runs the command; returns its exit status."""
+        """Run the command and return its exit status."""
         return _run(ctx.args)
 
 
@@ -135,7 +126,10 @@ def _run(args: Sequence[str]) -> int:
     print_config = "--print-config" in words
     if speed is not None and not print_config:
         raise UserError(
-            "config.conflict", "--samples-per-second", "is for the estimate of --print-config", "Give both, or neither"
+            "config.conflict",
+            "--samples-per-second",
+            "is only for the estimate of --print-config",
+            "Give both, or neither",
         )
     line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     place = RankPlace.identify(environment())
@@ -148,7 +142,7 @@ def _run(args: Sequence[str]) -> int:
 
     def resolve_settings() -> Resolved:
         resolved = resolve_run(split_arguments(line))
-        # This first roll call waits as long, too.
+        # The ranks that join this first rendezvous may take that long, too.
         world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
         return resolved
 
@@ -165,10 +159,9 @@ def _run(args: Sequence[str]) -> int:
 
 def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> int:
     """Print settings, plan and checks, and return the exit status."""
-
     console = Console(quiet=place.rank != 0)
     _print_config(console, resolved)
-    # Outside a launcher the question is about the job that the sourced config describes.
+    # Outside a launcher, plan the job that the sourced config describes.
     ranks = place.world_size if place.world_size > 1 else planned_world_size(environment()) or 1
     config = resolved.config
     plan = make_plan(
@@ -189,8 +182,7 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
 
 
 def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
-    """Print a configuration and notes about it, train, and return the exit status: for programs with YAML of their
-    own."""
+    """Print a configuration and notes about it, train, and return the exit status; for programs with their own YAML."""
     world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
@@ -203,8 +195,10 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
 
     outcome = run_experiment(resolved, world, console)
     state = outcome.state
+    # A run that ends at its limit did what it was asked; only MLPerf's log calls that "aborted".
+    status = SUCCESS if outcome.status == SUCCESS else "stopped"
     console.print(
-        f"{outcome.status}: {outcome.reason}; accuracy {state.accuracy:.4f} after {state.samples} samples, "
+        f"{status}: {outcome.reason}; accuracy {state.accuracy:.4f} after {state.samples} samples, "
         f"{outcome.seconds:.1f} s",
         markup=False,
         highlight=False,
@@ -221,8 +215,12 @@ def resolve_run(line: CommandLine) -> Resolved:
 
     name = look("recipe")
     if name is None:
-        needed = [one for one in settings_by_key().values() if all(recipe.requires(one) for recipe in RECIPES.values())]
-        absent = [one for one in needed if not look(one.key)]
+        needed = [
+            setting
+            for setting in settings_by_key().values()
+            if all(recipe.requires(setting) for recipe in RECIPES.values())
+        ]
+        absent = [setting for setting in needed if not look(setting.key)]
         raise missing([settings_by_key()["recipe"], *absent], environment().get("CONFIG_FILE", ""))
     config_file = environment().get("CONFIG_FILE")
     if config_file:
@@ -242,7 +240,7 @@ def _print_lines(console: Console, lines: list[str]) -> None:
 
 
 def _take_speed(words: list[str]) -> float | None:
-    """Takes ``--samples-per-second N`` out of the words."""
+    """Remove ``--samples-per-second N`` from the words and return N."""
     name = "--samples-per-second"
     for index, word in enumerate(words):
         flag, has_value, value = word.partition("=")
@@ -257,27 +255,27 @@ def _take_speed(words: list[str]) -> float | None:
             speed = 0.0
         if not 0 < speed < float("inf"):
             raise UserError(
-                "config.value", name, f"{value!r} is not a number above 0", "Give the speed that a run reported"
+                "config.value", name, f"{value!r} is not a number above 0", "Give a speed reported by a run"
             )
         return speed
     return None
 
 
 def _described() -> Callable[..., None]:
-    """A function whose parameters are the rows of the settings table: what the help is made of."""
+    """Return a function with one parameter per setting, from which Typer builds the help."""
 
     def train(**_: object) -> None:
-        """Train once. Settings: recipe defaults, then --config YAML files, then the exports of a config_<system>.sh,
-        then flags and key=value words; a later one wins."""
+        """Train once. Settings come from recipe defaults, --config YAML files, the exports of a config_<system>.sh, and
+        flags or key=value words; later ones win."""
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     options: list[tuple[str, object, object]] = [
-        ("config", list[Path] | None, typer.Option("--config", help="YAML file; extends: names a parent.")),
+        ("config", list[Path] | None, typer.Option("--config", help="YAML file; extends: names its parent.")),
         ("evaluate_only", bool, typer.Option("--evaluate-only", help=EVALUATE_ONLY_HELP)),
         (
             "print_config",
             bool,
-            typer.Option("--print-config", help="Show settings and plan, check data, weights and folders, and stop."),
+            typer.Option("--print-config", help="Print settings and plan, check data, weights and folders, and exit."),
         ),
         (
             "samples_per_second",
@@ -290,8 +288,8 @@ def _described() -> Callable[..., None]:
             continue  # TensorFlow's
         unit = f" [{row.unit}]" if row.unit else ""
         default = default_words(row, RECIPES.values())
-        told = default if default.startswith(REQUIRED) else f"default: {default}"
-        text = f"{row.meaning}{unit} ({row.type_name}; export {row.env}; {told})"
+        note = default if default.startswith(REQUIRED) else f"default: {default}"
+        text = f"{row.meaning}{unit} ({row.type_name}; export {row.env}; {note})"
         options.append((name, str | None, typer.Option(row.flag, help=text, metavar="VALUE", show_default=False)))
     parameters = [
         inspect.Parameter(name, keyword, default=False if kind is bool else None, annotation=Annotated[kind, option])
@@ -307,7 +305,7 @@ app.command("train", cls=_Train, options_metavar="[OPTIONS] [NAME=VALUE]...")(_d
 
 
 def main() -> None:
-    """Entry of a system folder's ``run_pretraining.py``: ``mlbert train`` with the script's arguments."""
+    """Run ``mlbert train`` with this script's arguments; entry of a system folder's ``run_pretraining.py``."""
     import sys
 
     from mlbert.cli.main import main as run

@@ -1,9 +1,8 @@
-"""From recipe defaults, YAML files, exports, flags and ``key=value`` words to one checked `Configuration`.
+"""Resolve recipe defaults, YAML files, exports, flags and ``key=value`` words into one checked `Configuration`.
 
-Later wins: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag or
-``key=value``. Nothing unknown passes: a wrong name or value is a `UserError` that names it.
-
-Relations between values of several sections; those within one section are its own methods.
+Later sources win: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag
+or ``key=value``. An unknown name or an illegal value is a `UserError` that names it. This module also checks relations
+between values of different sections; a section's own methods check those within it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 
 
 def contradictions(config: Configuration) -> Iterator[Contradiction]:
-    """Yield what cannot be."""
+    """Yield every contradiction between values."""
     for section in config.sections:
         yield from section.contradictions()
     start = config[ModelConfig].init_checkpoint
@@ -46,7 +45,7 @@ def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]
     """Yield a sentence about each value that is legal but looks like a mistake.
 
     Args:
-        config: of the run.
+            config: the run's configuration.
         origins: where each value came from, by key.
     """
     for section in config.sections:
@@ -55,13 +54,13 @@ def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]
         yield from _not_closed(config)
     name = config[ScheduleConfig].schedule
     for key in sorted({key for keys in SCHEDULE_SETTINGS.values() for key in keys} - set(SCHEDULE_SETTINGS[name])):
-        one = settings_by_key()[key]
-        if config.get(one) is not None and not origins[key].startswith(("recipe ", "not set")):
-            yield f"{one.env} is set, but SCHEDULE={name} does not read it"
+        setting = settings_by_key()[key]
+        if config.get(setting) is not None and not origins[key].startswith(("recipe ", "not set")):
+            yield f"{setting.env} is set, but SCHEDULE={name} does not read it"
 
 
 def _not_closed(config: Configuration) -> Iterator[str]:
-    """Yield what the closed division does not allow; its values are the defaults of the sections."""
+    """Yield violations of the closed division; its required values are the defaults of the sections."""
     target = EvaluationConfig.model_fields["target_metric"].default
     if config[EvaluationConfig].target_metric != target:
         given = config[EvaluationConfig].target_metric or "none"
@@ -75,25 +74,25 @@ Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
-_NOT_SET = "not set"  # origin of what has no value from any source, the recipe included
-_RECIPE = "recipe "  # begins the origin of a recipe's own value
-_ENVIRONMENT = "environment "  # begins the origin of an export that no sourced config gives
+_NOT_SET = "not set"  # origin of a setting without a value from any source
+_RECIPE = "recipe "  # prefix of the origin of a recipe's value
+_ENVIRONMENT = "environment "  # prefix of the origin of an export that is not in the sourced config
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A checked configuration and where each value came from.
+    """A checked configuration and the origin of each value.
 
-    An origin is ``file:line`` of an export or a YAML line (relative to the tree if it is in it), ``environment NAME``
-    if no sourced file gave it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a default of the recipe or of
-    one of its sections, or "not set".
+    An origin is ``file:line`` of an export or a YAML line (relative to the tree if inside it), ``environment NAME`` if
+    no sourced file set it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a default of the recipe or one of
+    its sections, or "not set".
     """
 
     recipe: Recipe
     config: Configuration
     origin: Mapping[str, str]  # by key
-    warnings: Sequence[str] = ()  # sentences about what looks like a mistake but is legal
-    files: Sequence[Path] = ()  # configuration files that were read, first the sourced one or the first YAML file
+    warnings: Sequence[str] = ()  # sentences about legal values that look like mistakes
+    files: Sequence[Path] = ()  # configuration files read; first the sourced one or the first YAML file
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Return rows (key, value, environment name, origin) for printing."""
@@ -101,7 +100,7 @@ class Resolved:
         return [(key, value_words(self.config.get(one)), one.env, self.origin[key]) for key, one in known]
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
-        """Return environment name to value and origin, in plain values, for the log."""
+        """Return plain values and origins by environment name, for the log."""
         known = settings_by_key().items()
         return {one.env: {"value": _as_plain(self.config.get(one)), "origin": self.origin[key]} for key, one in known}
 
@@ -113,7 +112,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Words of a command line, sorted but not yet checked against types."""
+    """Arguments of a command line, sorted by kind; types are not checked yet."""
 
     flags: Mapping[str, str] = field(default_factory=dict)  # key to text
     yaml_files: Sequence[Path] = ()  # arguments of --config
@@ -121,9 +120,9 @@ class CommandLine:
 
 
 def split_arguments(words: Sequence[str]) -> CommandLine:
-    """Sort command line words into flags, ``--config FILE`` and ``key=value``.
+    """Sort command line arguments into flags, ``--config FILE`` and ``key=value``.
 
-    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may stand alone.
+    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may appear without a value.
 
     Raises:
         UserError: an unknown flag, a flag without its value, or a stray word.
@@ -165,7 +164,7 @@ def peek(
     yaml_files: Sequence[Path] = (),
     overrides: Sequence[str] = (),
 ) -> str | None:
-    """Return the raw value that one setting will get, before the recipe is known: used to find the recipe itself."""
+    """Return the raw value that a setting will get. Does not need the recipe: used to find the recipe itself."""
     layers = _layers(environ, flags or {}, yaml_files, overrides, [])
     given = [layer[key][0] for layer in layers if key in layer]
     return str(given[-1]) if given else None
@@ -184,14 +183,14 @@ def resolve(
     """Merge all sources into one checked configuration.
 
     Args:
-        recipe: gives sections and defaults.
-        environ: the environment; None reads the process's.
+            recipe: defines sections and defaults.
+            environ: the environment; None means the process's.
         flags: key (or flag) to text.
         yaml_files: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
-        overrides: words ``key=value``.
-        given: settings that were made of another program's configuration, key to value and origin; they win.
-        given_files: where they come from.
-        readers: all recipes, to name those that read a setting which this one does not.
+            overrides: ``key=value`` words.
+            given: settings converted from another program's configuration, key to value and origin; they win.
+            given_files: the files of ``given``.
+            readers: all recipes, to name those that read a setting that this one does not.
 
     Raises:
         UserError: unknown name, missing value, wrong type, value out of range, a setting that the recipe does not read,
@@ -227,7 +226,7 @@ def _own_origin(recipe: Recipe, setting: Setting) -> str:
 
 
 def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
-    """Return a section with the chosen values. Raises UserError: one has a wrong type or is out of range."""
+    """Return a section with the chosen values. Raises UserError if one has a wrong type or is out of range."""
     known = settings_of(section)
     values = {one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one) for one in known}
     try:
@@ -251,7 +250,7 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
 
 
 def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
-    """Return the error for a value of the right type that pydantic refused."""
+    """Return the error for a value of the right type that pydantic rejected."""
     limits = {
         "greater_than_equal": ("ge", "must be at least {:g}"),
         "less_than_equal": ("le", "must be at most {:.15g}"),
@@ -273,10 +272,10 @@ def _subject(setting: Setting, origin: str) -> str:
 
 
 def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], readers: Sequence[Recipe]) -> list[str]:
-    """Take out settings that the recipe does not read; "none" and default values pass. Return warnings.
+    """Remove settings that the recipe does not read and return warnings; "none" and default values pass silently.
 
     Raises:
-        UserError: such a setting comes from a flag, a YAML file or a sourced config: somebody meant this run.
+            UserError: such a setting is in a flag, a YAML file or a sourced config, so it was meant for this run.
     """
     warnings = []
     for key, (value, origin) in list(chosen.items()):
@@ -291,7 +290,7 @@ def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], rea
         if origin == f"{_ENVIRONMENT}{setting.env}":
             warnings.append(f"{setting.env} {words}")
         else:
-            raise UserError("config.not-read", _subject(setting, origin), words, "Leave it out, or set another RECIPE")
+            raise UserError("config.not-read", _subject(setting, origin), words, "Remove it, or set another RECIPE")
     return warnings
 
 
@@ -302,7 +301,7 @@ def _layers(
     overrides: Sequence[str],
     files: list[Path],
 ) -> list[Layer]:
-    """Return key to (raw value, origin) for each source, weakest first; ``files`` gets the files that are read."""
+    """Return key to (raw value, origin) for each source, weakest first; append the files read to ``files``."""
     environ = environment() if environ is None else environ
     exports = _from_environment(environ, files)
     layers: list[Layer] = [*(read_yaml(Path(path), files) for path in yaml_files), exports]
@@ -319,7 +318,7 @@ def _layers(
 
 
 def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
-    """Return what is exported; the origin is the line of the sourced config, unless the variable was set since."""
+    """Return the exported settings; the origin is the sourced config's line unless the variable changed since."""
     config_file = Path(environ.get("CONFIG_FILE", ""))
     exports = check_exports(config_file, files) if config_file.is_file() else {}
     found: dict[str, tuple[object, str]] = {}
@@ -363,12 +362,12 @@ def _near_misses(environ: Mapping[str, str]) -> list[str]:
         close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=_NEAR_MISS_CUTOFF)
         meant = by_shape[close[0]] if close else elsewhere.get(shape)
         if meant:
-            sentences.append(f"{name} is exported but is no setting; did you mean {meant}?")
+            sentences.append(f"{name} is exported but is not a setting; did you mean {meant}?")
     return sentences
 
 
 def _article(setting: Setting) -> str:
-    """Return the type as a sentence names it: ``an integer or none``, ``one of open | closed``, ``text``."""
+    """Return the type as used in a sentence: ``an integer or none``, ``one of open | closed``, ``text``."""
     first = setting.type_name[0]
     article = "one of " if setting.choices else "" if setting.kind is str else "an " if first in "aeiou" else "a "
     return article + setting.type_name

@@ -1,10 +1,10 @@
-"""What a section of settings is. Each room declares its own in its ``config.py``, which imports only this module.
+"""Sections of settings. Each room declares its own in its ``config.py``, which imports only this module.
 
     class OptimizerConfig(Section):
         optimizer: Literal["lamb", "adamw"] = setting("OPTIMIZER", "Update rule.", key="optimizer", default="lamb")
 
-A field without a default is required. Values are never converted: text is parsed by `Setting.parse`, then pydantic
-checks type and limits strictly.
+A field without a default is required. Values are never coerced: `Setting.parse` parses text, then pydantic checks type
+and limits strictly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
 
-# Every number has a sane upper bound: a typing error must not take a machine down, or hang.
+# Every number has an upper bound, so that a typing error cannot hang or crash the machine.
 MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
 MOST_PACKS, MOST_IN_PACK, MOST_CPUS = 2**20, 512, 4096
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
-_UNPRINTABLE = re.compile("[\n\r\0\x1b\ud800-\udfff]")  # never in a log; the last are bytes that are not UTF-8
+_UNPRINTABLE = re.compile(
+    "[\n\r\0\x1b\ud800-\udfff]"
+)  # kept out of logs; the surrogates stand for bytes that are not UTF-8
 
 
 class Contradiction(NamedTuple):
@@ -42,12 +44,12 @@ class Contradiction(NamedTuple):
 
 
 class Section(BaseModel):
-    """Settings that belong together, owned by one room. Frozen and typed; `mlbert.config.resolution` makes them."""
+    """Settings that belong together, owned by one room. Frozen and typed; created by `mlbert.config.resolution`."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     def contradictions(self) -> Iterable[Contradiction]:
-        """Return what cannot be, the most important first."""
+        """Return contradictions between values, the most important first."""
         return ()
 
     def oddities(self) -> Iterable[str]:
@@ -71,9 +73,9 @@ def setting(
         env: name of the export.
         meaning: one sentence.
         key: YAML key, and the flag without dashes; empty if only the launchers read it.
-        default: of the right type; left out: somebody must give a value.
-        unit: of a number, in words.
-        fixed_on_resume: a resumed run must not change it.
+            default: of the right type; without it the setting is required.
+            unit: of a number.
+            fixed_on_resume: a resumed run must not change the value.
         limits: ``ge``, ``gt``, ``le``, ``lt`` as in pydantic.
     """
     public = {"env": env, "key": key, "unit": unit, "fixed": fixed_on_resume}
@@ -88,9 +90,9 @@ class Setting:
     env: str  # name of the export
     key: str  # YAML key, and the flag without dashes; empty if only the launchers read it
     section: type[Section]
-    field: str  # its name in the section
+    field: str  # field name in the section
     kind: type  # str, int, float, bool or Path
-    choices: tuple[str, ...]  # legal values; empty: any
+    choices: tuple[str, ...]  # legal values; empty allows any
     optional: bool  # "none" (or an empty export) is a value
     required: bool  # the section has no default
     default: Any  # None if there is none
@@ -112,20 +114,20 @@ class Setting:
         return f"{words} or none" if self.optional else words
 
     def is_none(self, value: object) -> bool:
-        """Return whether a raw value is none; a text says so only if none is a value of this setting."""
+        """Return True if a raw value means none; the text "none" counts only if the setting is optional."""
         return value is None or (self.optional and says_none(value))
 
     def parse(self, value: object) -> object:
-        """Return text, or a value from YAML or a recipe, as the setting's type; limits and choices are not checked.
+        """Convert text, or a value from YAML or a recipe, to the setting's type, without checking limits and choices.
 
         Raises:
-            ValueError: it is not of that type.
+                ValueError: the value is not of that type.
         """
         value = value.strip() if isinstance(value, str) else value
         if self.is_none(value):
             return None
         if self.kind is bool:
-            text = str(value).lower()  # of True and False too
+            text = str(value).lower()  # covers True and False
             if text not in _YES | _NO:
                 raise ValueError(value)
             return text in _YES
@@ -142,12 +144,12 @@ class Setting:
 
 
 def says_none(value: object) -> bool:
-    """Return whether a raw value is none, or a text for it."""
+    """Return True if a raw value is None or a text that means none."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NONE)
 
 
 def is_yes_or_no(word: str) -> bool:
-    """Return whether a word is a value of a yes/no setting."""
+    """Return True if a word is a value of a yes/no setting."""
     return word.lower() in _YES | _NO
 
 

@@ -1,4 +1,4 @@
-"""Every section and setting of the tree, and the resolved configuration of a run: one value of each section it has."""
+"""All sections and settings of the tree, and a run's resolved configuration: one instance of each of its sections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
 
-# What every recipe reads.
+# Sections that every recipe reads.
 COMMON = (
     RunConfig,
     DataConfig,
@@ -42,7 +42,7 @@ class Configuration:
         self._sections = {type(section): section for section in sections}
 
     def __getitem__(self, kind: type[Kind]) -> Kind:
-        """Return the section; KeyError if the run's recipe does not have it."""
+        """Return a section; KeyError if the run's recipe does not have it."""
         section = self._sections[kind]
         assert isinstance(section, kind)
         return section
@@ -61,10 +61,10 @@ class Configuration:
         return None if section is None else getattr(section, setting.field)
 
     def fixed_on_resume(self) -> dict[str, object]:
-        """Return the settings that a resumed run must not change, environment name to value; none counts as absent.
+        """Return environment name to value for settings that a resumed run must not change; none counts as absent.
 
-        Data, model shape, batch and optimizer are compared by what they are, not by a setting. Limits, evaluations,
-        paths and what only decides how fast the run is may change, and so may the length of the schedule.
+        Data, model shape, batch and optimizer are compared by content, not by a setting. Limits, evaluations, paths,
+        speed settings and the length of the schedule may change.
         """
         fixed = {one.env: self.get(one) for one in settings_by_key().values() if one.fixed_on_resume}
         if self[ComputeConfig].auto_micro_batch:
@@ -72,7 +72,7 @@ class Configuration:
         return {env: value for env, value in fixed.items() if value is not None}
 
     def replace(self, section: Section) -> Configuration:
-        """Return a copy with this section in place of the one of its type."""
+        """Return a copy with this section replacing the one of its type."""
         return Configuration({**self._sections, type(section): section}.values())
 
     @property
@@ -91,5 +91,5 @@ def settings_by_key() -> Mapping[str, Setting]:
 
 @cache
 def settings_by_env() -> Mapping[str, Setting]:
-    """Return every legal export, by name; those that only the launchers read are at the end."""
+    """Return every legal export by name; those that only the launchers read are last."""
     return types.MappingProxyType({one.env: one for one in (*settings_by_key().values(), *settings_of(LaunchConfig))})

@@ -1,4 +1,4 @@
-"""Reading configuration files: YAML with ``extends:``, and the exports of a ``config_*.sh``."""
+"""Read configuration files: YAML with ``extends:``, and the exports of a ``config_*.sh``."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _CONFIG_NAME = re.compile(r"config_(\w+?)_(\d+)x(\d+)x(\d+)x(\d+)(_\w+)?\.sh")
 
 @dataclass(frozen=True)
 class ConfigName:
-    """What the name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh`` tells."""
+    """Parts of a name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh``."""
 
-    system: str  # name of the machine, as far as the first number
+    system: str  # machine name, up to the first number
     nodes: int
-    ranks: int  # on each node
+    ranks: int  # per node
     batch: int  # packs per rank and optimizer step
-    accumulation: int  # micro-batches of a step
+    accumulation: int  # micro-batches per step
     variant: str = ""  # the rest with its underscore, such as _pack
 
     @property
     def shape(self) -> str:
-        """The numbers as the name writes them, with the variant."""
+        """The numbers as written in the name, with the variant."""
         return f"{self.nodes}x{self.ranks}x{self.batch}x{self.accumulation}{self.variant}"
 
 
 def parse_config_name(name: str) -> ConfigName | None:
-    """The parts of a config's file name; ``None`` for a name of another form."""
+    """Return the parts of a config's file name, or None if the name has another form."""
     match = _CONFIG_NAME.fullmatch(name)
     if match is None:
         return None
@@ -53,30 +53,30 @@ def parse_config_name(name: str) -> ConfigName | None:
 class Export:
     """One ``export NAME=text`` of a shell file."""
 
-    text: str  # the right side without its quotes; what the shell expands is still as written
+    text: str  # the right-hand side without quotes; shell expansions are kept as written
     place: str  # file:line, relative to the tree
 
     def gives(self, value: str) -> bool:
-        """Whether the line can have made the variable what it is; an expansion stands for any text."""
+        """Return True if this line can have produced the value; an expansion matches any text."""
         parts = (re.escape(part) for part in _EXPANSION.split(self.text))
         return re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
 
 
 def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
-    """Field name to (value, ``file:line``) of one file on top of its parents.
+    """Return field name to (value, ``file:line``) for a file merged over its parents.
 
     Args:
         path: the file.
-        files: gets every file that is read, a child before its parents.
-        children: who extends it.
+            files: every file read is appended, a child before its parents.
+            children: files that extend this one.
 
     Raises:
-        UserError: a file that cannot be read, is no list of names with values, or extends itself; an unknown key.
+            UserError: a file is unreadable, is not a list of names with values, or extends itself; or a key is unknown.
     """
     path = path.absolute()
     if path in children:
         chain = " -> ".join(child.name for child in (*children, path))
-        raise UserError("config.file", path, f"extends itself ({chain})", "Break the circle")
+        raise UserError("config.file", path, f"extends itself ({chain})", "Break the cycle")
     tree, parents, lines = _load_mapping(path)
     files.append(path)
     merged: dict[str, tuple[object, str]] = {}
@@ -91,37 +91,41 @@ def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) ->
                 unknown_name(name, "key", settings_by_key()).remedy,
             )
         if isinstance(value, dict | list):
-            raise UserError("config.file", path, f"{name} is not a single value", "Write one value a line, name: value")
+            raise UserError(
+                "config.file", path, f"{name} is not a single value", "Write one value per line, name: value"
+            )
         merged[name] = (value, f"{tree_relative(path)}:{lines[name]}")
     return merged
 
 
 def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[str, Export]:
-    """The exports of a ``config_*.sh`` with those of the files that it sources; the last one of a name counts.
+    """Return the exports of a ``config_*.sh`` and of the files it sources; the last export of a name counts.
 
-    A config holds comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are looked for by
-    name beside it and checked in the same way. A site file ``env.sh`` beside it may hold logic: only its exports are
-    read. Other sourced files are left.
+    A config contains comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are found by
+    name in the same folder and checked likewise. A site file ``env.sh`` next to it may contain logic: only its exports
+    are read. Other sourced files are ignored.
 
     Args:
         config_file: the config.
-        files: gets every file that is read, a config before what it sources.
+            files: every file read is appended, a config before the files it sources.
 
     Raises:
-        UserError: a line of another kind, or a name that is not in the table.
+            UserError: a line of another kind, or an unknown setting.
     """
     return _read_exports(Path(config_file), [] if files is None else files, ())
 
 
 def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
-    """A file as OmegaConf holds it, and the line of each dotted name. Raises UserError: it cannot be read, is no YAML,
-    or no mapping of names."""
-    # Here and not above: kernels and benchmarks need no YAML, so they run where these packages are missing.
+    """Return a file as an OmegaConf tree, and the line of each dotted name.
+
+    Raises UserError if it is unreadable, not valid YAML, or not a mapping of names.
+    """
+    # Imported here because kernels and benchmarks need no YAML and must run without these packages.
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    remedy = "Write one value a line, name: value"
+    remedy = "Write one value per line, name: value"
     content = read_plain(path, "Name a readable YAML file")
     try:
         text = content.decode()
@@ -143,7 +147,7 @@ def _lines(node: Any, above: str) -> Iterator[tuple[str, int]]:
 
 
 def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, int]]:
-    """The names and values of one file, the files that it extends, and the line of each name."""
+    """Return a file's names and values, the files that it extends, and the line of each name."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -152,19 +156,19 @@ def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, i
         tree = OmegaConf.to_container(loaded, resolve=True)
     except OmegaConfBaseException as error:
         reason = f"is not valid YAML ({' '.join(str(error).split())})"
-        raise UserError("config.file", path, reason, "Write one value a line, name: value") from error
+        raise UserError("config.file", path, reason, "Write one value per line, name: value") from error
     assert isinstance(tree, dict)
     parents = tree.pop("extends", [])
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise UserError("config.file", path, "extends names no file", "Write extends: parent.yaml")
+        raise UserError("config.file", path, "extends does not name a file", "Write extends: parent.yaml")
     return {str(name): value for name, value in tree.items()}, parents, lines
 
 
 def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> dict[str, Export]:
     path = path.absolute()
     if path in readers:
-        raise UserError("config.file", path, "sources itself", "Break the circle")
+        raise UserError("config.file", path, "sources itself", "Break the cycle")
     content = read_plain(path, "Name a config_<system>.sh")
     try:
         lines = content.decode().splitlines()
@@ -191,7 +195,7 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
 
 
 def _right_side(text: str) -> str:
-    """What stands behind the equals sign, without quotes and comment."""
+    """Return the text after the equals sign, without quotes and comment."""
     try:
         words = shlex.split(re.sub(r"(^|\s)#.*", "", text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings of the TensorFlow 2 implementation, which are here because audits judge its logs too."""
+"""Settings of the TensorFlow 2 implementation; defined here because audits check its logs too."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from mlbert.config.section import Section, setting
 
 
 class TensorFlowConfig(Section):
-    """What only the TensorFlow 2 implementation reads."""
+    """Settings that only the TensorFlow 2 implementation reads."""
 
     input_files: str | None = setting(
         "INPUT_FILES",
-        "TFRecords for tf.data, globs with commas between; none: DATADIR_PHASE2 through mlbert.data.formats.",
+        "TFRecords for tf.data, comma-separated globs; none: DATADIR_PHASE2, read by mlbert.data.formats.",
         key="input_files",
         default=None,
     )
     eval_files: str | None = setting(
         "EVAL_FILES",
-        "Likewise for the evaluation; none: the training files, or EVALDIR where there are none.",
+        "The same for evaluation; none: the training files, or EVALDIR if there are none.",
         key="eval_files",
         default=None,
     )
     deterministic: bool = setting(
         "DETERMINISTIC",
-        "tf.data gives the same order each time, at some cost in speed.",
+        "Make tf.data's order reproducible, at some cost in speed.",
         key="deterministic",
         default=True,
     )
@@ -36,19 +36,19 @@ class TensorFlowConfig(Section):
     tpu: str | None = setting("TPU", "Name or address of the TPU.", key="tpu", default=None)
     all_reduce_alg: Literal["nccl", "hierarchical_copy", "ring"] | None = setting(
         "ALL_REDUCE_ALG",
-        "How gradients are summed: nccl or hierarchical_copy by mirrored, ring or nccl by multi_worker_mirrored.",
+        "All-reduce algorithm: nccl or hierarchical_copy with mirrored, ring or nccl with multi_worker_mirrored.",
         key="all_reduce_alg",
         default=None,
     )
     explicit_allreduce: bool = setting(
         "EXPLICIT_ALLREDUCE",
-        "Sum gradients before they are unscaled and clipped, in their own precision.",
+        "All-reduce gradients before unscaling and clipping, in their own precision.",
         key="explicit_allreduce",
         default=False,
     )
     allreduce_bytes_per_pack: int = setting(
         "ALLREDUCE_BYTES_PER_PACK",
-        "Size of the packs in which they travel; 0: one.",
+        "Size of the packs for the gradient all-reduce; 0: one pack.",
         key="allreduce_bytes_per_pack",
         default=0,
         unit="bytes",
@@ -59,17 +59,17 @@ class TensorFlowConfig(Section):
         "SCALE_LOSS", "Divide each replica's loss by the number of replicas.", key="scale_loss", default=False
     )
     loss_scale_fixed: bool = setting(
-        "LOSS_SCALE_FIXED", "LOSS_SCALE stays as it is.", key="loss_scale_fixed", default=False
+        "LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", key="loss_scale_fixed", default=False
     )
     device_warmup: bool = setting(
         "DEVICE_WARMUP",
-        "Compile and run one step on zeros before the clock starts; weights are put back.",
+        "Compile and run one step on zeros before the clock starts; the weights are restored.",
         key="device_warmup",
         default=False,
     )
     steps_per_loop: int = setting(
         "STEPS_PER_LOOP",
-        "Steps between two looks of the host.",
+        "Steps that run on the device without returning to the host.",
         key="steps_per_loop",
         default=200,
         unit="steps",
@@ -79,7 +79,7 @@ class TensorFlowConfig(Section):
     do_eval: bool = setting("DO_EVAL", "Evaluate while training.", key="do_eval", default=True)
     eval_schedule: Literal["steps", "mlperf"] = setting(
         "EVAL_SCHEDULE",
-        "When: after the settings' numbers of samples, or on the grid of ruleset 5.0.0.",
+        "Evaluate at the sample counts of the settings (steps), or on ruleset 5.0.0's grid (mlperf).",
         key="eval_schedule",
         default="steps",
     )

@@ -1,4 +1,4 @@
-"""Words about settings for help, errors and documentation: defaults, and what other programs call a setting."""
+"""Texts about settings for help, errors and documentation, including other programs' names for a setting."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mlbert.config.sections import settings_by_key
 from mlbert.host.errors import UserError, name_shape, nearest
 
 REQUIRED = "required"
-_STEPS = "a run's length is given in steps"
-# Flags of transformers' examples and of other trainers, without dashes, underscores and case: the same
-# setting here, as key or key=value, and a note.
+_STEPS = "run length is in steps"
+# Flags of transformers' examples and of other trainers, without dashes, underscores and case: our setting as key or
+# key=value, and a note.
 _OTHERS: Mapping[str, tuple[str, str]] = {
     "lr": ("learning_rate", ""),
     "baselr": ("learning_rate", ""),
@@ -37,15 +37,15 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
     "perdevicetrainbatchsize": ("train_batch_size", ""),
     "pergputrainbatchsize": ("train_batch_size", ""),
     "perdeviceevalbatchsize": ("eval_batch_size", ""),
-    "batchsize": ("train_batch_size", "of each rank"),
-    "bs": ("train_batch_size", "of each rank"),
+    "batchsize": ("train_batch_size", "per rank"),
+    "bs": ("train_batch_size", "per rank"),
     "gradaccumsteps": ("gradient_accumulation_steps", ""),
     "accumulategradbatches": ("gradient_accumulation_steps", ""),
     "outdir": ("output_dir", ""),
     "out": ("output_dir", ""),
     "savedir": ("output_dir", ""),
-    "modelnameorpath": ("init_checkpoint", "the shape is --bert_config_file"),
-    "model": ("init_checkpoint", "the shape is --bert_config_file"),
+    "modelnameorpath": ("init_checkpoint", "the model shape is --bert_config_file"),
+    "model": ("init_checkpoint", "the model shape is --bert_config_file"),
     "configname": ("bert_config_file", ""),
     "tokenizername": ("tokenizer", ""),
     "trainfile": ("input_dir", ""),
@@ -77,7 +77,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
     "evalsteps": ("eval_iter_samples", "counted in sequences"),
     "savesteps": ("save_checkpoint_steps", ""),
     "savetotallimit": ("keep_checkpoints", ""),
-    "resumefromcheckpoint": ("resume", "of LOGDIR, the newest"),
+    "resumefromcheckpoint": ("resume", "from the newest checkpoint in LOGDIR"),
     "numthreads": ("cpu_threads", ""),
     "threads": ("cpu_threads", ""),
     "maxtime": ("max_seconds", ""),
@@ -85,7 +85,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
 
 
 def hint_at(shape: str) -> str | None:
-    """Return what to say about another program's name, given as `name_shape`; None if it is not one of theirs."""
+    """Return advice about another program's name for a setting, given as `name_shape`; None if it is unknown."""
     if shape not in _OTHERS:
         return None
     (key, _, value), note = _OTHERS[shape][0].partition("="), _OTHERS[shape][1]
@@ -95,7 +95,7 @@ def hint_at(shape: str) -> str | None:
 
 
 def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
-    """Return the error for an unknown name, with what it is called here, or the nearest known one."""
+    """Return the error for an unknown name, suggesting our name for it or the nearest known one."""
     near = nearest(name, known)
     theirs = hint_at(name_shape(name))
     if theirs and (near is None or name_shape(near) != name_shape(name)):
@@ -105,7 +105,7 @@ def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
 
 
 def missing(absent: Sequence[Setting], config_file: str) -> UserError:
-    """Return the error for missing settings, all in one line."""
+    """Return one error that lists all missing settings."""
     if len(absent) == 1:
         one = absent[0]
         place = f"Add 'export {one.env}=...' to {config_file}" if config_file else f"Export it, or give {one.flag}"
@@ -136,7 +136,7 @@ def default_words(setting: Setting, recipes: Iterable[Recipe]) -> str:
 
 
 def value_words(value: object) -> str:
-    """Return a value as people write it: none, yes, no."""
+    """Return a value as users write it: none, yes, no."""
     if value is None:
         return "none"
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
@@ -147,7 +147,7 @@ def markdown_table(recipes: Sequence[Recipe], launchers: Sequence[tuple[Setting,
 
     Args:
         recipes: all of them.
-        launchers: settings that only launchers read, each with its default.
+            launchers: launcher-only settings, each with its default.
     """
     lines = ["| variable | flag and YAML key | type | default | unit | meaning |", "|---|---|---|---|---|---|"]
     rows = [(one, f"`{one.flag}`", default_words(one, recipes)) for one in settings_by_key().values()]

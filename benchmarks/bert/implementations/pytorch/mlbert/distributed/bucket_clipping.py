@@ -1,18 +1,18 @@
-"""Clips gradients bucket by bucket, each rank its own, and averages them over the ranks while backward goes on.
+"""Clip each rank's gradients bucket by bucket and average them over the ranks during backward.
 
-With W ranks, A micro-batches, B buckets, and G(r, m, b) the part in bucket b of A times what micro-batch m adds to the
-gradient of rank r's mean loss (if all are equally full: of the gradient of the micro-batch's own mean loss), the
-gradient that the optimizer gets is, bucket by bucket,
+With W ranks, A micro-batches and B buckets, let G(r, m, b) be bucket b of A times the contribution of micro-batch m to
+the gradient of rank r's mean loss. (If all micro-batches are equally full, that is the gradient of micro-batch m's
+mean loss.) Bucket by bucket, the optimizer gets the gradient
 
     1 / (W A)  sum over r and m of  clip(G(r, m, b), max_norm / sqrt(B))        clip(x, c) = x min(1, c / ||x||)
 
-so its norm is at most max_norm. Each bucket is clipped as soon as its last gradient has arrived, and its sum over the
-ranks starts at once: there is no pass over the whole gradient, and nothing waits. Earlier micro-batches are clipped
-likewise and kept in float32; the last one starts the sums. The ranks' norms travel in one small sum at the end, and
-where a bucket of any rank is not finite, every rank finds that out and leaves the step out.
+so its norm is at most max_norm. Each bucket is clipped as soon as its last gradient is ready, and its sum over the
+ranks starts at once, without a pass over the full gradient or a wait. Earlier micro-batches are clipped the same way
+and accumulated in float32; the last one starts the sums. One small all-reduce at the end sums the squared norms, so if
+a bucket of any rank is not finite, every rank skips the step.
 
 Source: the public description of Samsung's submissions to MLPerf Training v2.0 ("bucket-wise gradient clipping before
-all-reduce"). The bound of each bucket follows from that of the whole: B squares of max_norm / sqrt(B) add up to
+all-reduce"). The bound of each bucket follows from that of the full gradient: B squares of max_norm / sqrt(B) add up to
 max_norm squared.
 """
 
@@ -29,19 +29,19 @@ from mlbert.distributed.world import World
 
 
 class BucketClippingReducer(GradientReducer):
-    """Clipped buckets, averaged over the ranks; then nothing may be clipped any more.
+    """Clips buckets and averages them over the ranks. Nothing may be clipped after that.
 
-    Losses carry divisors that make the sum of all shares the mean over ranks and micro-batches (`Objective.scope`
-    "rank"), so a share counts W A times.
+    Losses are divided so that the sum of all shares is the mean over ranks and micro-batches (`Objective.scope`
+    "rank"), so each share is multiplied by W A before it is clipped.
 
     Args:
         params, flat_grad, offsets, world, buckets, loss_scale, in_bf16: as in `GradientReducer`.
-        max_norm: of the whole gradient.
-        accumulation: micro-batches of a step; each is one `prepare` and one backward.
+        max_norm: bound on the norm of the full gradient.
+        accumulation: micro-batches per step; each is one `prepare` and one backward.
 
     Attributes:
-        grad_norm: root of the mean over ranks and micro-batches of the squared norm of a whole gradient before
-            clipping; float64 scalar on the device, not finite where a bucket was not. The same on all ranks.
+        grad_norm: root mean square, over ranks and micro-batches, of the norm of the full gradient before clipping;
+            float64 scalar on the device, the same on all ranks. Not finite if any bucket is not.
     """
 
     grad_norm: Tensor
@@ -61,13 +61,13 @@ class BucketClippingReducer(GradientReducer):
     ) -> None:
         super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale, in_bf16)
         self._limit, self._num_shares = max_norm / len(buckets) ** 0.5, world.world_size * accumulation
-        self._kept = torch.zeros_like(flat_grad) if accumulation > 1 else None  # clipped, of earlier micro-batches
+        self._kept = torch.zeros_like(flat_grad) if accumulation > 1 else None  # earlier micro-batches, clipped
         self._squares = torch.zeros(len(buckets), dtype=torch.float64, device=flat_grad.device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat_grad.device)
-        self._is_last: bool | None = None  # whether the present pass is the step's last one; None: there is none
+        self._is_last: bool | None = None  # True in the step's last pass; None outside a pass
 
     def prepare(self, last: bool) -> None:
-        """As in `GradientReducer`. Buckets of the pass before that no hook has told of are clipped now."""
+        """See `GradientReducer`. Buckets of the previous pass that no hook has started are clipped now."""
         assert not self._is_last, "finish() was not called after the last backward"
         while self._is_last is not None and self.num_started < self.num_buckets:
             self._begin_next()
@@ -75,8 +75,8 @@ class BucketClippingReducer(GradientReducer):
         self._arm()
 
     def finish(self) -> None:
-        """As in `GradientReducer`; `grad_norm` is written."""
-        assert self._is_last, "prepare(last=True) comes first"
+        """See `GradientReducer`. Also writes `grad_norm`."""
+        assert self._is_last, "call prepare(last=True) first"
         super().finish()
         self._is_last = None
 

@@ -1,14 +1,13 @@
-"""Captures queued device work once and queues it again as a whole: CUDA graphs, and the same interface without them.
+"""Capture queued device work once and replay it: CUDA graphs, and the same interface without them.
 
-A graph repeats its kernels with the same arguments on the same addresses. So what changes from one replay to the next
-is written into tensors beforehand, the captured function never looks at a value on the host, and whatever it allocates
-stays in the graph's own pool of memory. Collectives of NCCL are captured like kernels; all ranks capture and replay
-alike.
+A graph repeats its kernels with the same arguments at the same addresses. So data that changes between replays must be
+written into tensors before a replay, the captured function must not read values on the host, and its allocations stay
+in the graph's memory pool. NCCL collectives are captured like kernels; all ranks must capture and replay them alike.
 
     capture = CudaCapture(device)
     capture.warm_up(function)            on the side stream: compiles kernels, starts communicators
     replay = capture.record(function)    queues nothing
-    replay()                             queues all of it; its results are where the function left them
+    replay()                             queues all of it; results are where the function wrote them
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from typing import Protocol
 
 import torch
 
-WARM_UPS = 2  # the second one runs with everything that the first one built
+WARM_UPS = 2  # the second run uses what the first one built
 
 
 class Capture(Protocol):
-    """How functions that queue device work are captured."""
+    """Captures functions that queue device work."""
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Runs the function, as often as capturing needs."""
+        """Run the function as often as capturing needs."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Captures the function; what is returned repeats it."""
+        """Capture the function and return a function that replays it."""
 
 
 class CudaCapture:
-    """CUDA graphs that share one pool of memory: replay them in the order in which they were recorded.
+    """Captures CUDA graphs that share one memory pool. Replay them in the order in which they were recorded.
 
     Args:
         device: a CUDA device.
@@ -43,7 +42,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Runs the function on the stream that captures, as PyTorch asks for."""
+        """Run the function on the capture stream, as PyTorch requires."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -52,20 +51,20 @@ class CudaCapture:
         current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Captures the function; the returned one queues the graph on the current stream."""
+        """Capture the function and return a function that queues the graph on the current stream."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the one that pins batches, may meanwhile do what this one must not.
+        # thread_local: other threads, such as the one that pins batches, may make calls that are illegal in a capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
         return graph.replay
 
 
 class NoCapture:
-    """The same steps without graphs: replaying calls the function."""
+    """The same interface without graphs: a replay calls the function."""
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Nothing to warm up."""
+        """Do nothing."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """The function itself."""
+        """Return the function itself."""
         return function

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and each other rank, a line of JSON each, that travel though a collective hangs or breaks."""
+"""JSON-line messages between rank 0 and every other rank, which still work when a collective hangs or fails."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ MOST_GREETING_BYTES = 200
 
 
 class Channel:
-    """One connection. Two threads may send on it: a short line is one system call, so their lines do not mix."""
+    """One connection. Two threads may send on it: each short line is one system call, so lines do not mix."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._unread = b""
 
     def fileno(self) -> int:
-        """What `poll` and `selectors` wait for."""
+        """Return the descriptor for `poll` and `selectors`."""
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
-        """Sends a message; who cannot be reached any more is found out by the reader."""
+        """Send a message. Errors are ignored: a lost peer is detected by the reader."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def has_news(self, seconds: float) -> bool:
-        """Waits at most that long until `receive` would return at once."""
-        poll = select.poll()  # select.select refuses descriptors above 1,023, which a rank of a thousand has
+        """Wait at most ``seconds`` until `receive` would not block. Return True if it would not."""
+        poll = select.poll()  # select.select fails for descriptors above 1,023, which occur with a thousand ranks
         poll.register(self, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that are complete by now, perhaps none; None at the connection's end."""
+        """Return the complete messages so far, possibly none; None if the connection is closed."""
         try:
             data = self._connection.recv(4096)
         except OSError:
-            data = b""  # reset: the other process ended with lines of ours unread
+            data = b""  # reset: the other process ended before reading all our lines
         if not data:
             return None
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def _greeting(self, token: int) -> int | None:
-        """The rank that has connected; None for whoever else knocks at a port, with other words or none."""
+        """Return the rank that connected, or None (and close) if the peer does not send the token."""
         self._connection.settimeout(GREETING_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             while b"\n" not in self._unread and len(self._unread) < MOST_GREETING_BYTES:
@@ -59,7 +59,7 @@ class Channel:
                 if not data:
                     break
                 self._unread += data
-            # What has come behind the greeting is read with the next message, a second later.
+            # Data after the greeting is handled with the next message, a second later.
             line, _, self._unread = self._unread.partition(b"\n")
             greeting = json.loads(line)
             if isinstance(greeting, dict) and greeting.get("token") == token:
@@ -69,17 +69,17 @@ class Channel:
 
 
 def connect(world: World) -> dict[int, Channel]:
-    """Connects every rank to rank 0; called on all ranks together.
+    """Connect every rank to rank 0. All ranks call it together.
 
     Returns:
-        On rank 0 a channel to each other rank, by rank; on the others {0: channel}.
+        On rank 0 a channel to each other rank, by rank; on the other ranks {0: channel}.
 
     Raises:
-        OSError: a connection did not come about within 30 s.
+        OSError: a connection was not made within 30 s.
     """
     listener = _listen(world.world_size) if world.rank == 0 else None
     port = world.broadcast_int(listener.getsockname()[1] if listener else 0)
-    # The port is open to the network: who does not know this number is no rank.
+    # The port is open to the network: a peer without this token is not a rank.
     token = world.broadcast_int(secrets.randbits(60))
     if listener is None:
         try:
@@ -104,7 +104,7 @@ def connect(world: World) -> dict[int, Channel]:
 
 
 def _listen(backlog: int) -> socket.socket:
-    """A free port of this machine, for both families of addresses where there are two."""
+    """Listen on a free port of this machine, for IPv4 and IPv6 if available."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
     return socket.create_server(("", 0), backlog=backlog)

@@ -12,20 +12,20 @@ class DistributedConfig(Section):
 
     gradient_clipping: Literal["after", "before", "buckets"] = setting(
         "GRADIENT_CLIPPING",
-        "What is clipped: the gradient's sum over the ranks, each rank's own before that, or each bucket of its own.",
+        "Clip the gradient after or before the sum over the ranks, or each rank's buckets separately.",
         key="gradient_clipping",
         default="after",
         fixed_on_resume=True,
     )
     gradient_reduction: Literal["fp32", "bf16"] = setting(
         "GRADIENT_REDUCTION",
-        "How gradients travel to be summed over the ranks; sums are added up in float32 either way.",
+        "Format in which ranks exchange gradients; sums are computed in float32 either way.",
         key="gradient_reduction",
         default="fp32",
     )
     bucket_mib: int = setting(
         "BUCKET_MIB",
-        "Size of the buckets in which gradients travel.",
+        "Size of the gradient buckets.",
         key="bucket_mib",
         default=25,
         unit="MiB",
@@ -34,19 +34,19 @@ class DistributedConfig(Section):
     )
     sharded_optimizer: Literal["off", "node", "all"] = setting(
         "SHARDED_OPTIMIZER",
-        "Ranks over which the optimizer's state and update are shared out: none, those of a node, or all.",
+        "Shard the optimizer's state and update over no ranks, the ranks of a node, or all ranks.",
         key="sharded_optimizer",
         default="off",
     )
     weights_allgather: Literal["fp32", "bf16", "e5m2"] = setting(
         "WEIGHTS_ALLGATHER",
-        "How a sharded optimizer hands out new weights; the exact ones stay with the rank that owns them.",
+        "Format in which a sharded optimizer sends new weights; the owning rank keeps the exact ones.",
         key="weights_allgather",
         default="fp32",
     )
     join_timeout: float | None = setting(
         "JOIN_TIMEOUT",
-        "Longest that a rank waits for the others at start-up; none: 120 * (1 + (ranks / 1024)^2).",
+        "Longest wait of a rank for the others at start-up; none means 120 * (1 + (ranks / 1024)^2).",
         key="join_timeout",
         default=None,
         unit="seconds",

@@ -1,8 +1,8 @@
-"""The ranks that share a buffer out among themselves, and those that hold the same share of it.
+"""Groups of ranks: those that shard a buffer among themselves, and those that hold the same shard of it.
 
 all ranks     each holds 1 / world_size
-of a node     each holds 1 / (ranks of the node), as its twins on the other nodes do: what is reduced inside a node
-              over its fast links travels between nodes in shares only
+node          each holds 1 / (ranks of the node), the same shard as its counterparts on the other nodes: a node reduces
+              over its fast links first, and only shards are sent between nodes
 
 Source of the second scheme: the benchmark's NVIDIA submissions shard their optimizer over the GPUs of a node (apex's
 distributed fused LAMB), with an all-reduce of the shards between nodes.
@@ -28,37 +28,37 @@ POLL_SECONDS = 1e-4
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that communicate with each other, and this one's place among them."""
+    """Ranks that communicate with each other, and this rank's index among them."""
 
     rank: int = 0
     size: int = 1
-    handle: dist.ProcessGroup | None = None  # torch's group; None: all ranks, or this one alone
+    handle: dist.ProcessGroup | None = None  # torch's group; None for all ranks, or this one alone
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over the group, in place on each rank; returns it."""
+        """Sum the tensor over the group, in place on each rank, and return it."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self.handle)
         return tensor
 
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
-        """Starts such a sum and returns at once; `wait()` on the result before use. None for a rank alone."""
+        """Start a sum and return without waiting; `wait()` on the result before use. None in a group of one."""
         return dist.all_reduce(tensor, group=self.handle, async_op=True) if self.size > 1 else None
 
     def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work | None:
-        """Starts a sum over the group of which each rank keeps one part, in place: part `rank` of `size` equal ones.
+        """Start an in-place sum over the group of which each rank keeps part `rank` of `size` equal parts.
 
-        The other parts of the buffer are undefined afterwards. None for a rank alone.
+        The other parts of the buffer are undefined afterwards. None in a group of one.
         """
         if self.size == 1:
             return None
-        # The newer name came with torch 2.13, the older one goes away.
+        # torch 2.13 added the new name; the old one will be removed.
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return reduce_scatter(buffer.chunk(self.size)[self.rank], buffer, group=self.handle, async_op=True)
 
     def begin_all_gather(self, buffer: Tensor) -> dist.Work | None:
-        """Starts filling the buffer with each rank's part of it, as `begin_reduce_scatter_sum` divides it, in place.
+        """Start filling the buffer in place with each rank's part, divided as in `begin_reduce_scatter_sum`.
 
-        Bytes travel as they are, so any dtype does. None for a rank alone.
+        Any dtype works, since raw bytes are sent. None in a group of one.
         """
         if self.size == 1:
             return None
@@ -67,9 +67,9 @@ class RankGroup:
         return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
 
     def begin_all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work | None:
-        """Starts sending part `r` of `size` equal ones to each rank r, which gets them in the order of ranks.
+        """Start sending part `r` of `size` equal parts to each rank r, which receives them in rank order.
 
-        Bytes travel as they are, so any dtype does. None for a rank alone.
+        Any dtype works, since raw bytes are sent. None in a group of one.
         """
         if self.size == 1:
             return None
@@ -77,11 +77,10 @@ class RankGroup:
         return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
 
     def all_gather(self, data: np.ndarray, given_up: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
-        """The ``data`` of each rank of the group (uint8 [n], any n), on the host, in the order of ranks.
+        """Return the ``data`` of each rank of the group (uint8 [n], any n), on the host, in rank order.
 
         Raises:
-            RuntimeError: a rank is lost, or ``given_up`` says meanwhile that its result is not wanted any more; the
-                group must not be used again then.
+            RuntimeError: a rank is lost, or ``given_up()`` became true while waiting. The group must not be used again.
         """
         sizes = self._gather_equal(torch.tensor([len(data)]), given_up).flatten().tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -95,9 +94,9 @@ class RankGroup:
         if self.size == 1:
             return gathered.copy_(row)
         work = dist.all_gather(list(gathered), row, group=self.handle, async_op=True)
-        while not work.is_completed():  # not a wait, which nothing could end before the time limit
+        while not work.is_completed():  # not wait(), which cannot be interrupted before the timeout
             if given_up():
-                raise RuntimeError("the ranks' data is not wanted any more")
+                raise RuntimeError("the ranks' data is no longer needed")
             time.sleep(POLL_SECONDS)
         work.wait()
         return gathered
@@ -105,16 +104,16 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class ShardGroups:
-    """Where this rank stands when a buffer is shared out."""
+    """This rank's groups when a buffer is sharded."""
 
-    inside: RankGroup = RankGroup()  # the ranks whose shards together are the buffer
+    inside: RankGroup = RankGroup()  # the ranks whose shards together make up the buffer
     between: RankGroup = RankGroup()  # the ranks that hold the same shard as this one
 
     @classmethod
     def of(cls, sharing: str, world: World) -> ShardGroups:
-        """The groups that SHARDED_OPTIMIZER names: "off" (this rank alone), "node" or "all".
+        """Return the groups for a value of SHARDED_OPTIMIZER: "off" (this rank alone), "node" or "all".
 
-        All ranks call it together; arguments and errors as in `inside_nodes`.
+        All ranks call it together. Raises UserError as `inside_nodes` does.
         """
         if sharing == "node":
             return cls.inside_nodes(world)
@@ -122,34 +121,34 @@ class ShardGroups:
 
     @classmethod
     def all_ranks(cls, world: World) -> ShardGroups:
-        """A shard for each rank."""
+        """Return groups with a shard for each rank."""
         return cls(inside=RankGroup(world.rank, world.world_size))
 
     @classmethod
     def inside_nodes(cls, world: World) -> ShardGroups:
-        """A shard for each rank of a node, the same on every node. All ranks call it.
+        """Return groups with a shard for each rank of a node, the same on every node. All ranks call it together.
 
         Raises:
-            UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
+            UserError: the nodes have different numbers of ranks, or a node's ranks are not consecutive.
         """
         size = _ranks_of_a_node(world, "SHARDED_OPTIMIZER", "node")
         node, nodes = world.rank // size, world.world_size // size
         members = [node * size + local for local in range(size)]
-        twins = [other * size + world.local_rank for other in range(nodes)]
+        counterparts = [other * size + world.local_rank for other in range(nodes)]
         return cls(
             RankGroup(world.local_rank, size, _handle(members, world)),
-            RankGroup(node, nodes, _handle(twins, world)),
+            RankGroup(node, nodes, _handle(counterparts, world)),
         )
 
 
 def exchange_group(data: DataConfig, world: World) -> RankGroup:
-    """The ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
+    """Return the ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
 
-    For EXCHANGE_BY=gather they are connected, over host memory and apart from every other group, so that a thread may
-    use them while training goes on. All ranks call it together.
+    For EXCHANGE_BY=gather, connect them through host memory in a separate group, so that a thread can use it during
+    training. All ranks call it together.
 
     Raises:
-        UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
+        UserError: the nodes have different numbers of ranks, or a node's ranks are not consecutive.
     """
     size = {"off": 1, "all": world.world_size}.get(data.exchange_padding)
     size = size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
@@ -164,14 +163,14 @@ def exchange_group(data: DataConfig, world: World) -> RankGroup:
 
 
 def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
-    """How many ranks each node has, which all ranks ask together. Raises UserError naming the setting: unequally many,
-    or they do not follow each other."""
+    """Return the number of ranks per node. All ranks call it together. Raises UserError, naming the setting, if the
+    nodes differ in it or a node's ranks are not consecutive."""
     size = world.local_world_size
     table = torch.zeros(world.world_size, 2, dtype=torch.int64)
     table[world.rank] = torch.tensor([world.local_rank, size])
     found = world.all_reduce_sum(table).tolist()
     if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
-        reason = f"{value} needs equally many ranks on each node, numbered node after node"
+        reason = f"{value} needs the same number of ranks on each node, numbered node by node"
         raise UserError("distributed.layout", setting, reason, f"Start them so, or set {setting}=all")
     return size
 
@@ -179,6 +178,6 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
 def _handle(ranks: list[int], world: World) -> dist.ProcessGroup | None:
     if len(ranks) in (1, world.world_size):
         return None
-    # Without local synchronisation every rank would have to make every other node's group too.
+    # Without local synchronization every rank would have to create the groups of all other nodes too.
     timeout = world.collective_timeout
     return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)

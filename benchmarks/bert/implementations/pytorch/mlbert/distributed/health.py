@@ -1,17 +1,17 @@
-"""Finds out soon which rank has died, hangs or fails, where, and after which step.
+"""Detect quickly which rank died, hangs or failed, where, and after which step.
 
-Collectives alone cannot tell: a dead peer is "connection closed" to its neighbours, a hanging one is silence. So each
-rank keeps one connection to rank 0 on which a thread reports every second how far its main thread is:
+Collectives cannot show this: a dead peer looks like a closed connection to its neighbours, a hanging one like silence.
+So each rank keeps one connection to rank 0, on which a thread reports the main thread's progress every second:
 
-* the connection breaks without a farewell: that process died; noticed at once;
-* a rank says nothing for `HANG_SECONDS`: its machine is cut off, or the process stopped;
-* nobody gets further for `HANG_SECONDS`: the rank that is furthest behind hangs, for the others wait for it;
-* rank 0 itself is lost: the others notice, and the first of them, or of another machine, tells it.
+* the connection breaks without a farewell: that process died; detected at once;
+* a rank sends nothing for `HANG_SECONDS`: its machine is cut off, or the process is suspended;
+* no rank makes progress for `HANG_SECONDS`: the rank furthest behind hangs, because the others wait for it;
+* rank 0 itself is lost: the other ranks notice, and rank 1 or the first rank of another machine reports it.
 
-A process that was stopped itself, and goes on, cannot tell what happened meanwhile: it accuses nobody.
+A rank that was suspended does not know what happened meanwhile, so it reports no other rank as lost.
 
-The main thread only writes down where it is (`mark`), so a step costs the same with and without. What follows from a
-verdict is said in `mlbert.distributed.lifecycle`.
+The main thread only records its position (`mark`), so monitoring does not slow a step. `mlbert.distributed.lifecycle`
+describes what happens when a rank is lost.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 HANG_SECONDS = 25.0
-# Rank 0 has the better view and speaks first: the others wait that much longer.
+# The other ranks wait this much longer than rank 0, which knows more and should report first.
 HEAD_START_SECONDS = 5.0
-# A pause is a hang when it is this many times longer than any before it, at least HANG_SECONDS.
+# A pause is a hang if it is this many times longer than any before it, and at least HANG_SECONDS.
 HANG_FACTOR = 10.0
-# Before this process's first step is done (compilation, first touch of the data), while a rank waits for its source to
-# prepare an epoch, and while rank 0 writes a checkpoint.
+# Limit until this process's first step is done (compilation, first data access), while a rank's source prepares an
+# epoch, and while rank 0 writes a checkpoint.
 PATIENT_SECONDS = 600.0
-# What a broken collective may be the consequence of shows up within this time.
+# The cause of a failed collective shows up within this time.
 CAUSE_SECONDS = 4.0
-# The watching thread looks five times a second: where it did not for so long, this process stood still.
+# The watching thread runs five times a second. If it did not run for this long, this process was suspended.
 ABSENCE_SECONDS = 5.0
 
 Item = TypeVar("Item")
 
 
 class Stage(IntEnum):
-    """Where in a step a rank is, in order; in COUNT, REDUCE, SUM and COUNT_AHEAD it waits for the others.
+    """Stages of a step, in order. In COUNT, REDUCE, SUM and COUNT_AHEAD a rank waits for the others.
 
-    The last two but one are the next step's, which is made ready while the device evaluates. PREPARE_EPOCH replaces
-    READ and READ_AHEAD while the source prepares an epoch; no rank marks it.
+    READ_AHEAD and COUNT_AHEAD belong to the next step, which is prepared while the device evaluates. PREPARE_EPOCH
+    replaces READ and READ_AHEAD while the source prepares an epoch; no rank marks it.
     """
 
     SETUP = 0
@@ -76,7 +76,7 @@ _PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a main thread is; `marks` counts how often it has said so, for it may be at one stage for long and move."""
+    """Position of a main thread. `marks` counts its reports, since it may make progress within one stage."""
 
     step: int = 0
     stage: int = Stage.SETUP
@@ -85,7 +85,7 @@ class _Place:
 
 @dataclass
 class _Peer:
-    """What rank 0 knows of a rank, itself included."""
+    """What rank 0 knows about a rank, including itself."""
 
     rank: int
     place: _Place = _Place()
@@ -100,13 +100,13 @@ class _Peer:
 
 @dataclass
 class _Pauses:
-    """The longest pause that has come to its end."""
+    """The longest completed pause, and the current one."""
 
     longest: float = 0.0
     current: float = 0.0
 
     def see(self, pause: float) -> None:
-        """Takes a growing pause, or a smaller one: then the one before it is over."""
+        """Update the current pause. A smaller value means that the previous pause is over."""
         if pause < self.current:
             self.longest = max(self.longest, self.current)
         self.current = pause
@@ -114,7 +114,7 @@ class _Pauses:
 
 @dataclass
 class _OwnPresence:
-    """Whether this process itself stood still: stopped by a signal or a debugger, or its machine had no time for it."""
+    """Detects if this process was suspended: by a signal, a debugger, or an overloaded machine."""
 
     looked: float = field(default_factory=time.monotonic)
     looked_at_clock: float = field(default_factory=time.time)
@@ -122,9 +122,9 @@ class _OwnPresence:
     returned: float = float("-inf")
 
     def look(self) -> bool:
-        """Called at every look of the watching thread; True when it comes late: all that was heard is stale."""
+        """Call in every cycle of the watching thread. Return True if it is late, so that all it has heard is stale."""
         now = time.monotonic()
-        clock = time.time()  # goes on while a virtual machine sleeps, and the other one may not
+        clock = time.time()  # keeps running while a virtual machine sleeps; the monotonic clock may not
         gap = max(now - self.looked, clock - self.looked_at_clock)
         self.looked, self.looked_at_clock = now, clock
         if gap > ABSENCE_SECONDS:
@@ -133,26 +133,26 @@ class _OwnPresence:
 
     @property
     def is_doubtful(self) -> bool:
-        """For a moment after it: broken connections may be the others' answer to this silence."""
+        """True shortly after a suspension, when connections may be broken because this process was silent."""
         return time.monotonic() - self.returned < CAUSE_SECONDS
 
 
 class HealthMonitor:
-    """One rank's part of the watch.
+    """One rank's part of the health monitoring.
 
     Args:
         world: the started world.
-        tell: called with one sentence, and whether to print it, when a rank is lost: by rank 0; when that is the lost
-            one, by rank 1 and by the first rank of another machine, of which the first to come counts.
-        end: ends this process at once; called by the watching thread, for the main thread may hang in a collective.
+        tell: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls it. If rank 0 is
+            lost, rank 1 and the first rank of another machine do, and the first call counts.
+        end: ends this process at once. Called by the watching thread, since the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
     """
 
     def __init__(
         self, world: World, tell: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
     ) -> None:
-        self.world, self._tell_story, self._end_process, self._hang_seconds = world, tell, end, hang_seconds
-        # Replaced as a whole, so that the watching thread never sees the step of one mark and the stage of another.
+        self.world, self._report, self._end_process, self._hang_seconds = world, tell, end, hang_seconds
+        # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _Place()
         self._first_step: int | None = None
         self._is_preparing: Callable[[], bool] = lambda: False
@@ -160,24 +160,24 @@ class HealthMonitor:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._channels: dict[int, Channel] = {}
-        # A failure that is likely the consequence of another one: when it counts after all, and what it is.
+        # A failure that another one probably caused: the time from which it counts after all, and its description.
         self._suspicion: tuple[float, str] | None = None
-        # Rank 0 has told the others that a signal ends the run: their ends are its own doing.
+        # Rank 0 has announced that a signal ends the run, so the other ranks are expected to exit.
         self._leaving = False
         self._is_signalled = False
 
     def take_signal(self) -> None:
-        """Note that a signal ends this process, which a hanging main thread cannot; other ranks may get it too."""
+        """Record that a signal ends this process, since a hanging main thread cannot. Other ranks may get it too."""
         self._is_signalled = True
 
     def mark(self, step: int, stage: Stage) -> None:
-        """The main thread is here now; `step` counts the steps that are done."""
+        """Record the main thread's position; `step` counts completed steps."""
         if self._first_step is None:
             self._first_step = step
         self._place = _Place(step, stage, self._place.marks + 1)
 
     def expect_long_reads(self, is_preparing: Callable[[], bool]) -> None:
-        """Be patient with a rank that reads while ``is_preparing()`` is true; the watching thread calls it."""
+        """Allow long reads while ``is_preparing()``, called by the watching thread, is true."""
         self._is_preparing = is_preparing
 
     def _current_place(self) -> _Place:
@@ -187,7 +187,7 @@ class HealthMonitor:
         return place
 
     def each(self, items: Iterable[Item], step: int, during: Stage, after: Stage) -> Iterator[Item]:
-        """The items, with a mark for each and one when they are used up."""
+        """Yield the items; mark ``during`` before each and ``after`` at the end."""
         for item in items:
             self.mark(step, during)
             yield item
@@ -195,26 +195,26 @@ class HealthMonitor:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Watches during a block; an exception that leaves it is told to the other ranks. All ranks enter together."""
+        """Monitor a block, and report an exception that leaves it to the other ranks. All ranks enter together."""
         self._start()
         try:
             yield
         except BaseException as error:
-            self._tell_failure(error)
+            self._report_failure(error)
             raise
         finally:
             self.say_farewell()
 
     @property
     def joined(self) -> bool:
-        """This rank has told or can tell the others why it fails."""
+        """True if this rank has reported, or can report, to the others why it fails."""
         return self._thread is not None
 
     def say_farewell(self) -> None:
-        """From now on the end of this process means nothing to the others."""
+        """Tell the other ranks that this process is exiting on purpose."""
         if self._thread is None:
             return
-        # Before the farewell: the other ranks' answers to it, closed connections, must not look like deaths here.
+        # Before the farewell: the other ranks close their connections in response, which must not look like deaths.
         self._stopping.set()
         for channel in self._channels.values():
             channel.send(bye=True)
@@ -229,22 +229,22 @@ class HealthMonitor:
                 self._channels = connect(self.world)
         except OSError as error:
             reason = f"cannot join the watch over the ranks ({error})"
-            remedy = "Let the nodes open any port to each other, as gloo and NCCL need it too"
+            remedy = "Allow connections between the nodes on any port; gloo and NCCL need this too"
             raise UserError("distributed.join", self._name(self.world.rank), reason, remedy) from error
         target = self._watch_ranks if self.world.rank == 0 else self._watch_head
         self._thread = threading.Thread(target=target, name="rank-watch", daemon=True)
         self._thread.start()
 
-    def _tell_failure(self, error: BaseException) -> None:
-        """Tells rank 0 why this rank fails. A broken collective is rarely the cause: that one is waited for.
+    def _report_failure(self, error: BaseException) -> None:
+        """Report to rank 0 why this rank fails. A failed collective is rarely the cause, so wait for the cause first.
 
-        Nor is a signal: whoever cancels a job sends it to all ranks, and Slurm ends the others when one rank is lost.
+        The same holds for a signal: a cancelled job sends it to all ranks, and Slurm ends the others if one is lost.
         """
         if not self.joined or self._stopping.is_set():
             return
         # Every failure of torch.distributed is a RuntimeError.
         is_signal = not isinstance(error, Exception)
-        # A mistake that rank 0 makes as well is told by it alone.
+        # Rank 0 reports a mistake that it makes as well.
         is_mistake = isinstance(error, UserError)
         is_consequence = is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
         kind = "" if is_mistake else f"{type(error).__name__}: "
@@ -253,17 +253,17 @@ class HealthMonitor:
         if self.world.rank != 0:
             self._channels[0].send(failed=sentence, is_cause=not is_consequence)
         elif is_signal:
-            self._stopping.wait(PERIOD_SECONDS)  # a lost rank that it is the consequence of shows up by then
+            self._stopping.wait(PERIOD_SECONDS)  # a lost rank that caused it shows up by then
             self._leaving = True
             self._announce(sentence)
         elif is_consequence:
             self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence)
         else:
-            # Before the others hear of it: whoever ends from now on is no cause.
+            # Before the others hear of it: a rank that ends from now on is not the cause.
             self._stopping.set()
-            self._tell_story(sentence, not is_mistake)  # the command line prints that one
+            self._report(sentence, not is_mistake)  # the command line prints that one
             self._announce(sentence)
-        # Meanwhile the watching thread ends the process when it knows the cause.
+        # Meanwhile the watching thread ends the process once it knows the cause.
         waits_for_cause = is_consequence and not self._leaving
         self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS)
 
@@ -280,7 +280,7 @@ class HealthMonitor:
                 selector.register(self._channels[peer.rank], selectors.EVENT_READ, peer)
             while not self._stopping.is_set():
                 ready = selector.select(LOOK_SECONDS)
-                if presence.look():  # first: what is ready may be the end of those who gave this rank up
+                if presence.look():  # first: ready connections may belong to ranks that gave this one up
                     for peer in (own, *others):
                         peer.heard = peer.changed = time.monotonic()
                 for key, _ in ready:
@@ -292,15 +292,15 @@ class HealthMonitor:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + PERIOD_SECONDS
                     self._announce(None)
-                    if self._suspicion is None:  # else who waits for the failed rank would look like a hang
+                    if self._suspicion is None:  # else ranks that wait for the failed one would look like a hang
                         self._check_hang(own, others, pauses)
 
     def _hear(self, peer: _Peer, presence: _OwnPresence) -> bool:
-        """Takes what a rank says; False when its connection is at its end."""
+        """Handle a rank's messages. Return False if its connection is closed."""
         messages = self._channels[peer.rank].receive()
         if messages is None:
             if not peer.said_bye and not self._leaving:
-                # Its own last word may be a second old; no rank is a step ahead of another for long.
+                # Its last report may be a second old, but no rank is a step ahead of another for long.
                 step = max(peer.place.step, self._place.step)
                 self.report_lost(f"{self._name(peer.rank)} died {_after(step)}", presence)
             return False
@@ -314,15 +314,15 @@ class HealthMonitor:
                 self.report_lost(message["failed"], presence)
             elif self._is_signalled:
                 self._leaving = True
-                self._announce(message["failed"])  # the others leave, and with them the collective that may hang
+                self._announce(message["failed"])  # the others exit, and so end a collective that may hang
             else:
                 self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, message["failed"])
         return True
 
     def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
-        """Ends the run when a rank is silent or nobody moves."""
+        """End the run if a rank is silent or no rank makes progress."""
         now, present = time.monotonic(), [peer for peer in others if not peer.said_bye]
-        # Where this rank itself is past its set-up, so is every other one; what they said last may be old.
+        # If this rank is past its set-up, so is every other one; their last reports may be old.
         limit = PATIENT_SECONDS if own.place.stage == Stage.SETUP else self._hang_seconds
         for peer in present:
             if (silence := now - peer.heard) > limit:
@@ -338,7 +338,7 @@ class HealthMonitor:
         pauses.see(0.0 if patient else pause)
 
     def _announce(self, verdict: str | None) -> None:
-        """Tells every rank how the run ends, or None that rank 0 is alive."""
+        """Send every rank how the run ends, or None as a heartbeat of rank 0."""
         for channel in self._channels.values():
             channel.send(verdict=verdict)
 
@@ -362,7 +362,7 @@ class HealthMonitor:
                     if "bye" in message:
                         return
                     if message["verdict"]:
-                        self._end_process()  # rank 0 has told it
+                        self._end_process()  # rank 0 has reported it
             is_patient = self._current_place().stage in _PATIENT
             limit = PATIENT_SECONDS if is_patient else self._hang_seconds + HEAD_START_SECONDS
             if (silence := time.monotonic() - heard) > limit:
@@ -371,25 +371,25 @@ class HealthMonitor:
     # Either thread
 
     def report_lost(self, sentence: str, presence: _OwnPresence) -> NoReturn:
-        """Ends the run over a lost or failed rank; after an absence of one's own, that is what it is put down to."""
+        """End the run over a lost or failed rank. If this process was suspended, report that as the cause."""
         if presence.is_doubtful:
             name, step = self._name(self.world.rank), self._place.step
             sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
         self._end(sentence)
 
     def _end(self, sentence: str) -> NoReturn:
-        """Ends this process, and where it is rank 0 every other one; the story is told once."""
+        """End this process and, on rank 0, every other one. The reason is reported once."""
         if self._stopping.is_set():
-            sys.exit()  # this thread; the run is at its end anyway
+            sys.exit()  # this thread only; the run is ending anyway
         if self.world.rank == 0:
             self._announce(sentence)
         other_machine = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
         if self.world.rank in (0, 1, *other_machine[:1]):
             if self.world.rank > 1:
-                time.sleep(PERIOD_SECONDS)  # rank 1 comes first, if it is alive
-            self._tell_story(sentence, True)
+                time.sleep(PERIOD_SECONDS)  # rank 1 reports first, if it is alive
+            self._report(sentence, True)
         if self.world.rank == 0:
-            # A connection that is closed with beats unread is reset, and the verdict on it lost.
+            # Closing a connection with unread heartbeats resets it, and the verdict would be lost.
             time.sleep(PERIOD_SECONDS)
         self._end_process()
 

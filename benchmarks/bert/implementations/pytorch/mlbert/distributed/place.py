@@ -1,11 +1,11 @@
-"""Which rank this process is, as any launcher's variables say; without torch, so that the command line starts fast.
+"""Read this process's rank from the launcher's variables. Does not import torch, so that the command line starts fast.
 
-Identity is taken from the first of these that is complete; a later one is only compared with it:
+The identity is the first of these that is complete; later ones are only checked against it:
 
-1. `RANK` and `WORLD_SIZE`: torchrun, or a launcher of the site's own;
+1. `RANK` and `WORLD_SIZE`: torchrun, or a site's own launcher;
 2. `OMPI_COMM_WORLD_RANK` ... (Open MPI's mpirun), `PMI_RANK` ... (MPICH, Intel MPI);
-3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task that `srun` started. The shell of `sbatch` or
-   `salloc` has SLURM_NTASKS and even SLURM_PROCID=0 but no step of many tasks: it counts as a single process;
+3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task started by `srun`. The shell of `sbatch` or
+   `salloc` has SLURM_NTASKS and even SLURM_PROCID=0, but no step of many tasks, so it counts as a single process;
 4. none: a single process.
 """
 
@@ -22,14 +22,14 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 
 DEFAULT_PORT = 29500
-# Below the range from which Linux gives ports to outgoing connections (32768 and up).
+# Below the range that Linux uses for outgoing connections (32768 and up).
 SLURM_PORTS = (15000, 16384)
 LOOPBACK = "127.0.0.1"
 ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
-    """The variable as an integer of at least 0; None where it is not set or empty."""
+    """Return the variable as an integer of at least 0, or None if it is unset or empty."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -39,7 +39,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Expands Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03, gpu7, login.
+    """Expand Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03, gpu7, login.
 
     Raises:
         UserError: the text is not a host list.
@@ -74,7 +74,7 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
-    """Expands Slurm's task counts: `4(x2),3` -> 4, 4, 3."""
+    """Expand Slurm's task counts: `4(x2),3` -> 4, 4, 3."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
@@ -91,7 +91,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Rank and sizes as one launcher states them, before they are checked against each other."""
+    """Rank and sizes from one launcher, before the launchers are checked against each other."""
 
     launcher: str
     rank: int
@@ -100,7 +100,7 @@ class ProcessIdentity:
     local_world_size: int | None
 
 
-# Launchers that export rank, world size, local rank and local size: the one to believe first comes first.
+# Launchers that export rank, world size, local rank and local size, in order of precedence.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("mpirun", *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
@@ -118,7 +118,7 @@ def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> P
         missing = " and ".join(name for name in names[:2] if found[name] is None)
         raise UserError("distributed.identity", missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
-        launcher = "variables"  # a launcher of the site's own
+        launcher = "variables"  # a site's own launcher
     return ProcessIdentity(launcher, rank, world_size, local_rank, local_size)
 
 
@@ -146,10 +146,10 @@ def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
 
 
 def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> None:
-    """Refuses two launchers that disagree, except where one rightly runs inside the other.
+    """Raise UserError if two launchers disagree, unless one legitimately runs inside the other.
 
-    torchrun or another launcher of processes is started once a node by srun or mpirun: then its world is the larger
-    one. mpirun starts its daemons with srun: then Slurm's identity is that of the daemon.
+    If srun or mpirun starts torchrun (or another process launcher) once per node, torchrun's world is the larger one.
+    If mpirun starts its daemons with srun, Slurm's identity is that of the daemon.
     """
     nested = chosen.world_size > other.world_size or chosen.launcher == "torchrun"
     if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
@@ -164,28 +164,28 @@ def _has_agent(environ: Mapping[str, str]) -> bool:
 
 
 def _check_restarts(environ: Mapping[str, str]) -> None:
-    """Refuses a torchrun that would restart ranks among the addresses of dead ones.
+    """Raise UserError if torchrun would restart ranks that then find the addresses of dead ones.
 
-    By default all rounds of its c10d rendezvous share one store, where the new ranks find the addresses of
-    the round before, and wait for nobody.
+    By default all rounds of its c10d rendezvous share one store, so new ranks find the addresses of the previous
+    round there and connect to ranks that no longer exist.
     """
     if _has_agent(environ) and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise UserError(
             "distributed.identity",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-            "is not 1, so that ranks which torchrun starts again would wait for the dead ones",
-            "Export it as 1 where torchrun --max-restarts is called, with --rdzv-backend=c10d",
+            "is not 1, so ranks restarted by torchrun would wait for the dead ones",
+            "Export it as 1 before torchrun --max-restarts with --rdzv-backend=c10d",
         )
 
 
 def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, int]:
-    """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
+    """Return local rank and size. If the launcher omits them and there is one machine, use the global ones."""
     rank, size = identity.local_rank, identity.local_world_size
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
         raise UserError(
-            "distributed.identity", "process identity", f"{identity.launcher} does not tell the {missing}", remedy
+            "distributed.identity", "process identity", f"{identity.launcher} does not set the {missing}", remedy
         )
     rank = identity.rank if rank is None else rank
     size = identity.world_size if size is None else size
@@ -198,7 +198,7 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
                 ONE_IDENTITY,
             )
     if size > identity.world_size:
-        reason = f"{size} local ranks of {identity.world_size} in all ({identity.launcher})"
+        reason = f"{size} local ranks of {identity.world_size} in total ({identity.launcher})"
         raise UserError("distributed.identity", "process identity", reason, ONE_IDENTITY)
     return rank, size
 
@@ -212,7 +212,7 @@ def _resolves(host: str) -> bool:
 
 
 def _slurm_head(environ: Mapping[str, str]) -> str | None:
-    """The host of rank 0: the step's first; where its name is unknown here, the one that ran srun."""
+    """Return rank 0's host: the step's first, or, if that name does not resolve here, the host that ran srun."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     first = expand_hostlist(nodes)[0] if nodes else None
     launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR") or None
@@ -220,7 +220,7 @@ def _slurm_head(environ: Mapping[str, str]) -> str | None:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """A port that two steps on one machine are unlikely to share, the same for all ranks of a step."""
+    """Return a port that is the same for all ranks of a step, and probably differs between steps on one machine."""
     job, step = _integer(environ, "SLURM_JOB_ID") or 0, _integer(environ, "SLURM_STEP_ID") or 0
     first, count = SLURM_PORTS
     return first + (job * 31 + step) % count
@@ -237,7 +237,7 @@ class RankPlace:
     launcher: str = "single"  # or "torchrun", "slurm", "mpirun", "variables"
     master_addr: str = LOOPBACK  # where rank 0 listens, with the port
     master_port: int = DEFAULT_PORT
-    host: str = field(default="", compare=False)  # Slurm's name of this node, elsewhere the host name
+    host: str = field(default="", compare=False)  # Slurm's name for this node, otherwise the host name
     has_agent: bool = field(default=False, compare=False)  # torchrun's agent, not rank 0, listens there
 
     @classmethod
@@ -257,7 +257,7 @@ class RankPlace:
         for other in others:
             _check_contradiction(chosen, other)
             if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
-                chosen = other  # srun's PMI plugin tells no local ranks, srun itself does
+                chosen = other  # srun's PMI plugin sets no local ranks, but srun does
         _check_restarts(environ)
         if chosen.world_size < 1:
             raise UserError(

@@ -1,25 +1,25 @@
-"""Sums gradients over ranks while backward is still running.
+"""Sum gradients over ranks while backward is still running.
 
 The flat gradient buffer is cut into buckets from its end, because backward finishes the last layers first. When all
-parameters of a bucket have their gradients, its sum over the ranks starts and travels during the rest of backward:
+parameters of a bucket have their gradients, its sum over the ranks starts and overlaps the rest of backward:
 
     prepare(last=False)  backward  ...  prepare(last=True)  backward (buckets start)  finish()  optimizer step
 
 All ranks start the buckets in the same order, so a bucket that is ready early waits for those before it.
 
-How a part of the gradient is summed over ranks: as it is, or travelling in bfloat16.
+Gradients are sent in float32 or bfloat16:
 
-    fp32    one collective of float32
-    bf16    every rank sends each other one its part of the buffer, rounded to bfloat16 (all-to-all); each adds up what
-            it got in float32, in the order of ranks. Where all need the whole sum, it travels rounded once more
-            (all-gather). Half the bytes.
+    fp32    one float32 collective
+    bf16    each rank sends every other rank its part of the buffer, rounded to bfloat16 (all-to-all). Each rank adds up
+            what it received in float32, in rank order. If all ranks need the full sum, it is rounded again and sent to
+            all (all-gather). Half the bytes.
 
-With u = 2^-8, half the distance of two bfloat16 numbers near 1, and g_r the ranks' addends: a sum of which each rank
-keeps its part is off by at most u sum |g_r| besides float32's own rounding, and one that all keep by u |sum| more. A
-library's own sum in bfloat16 may round at every hop instead. Each sum is added up once, on one rank, so all get the
+Let u = 2^-8, half the spacing of bfloat16 numbers near 1, and g_r the ranks' addends. Apart from float32 rounding, the
+error is at most u sum |g_r| if each rank keeps its part of the sum, and u |sum| more if all ranks keep all of it. A
+library's bfloat16 sum may instead round at every hop. Each element is added up once, on one rank, so all ranks get the
 same bits, and the same ones in every run.
 
-A sum is a generator of collectives, each of which begins when the one before is done. `PendingSum` runs it.
+A sum is a generator of collectives, each of which starts when the previous one is done. `PendingSum` runs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Steps = Iterator[dist.Work | None]
 
 
 def all_reduced(part: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
-    """Sums a float32 tensor [n] of any length over the group, in place on each rank."""
+    """Sum a float32 tensor [n] of any length over the group, in place on each rank."""
     if group.size == 1:
         return
     if not in_bf16:
@@ -55,7 +55,7 @@ def all_reduced(part: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
 
 
 def reduce_scattered(buffer: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
-    """Sums a float32 buffer over the group; each rank keeps one part, in place: part `rank` of `size` equal ones.
+    """Sum a float32 buffer over the group in place. Each rank keeps part `rank` of `size` equal parts.
 
     The other parts of the buffer are undefined afterwards.
     """
@@ -71,19 +71,20 @@ def reduce_scattered(buffer: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
 
 
 def _added_up(received: Tensor, size: int) -> Tensor:
-    """bfloat16 [size * n] -> float32 [n], added in the order of ranks."""
+    """Sum bfloat16 [size * n] to float32 [n], in rank order."""
     return received.view(size, -1).sum(0, dtype=torch.float32)
 
 
 class PendingSum:
-    """A sum under way.
+    """A running sum.
 
-    On a GPU all of it is queued at once, on a stream of its own, behind what is queued on the current one. On a CPU,
-    where waiting stops the host, its first collective has begun, and `advance` begins the others.
+    On a GPU all its collectives are queued at once, on ``stream``, after the work queued on the current stream. On a
+    CPU, where waiting blocks the host, the first collective starts now and `advance` starts the others.
 
     Args:
         steps: the sum.
-        stream: None: as on a CPU; on a GPU that is enough where the sum is a single collective and nothing after it.
+        stream: side stream, or None to run as on a CPU. On a GPU, None is enough if the sum is a single collective with
+            nothing after it.
     """
 
     def __init__(self, steps: Steps, stream: torch.cuda.Stream | None) -> None:
@@ -103,7 +104,7 @@ class PendingSum:
         return None, True
 
     def advance(self) -> bool:
-        """Waits for the present collective and begins the next one; False if there is none, and the sum is there.
+        """Wait for the current collective and start the next one. Return False once the sum is complete.
 
         Raises:
             RuntimeError: a rank died, or did not answer within the world's timeout.
@@ -121,8 +122,8 @@ def _wait(work: dist.Work | None) -> None:
         work.wait()
 
 
-NUM_STREAMS = 4  # on which sums of several steps are queued in turn
-NORM_ROW = 4096  # elements whose squares are added in float32
+NUM_STREAMS = 4  # used in turn by sums of several collectives
+NORM_ROW = 4096  # elements per row whose norm is computed in float32
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ class Bucket:
 
     start: int  # elements of the buffer
     stop: int
-    parameters: range  # indices of those that lie in it
+    parameters: range  # indices of the parameters in it
 
 
 def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> list[Bucket]:
-    """Cuts a buffer of `numel` elements, whose parameters start at ascending `offsets`, into buckets, last first.
+    """Cut a buffer of `numel` elements, with parameters at ascending `offsets`, into buckets, last first.
 
-    A bucket is closed once it has at least `bucket_elements`; parameters are never cut, so one may be longer.
+    A bucket is closed once it has at least `bucket_elements`. Parameters are never split, so it may be longer.
     """
     buckets: list[Bucket] = []
     stop, end = numel, len(offsets)
@@ -149,27 +150,27 @@ def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> lis
 
 
 class GradientReducer:
-    """All-reduce (sum) of a flat gradient buffer, overlapping backward; nothing at all for a single process.
+    """All-reduces (sums) a flat gradient buffer, overlapping backward. Does nothing for a single process.
 
-    Losses carry the divisor of the whole step (all ranks, all micro-batches), so the sum is the gradient; a loss scale
-    that they carry too is taken out of each bucket before it travels.
+    Losses are divided by counts of the full step (all ranks and micro-batches), so the sum is the gradient. A loss
+    scale is divided out of each bucket before it is sent.
 
     Args:
-        params: in the order of the buffer; each one's `.grad` is a view of it. A tied parameter is listed once and
-            counts as ready when all its uses have contributed.
-        flat_grad: [elements], any device that the world's backend serves.
+        params: parameters in buffer order; each `.grad` is a view of the buffer. A tied parameter is listed once and
+            is ready when all its uses have contributed.
+        flat_grad: [elements], on any device that the world's backend supports.
         offsets: first element of each parameter, ascending.
-        world: started.
-        buckets: of the buffer, in the order in which they are summed; see `cut_buckets`.
-        clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
-            clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
-        loss_scale: float32 scalar that losses are multiplied by; None: they are not.
-        in_bf16: gradients travel rounded; see `mlbert.distributed.reduce`.
+        world: already started.
+        buckets: buckets of the buffer in summation order; see `cut_buckets`.
+        clip_before: norm to which each rank clips its share of the gradient before the sum, if any; see `clip_share`.
+            Nothing may be clipped after it then, and buckets start only after backward.
+        loss_scale: float32 scalar that the losses are multiplied by, if any.
+        in_bf16: send gradients in bfloat16; see the module docstring.
 
     Attributes:
-        num_buckets: collectives of a step.
-        num_overlapped: of them those that had started before backward ended, in the last finished step.
-        grad_norm: float64 scalar, the norm that this finds on its way, written by `finish`; None: none.
+        num_buckets: buckets per step.
+        num_overlapped: buckets whose sum started before backward ended, in the last finished step.
+        grad_norm: float64 scalar written by `finish`, if the subclass computes the norm on the way; otherwise None.
     """
 
     grad_norm: Tensor | None = None
@@ -192,50 +193,52 @@ class GradientReducer:
         self._clip_before, self._loss_scale = clip_before, loss_scale
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
-        # Where backward must leave each gradient: the buffer means nothing once autograd has put a tensor of its own.
+        # Where backward must write each gradient: the buffer is useless if autograd replaces a .grad tensor.
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
-        self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
+        self._missing: list[set[int]] = []  # per bucket, the parameters without a gradient so far
         self._in_bf16 = in_bf16
-        # One bucket's sum goes on over one link while the next one's goes over another, or is added up.
+        # One bucket can use one link while the next uses another, or is being added up.
         num_streams = NUM_STREAMS if flat_grad.is_cuda and self._has_steps() else 0
         self._streams = [torch.cuda.Stream(flat_grad.device) for _ in range(num_streams)]
         self._chains: list[PendingSum] = []
         self.num_buckets = len(self._buckets)
-        self.num_started = 0  # buckets under way or done in the present pass
+        self.num_started = 0  # buckets started in the current pass
         self.num_overlapped = 0
         self._is_alone = world.world_size == 1
         hooked = [] if self._is_alone else [(n, p) for n, p in enumerate(params) if p.requires_grad]
         self._hooks = [
-            param.register_post_accumulate_grad_hook(lambda _, index=index: self._gradient_is_there(index))
+            param.register_post_accumulate_grad_hook(lambda _, index=index: self._on_gradient(index))
             for index, param in hooked
         ]
 
     def warm_up(self) -> None:
-        """Runs every collective that gradients travel by, at its true size, on a gradient that is zero and stays so.
+        """Run every gradient collective once, at its real size, on a zero gradient, which stays zero.
 
-        It connects the ranks, of every group: a library of collectives connects lazily, by the way that it chooses for
-        a size. All ranks call it together.
+        This connects the ranks of every group: libraries connect lazily, with a transport chosen by size. All ranks
+        call it together.
         """
         self._world.warm_up(self._flat_grad.device)
         self.prepare(last=True)
         self.finish()
 
     def prepare(self, last: bool) -> None:
-        """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
+        """Call before each micro-batch's backward; `last` if gradients are complete after it."""
         assert self.num_started == 0, "finish() was not called after the last backward"
         if last and self._clip_before is None:
             self._arm()
 
     def _arm(self) -> None:
-        """From here on the hooks start buckets."""
+        """Let the hooks start buckets."""
         self._armed = not self._is_alone
         if self._armed:
             self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
 
     def finish(self) -> None:
-        """Clips, if asked to, starts what has not started (parameters without a gradient hold it up), waits for all.
+        """Clip if `clip_before`, start the buckets that backward did not start, and wait for all of them.
+
+        Parameters without a gradient keep a bucket from starting during backward.
 
         Raises:
             RuntimeError: a rank died, or did not answer within the world's timeout.
@@ -251,12 +254,12 @@ class GradientReducer:
         self.num_started = 0
 
     def close(self) -> None:
-        """Takes the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def _gradient_is_there(self, index: int) -> None:
+    def _on_gradient(self, index: int) -> None:
         if not self._armed:
             return
         grad = self._params[index].grad
@@ -267,7 +270,7 @@ class GradientReducer:
         assert buckets[0] >= self.num_started, late
         for bucket in buckets:
             self._missing[bucket].discard(index)
-        # In order, however early a later one is ready: collectives pair up by the order of their start.
+        # In order, even if a later bucket is ready first: ranks match collectives by the order in which they start.
         while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
             self._begin_next()
 
@@ -283,21 +286,21 @@ class GradientReducer:
         self._chains.append(PendingSum(self._sum(part), stream))
 
     def _has_steps(self) -> bool:
-        """Whether a sum is more than one collective."""
+        """Return True if a sum is more than one collective."""
         return self._in_bf16 and self._world.world_size > 1
 
     def _sum(self, part: Tensor) -> Steps:
         return all_reduced(part, RankGroup(self._world.rank, self._world.world_size), self._in_bf16)
 
     def _complete(self, chains: Sequence[PendingSum]) -> None:
-        # Chain after chain, step after step: all ranks begin collectives in the same order.
+        # One step of each chain at a time, so that all ranks start collectives in the same order.
         while chains:
             chains = [chain for chain in chains if chain.advance()]
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """L2 norm of a flat float32 tensor, float64 scalar on its device: rows in float32, which is several times faster on
-    a CPU, and the rows in float64. Infinite from 1.8e19 in one row on."""
+    """Return the L2 norm of a flat float32 tensor, a float64 scalar on its device. Norms of rows are computed in
+    float32, several times faster on a CPU, and combined in float64. Infinite if a row's norm exceeds 1.8e19."""
     end = len(x) // NORM_ROW * NORM_ROW
     rows = torch.linalg.vector_norm(x[:end].view(end // NORM_ROW, NORM_ROW), dim=1)
     rest = torch.linalg.vector_norm(x[end:]).reshape(1)
@@ -305,26 +308,25 @@ def norm_of(x: Tensor) -> Tensor:
 
 
 def clip_share(share: Tensor, limit: float, num_shares: int, loss_scale: Tensor | None) -> Tensor:
-    """Clips one of the equal shares of the step's gradient to a norm, in place, before they are added up.
+    """Clip one rank's share of the step's gradient to a norm, in place, before the shares are summed.
 
-    The benchmark's rules for BERT let the gradient be clipped to its global norm either before or after the
-    reduction; one run does one of them. The reference clips on each worker before it averages over the workers. Here
-    losses carry the divisor of the whole step, so a rank's share is its own mean's gradient divided by the number of
-    ranks: it counts times that number. With equally many samples a rank:
+    The benchmark's rules for BERT allow clipping to the global norm before or after the reduction, but not both in one
+    run. The reference clips on each worker before it averages over the workers. Here losses are divided by counts of
+    the full step, so a rank's share is the gradient of its own mean divided by the number of ranks, and is multiplied
+    by that number before clipping. With the same number of samples on each rank, the sum is
 
         sum over ranks of  clip(world_size * share, limit) / world_size
 
-    Where a share is not finite, the sum is not either, on any rank, and the optimizer leaves the step out. Nothing
-    waits for the host.
+    If a share is not finite, neither is the sum, on any rank, and the optimizer skips the step. The host does not wait.
 
     Args:
         share: float [elements], changed in place.
         limit: the norm.
-        num_shares: how many are added up.
-        loss_scale: float32 scalar that the share is multiplied by, and is not any more afterwards; None: it is not.
+        num_shares: number of shares that are summed.
+        loss_scale: float32 scalar that the share is multiplied by, if any; divided out here.
 
     Returns:
-        The norm before clipping of what the share stands for, a float64 scalar on its device.
+        The norm of ``num_shares`` times the unscaled share before clipping, a float64 scalar on its device.
     """
     scale = 1.0 if loss_scale is None else loss_scale
     norm = norm_of(share) * num_shares / scale

@@ -1,11 +1,9 @@
-"""The limit on open files (`ulimit -n`), which every connection between ranks counts against.
+"""Rendezvous of the ranks before any collective works: roll calls, shared errors, and the limit on open files.
 
-How the ranks find each other before any collective works, and how a mistake is told by one of them, not by each.
-
-A collective that fails does not say for whom it waited, and torch's own rendezvous only counts who has come. So the
-ranks call the roll over a store: at the deadline the first that has waited long enough names those that are missing.
-Rank 0's process (or torchrun's agent) holds the store: if it is stopped, no call to it returns, and a timer ends the
-others.
+A failed collective does not name the rank it waited for, and torch's rendezvous only counts the ranks that joined. So
+the ranks take a roll call over a store: at the deadline, the first rank to time out names the missing ones. A mistake
+that several ranks make is reported once. Rank 0's process (or torchrun's agent) holds the store. If it is suspended, no
+call to the store returns, and a timer ends the other ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ from mlbert.host.errors import UserError
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
 
-# Rank 0 has three connections to each rank: gloo's, the store's and the watch's. The other ranks have only gloo's, but
+# Rank 0 has three connections to each rank: for gloo, the store and the watch. The other ranks only have gloo's, but
 # get the same limit, so that all ranks report the same mistake, which is printed once.
 CONNECTIONS_PER_RANK = 3
 OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
 
 
 def raise_open_files_limit(world_size: int) -> None:
-    """Raise the soft limit on open files to what a run of so many ranks needs.
+    """Raise the soft limit on open files (`ulimit -n`) to what a run of ``world_size`` ranks needs.
 
-    The limit is never lowered. Where the hard limit allows it, it becomes twice the need: further groups of ranks have
-    their own connections.
+    The limit is never lowered. If the hard limit allows it, it becomes twice the need, because further groups of ranks
+    open more connections.
 
     Raises:
         UserError: the hard limit is too low.
@@ -56,17 +54,17 @@ def raise_open_files_limit(world_size: int) -> None:
             reason,
             "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)",
         )
-    wanted = min(2 * needed, most)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = min(2 * needed, most)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 # How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
 JOIN_SECONDS = 120.0
 DOUBLE_WAIT_RANKS = 1024
-# A rank whose connection fails is heard of that much later than the deadline at the latest.
+# A rank whose connection fails reports it at most this long after the deadline.
 GRACE_SECONDS = 10.0
-# Until every rank has heard that one tells what is wrong: a launcher ends all ranks when the first of them has ended.
+# Time for every rank to learn that one reports the error: launchers end all ranks when the first one exits.
 HEAR_SECONDS = 1.0
 
 Result = TypeVar("Result")
@@ -75,15 +73,15 @@ Result = TypeVar("Result")
 def default_join_seconds(world_size: int) -> float:
     """Return how long ranks wait for each other at start-up if JOIN_TIMEOUT is none.
 
-    Each rank connects to every other, so the time grows with the square of their number: extrapolated from up to 256
-    ranks, 45 to 67 s at 1,024 and 180 to 330 s at 2,048. The result there is 240 s and 600 s, which leaves time for a
-    slow file system.
+    Each rank connects to every other, so the time grows with the square of their number. Extrapolated from up to 256
+    ranks, it takes 45 to 67 s with 1,024 ranks and 180 to 330 s with 2,048. The defaults of 240 s and 600 s leave time
+    for a slow file system.
     """
     return JOIN_SECONDS * (1 + (world_size / DOUBLE_WAIT_RANKS) ** 2)
 
 
 class Rendezvous:
-    """One rank's part in the meeting of all; each method is called on all ranks together, with the same name.
+    """One rank's side of the rendezvous. All ranks call each method together, with the same name.
 
     Attributes:
         join_seconds: longest wait for the other ranks in a roll call.
@@ -108,11 +106,11 @@ class Rendezvous:
         return max(JOIN_SECONDS, self.join_seconds)
 
     def run_all(self, name: str, work: Callable[[], Result]) -> Result:
-        """What `work` returns on this rank, once it has returned on all. It may set the join timeout.
+        """Call `work`, and return its result once it has returned on all ranks. It may set the join timeout.
 
         Raises:
-            UserError: on rank 0, what was wrong on any rank, once where several say the same.
-            SystemExit: on the others, then: with WRONG_INPUT, and without words.
+            UserError: on rank 0, an error of any rank; the same error on several ranks is reported once.
+            SystemExit: on the other ranks, with WRONG_INPUT and without a message.
         """
         if self._world.world_size == 1:
             return work()
@@ -127,10 +125,10 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
-        """A block of collectives, ended after `collective_seconds`: who hangs in or before it is named by the others.
+        """Run a block of collectives for at most `collective_seconds`. The other ranks name a rank that hangs.
 
         Raises:
-            UserError, SystemExit: as `run_all`. Where no rank is missing, the error that leaves the block is raised.
+            UserError, SystemExit: as in `run_all`. If no rank is missing, the block's own error is raised.
         """
         if self._world.world_size == 1:
             yield
@@ -139,14 +137,14 @@ class Rendezvous:
         try:
             with self._deadline(seconds + 3 * GRACE_SECONDS):
                 yield
-        except (RuntimeError, OSError) as error:  # every failure of torch.distributed is one
+        except (RuntimeError, OSError) as error:  # all failures of torch.distributed
             failure = error
         self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
         if failure is not None:
             raise failure
 
     def store(self, seconds: float) -> dist.Store:
-        """The store over which the ranks find each other, with the host of each that has come."""
+        """Return the store over which the ranks find each other; it holds the host of each rank that joined."""
         if self._store is None:
             world = self._world
             self._store = dist.TCPStore(
@@ -162,60 +160,60 @@ class Rendezvous:
         return self._store
 
     def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
-        world, told = self._world, None
+        world, errors = self._world, None
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
-                calls.set(str(world.rank), _packed(mistake))
+                calls.set(str(world.rank), _serialized(mistake))
                 calls.add("mistakes", int(mistake is not None))
-                if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key, not for one of each
+                if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key instead of one per rank
                     calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
                 end, missing = self._wait(calls, seconds)
                 if missing:
-                    told = [mistake or self._wrong(missing)]
+                    errors = [mistake or self._join_error(missing)]
                 elif end == b"mistakes" and world.rank == 0:
-                    told = self._mistakes(calls)
+                    errors = self._mistakes(calls)
             except dist.DistError as error:
                 reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
-                raise mistake or self._wrong(reason) from error
-        if told:
+                raise mistake or self._join_error(reason) from error
+        if errors:
             time.sleep(HEAR_SECONDS)
-            for other in told[:-1]:
+            for other in errors[:-1]:
                 print(f"mlbert: error: {other.as_line()}", file=sys.stderr)
-            raise told[-1]
+            raise errors[-1]
         if end != b"all":
-            # From the launcher, when the one that tells has ended: this one ends by itself, with the same status.
+            # The launcher sends SIGTERM once the reporting rank has exited. Ignore it and exit with the same status.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(2 * HEAR_SECONDS)
             raise SystemExit(WRONG_INPUT)
 
     def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
-        """How the roll ends; the first rank whose patience is at its own ends it, and hears who is missing."""
+        """Return how the roll call ended. The first rank to time out ends it, and also gets the missing ranks."""
         try:
             calls.wait(["end"], timedelta(seconds=seconds))
         except dist.DistStoreError:
-            if calls.add("tellers", 1) == 1:
+            if calls.add("reporters", 1) == 1:
                 missing = self._missing(calls, seconds)
-                end = calls.compare_set("end", "", "told")
-                return end, missing if end == b"told" else ""
+                end = calls.compare_set("end", "", "missing")
+                return end, missing if end == b"missing" else ""
         return calls.get("end"), ""
 
     def _missing(self, calls: dist.Store, seconds: float) -> str:
-        """Who has not answered the roll, in words."""
+        """Describe the ranks that have not answered the roll call."""
         missing = [rank for rank in range(self._world.world_size) if not calls.check([str(rank)])]
         hosts = {rank: self._host(rank) for rank in missing}
         absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
         lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
         parts = [f"rank {absent} did not join within {seconds:.0f} s"] if absent else []
-        return "; ".join([*parts, f"{lost} came, and then hung or died ({seconds:.0f} s)"] if lost else parts)
+        return "; ".join([*parts, f"{lost} joined, then hung or died ({seconds:.0f} s)"] if lost else parts)
 
     def _host(self, rank: int) -> str:
-        """Where a rank runs; empty for one that has not come."""
+        """Return a rank's host; empty if it has not joined."""
         store = self.store(GRACE_SECONDS)
         return store.get(_host_key(rank)).decode(errors="replace") if store.check([_host_key(rank)]) else ""
 
     def _mistakes(self, calls: dist.Store) -> list[UserError]:
-        """What is wrong on any rank, each mistake once."""
+        """Return the errors of all ranks, each one once."""
         found: dict[str, UserError] = {}
         for rank in range(self._world.world_size):
             packed = calls.get(str(rank)).decode()
@@ -225,18 +223,18 @@ class Rendezvous:
                 found[packed] = UserError(code, place + subject, problem, remedy)
         return list(found.values())
 
-    def _wrong(self, reason: str) -> UserError:
+    def _join_error(self, reason: str) -> UserError:
         return UserError(
             "distributed.join",
             self._place,
             reason,
-            "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
-            "they only start slowly, raise JOIN_TIMEOUT",
+            "Check that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
+            "the ranks just start slowly, raise JOIN_TIMEOUT",
         )
 
     @contextlib.contextmanager
     def _deadline(self, seconds: float) -> Iterator[None]:
-        """Ends this process where the block lasts longer: it waits for a store that never answers."""
+        """End this process if the block takes longer, because the store never answers."""
         timer = threading.Timer(seconds, self._give_up, (seconds,))
         timer.daemon = True
         timer.start()
@@ -246,9 +244,9 @@ class Rendezvous:
             timer.cancel()
 
     def _give_up(self, seconds: float) -> NoReturn:
-        # They cannot ask each other who tells it.
+        # Without the store the ranks cannot agree on who reports it.
         if self._world.rank == 1 or self._world.local_rank == 0:
-            error = self._wrong(f"rank 0 has not answered for {seconds:.0f} s: it hangs, or its machine is cut off")
+            error = self._join_error(f"rank 0 has not answered for {seconds:.0f} s: it hangs or its machine is cut off")
             print(f"mlbert: error: {error.as_line()}", file=sys.stderr, flush=True)
         else:
             time.sleep(HEAR_SECONDS)
@@ -259,5 +257,5 @@ def _host_key(rank: int) -> str:
     return f"mlbert/host_{rank}"
 
 
-def _packed(mistake: UserError | None) -> str:
+def _serialized(mistake: UserError | None) -> str:
     return json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy]) if mistake else ""

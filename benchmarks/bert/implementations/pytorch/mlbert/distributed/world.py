@@ -18,45 +18,45 @@ MOST_HOST_BYTES = 64
 
 
 def nccl_options(timeout: timedelta) -> Any:
-    """How a new group of ranks uses NCCL, where there are GPUs: on streams that go before the kernels they overlap."""
+    """Return NCCL options for a new group of ranks, or None without GPUs. Its streams have priority over kernels."""
     if not torch.cuda.is_available():
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timeout  # else torch warns that the group's own wins
+    options._timeout = timeout  # else torch warns that the group's timeout takes precedence
     return options
 
 
 @dataclass(frozen=True)
 class World(RankPlace):
-    """The ranks that train together, and this process's place among them."""
+    """The ranks that train together, with this process's rank and sizes."""
 
     @property
     def device(self) -> torch.device:
-        """This rank's GPU, or the CPU where there is none. A rank that sees one GPU only takes that one."""
+        """This rank's GPU, or the CPU if there is none. A rank that sees only one GPU uses that one."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        """Over which the ranks find each other, before and while they are connected."""
+        """Used by the ranks to find each other, before and while they are connected."""
         return Rendezvous(self)
 
     @property
     def collective_timeout(self) -> timedelta:
-        """Longest wait of any one collective, and for the connection of a group of ranks."""
+        """Longest wait in any one collective, and for connecting a group of ranks."""
         return timedelta(seconds=self.rendezvous.collective_seconds)
 
     def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
-        """Connects the ranks. A rank that dies or hangs makes the others raise within `timeout_s`.
+        """Connect the ranks. If a rank dies or hangs, the others raise within `timeout_s`.
 
         Args:
-            backend: of torch.distributed; None: gloo for CPU tensors and, where there are GPUs, NCCL for theirs.
-                Barriers and single numbers go over the CPU, so gloo must be among them.
-            timeout_s: longest wait of any one collective, seconds (None: `collective_timeout`).
+            backend: torch.distributed backend. The default is gloo for CPU tensors and NCCL for GPU tensors. It must
+                include gloo, because barriers and single numbers use CPU tensors.
+            timeout_s: longest wait in any one collective, seconds (default `collective_timeout`).
 
         Raises:
-            UserError, SystemExit: not all ranks came together in time (one rank names those that did not), the port
+            UserError, SystemExit: not all ranks joined in time (one rank names the missing ones), the port
                 is taken, or the limit on open files is too low; see `Rendezvous`.
         """
         if self.world_size == 1:
@@ -78,28 +78,28 @@ class World(RankPlace):
             )
 
     def barrier(self) -> None:
-        """Returns once every rank is here."""
+        """Return once every rank has called it."""
         self.all_reduce_sum(torch.zeros(1))
 
     def warm_up(self, device: torch.device) -> None:
-        """Connects all ranks, over the host and between their devices; all ranks call it together."""
+        """Connect all ranks, through the host and between their devices. All ranks call it together."""
         self.barrier()
         self.all_reduce_max(self.all_reduce_sum(torch.zeros(1, device=device)))
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over all ranks, in place on each; returns it."""
+        """Sum the tensor over all ranks, in place on each, and return it."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        """Raises the tensor to the largest values over all ranks, in place on each; returns it."""
+        """Take the element-wise maximum over all ranks, in place on each, and return it."""
         if self.world_size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows of every rank, rank by rank: [n, columns] of any n on each -> [N, columns] on all; on the host."""
+        """Gather rows [n, columns], with any n on each rank, to [N, columns] on all, in rank order, on the host."""
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(rows)
         self.all_reduce_sum(sizes)
@@ -109,11 +109,11 @@ class World(RankPlace):
         return self.all_reduce_sum(gathered)
 
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
-        """Starts such a sum and returns at once; `wait()` on the result before use. None for a single process."""
+        """Start a sum and return without waiting; `wait()` on the result before use. None for a single process."""
         return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None
 
     def broadcast_int(self, value: int) -> int:
-        """Rank 0's number on every rank (64 bits, signed)."""
+        """Return rank 0's number (64-bit signed) on every rank."""
         if self.world_size == 1:
             return value
         tensor = torch.tensor([value], dtype=torch.int64)
@@ -121,7 +121,7 @@ class World(RankPlace):
         return int(tensor.item())
 
     def hosts(self) -> list[str]:
-        """The machine of each rank, as its launcher calls it; the same list on every rank."""
+        """Return the machine of each rank, under its launcher's name; the same list on every rank."""
         if self.world_size == 1:
             return [self.host]
         names = torch.zeros(self.world_size, MOST_HOST_BYTES, dtype=torch.uint8)
@@ -131,6 +131,6 @@ class World(RankPlace):
         return [bytes(row[row > 0].tolist()).decode(errors="replace") for row in names]
 
     def stop(self) -> None:
-        """Leaves the group; harmless where `start` did not happen."""
+        """Leave the group. Does nothing if `start` was not called."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The process environment, which is read only here."""
+"""The process environment. Nothing else reads it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one exception for people's mistakes: one line that names the subject, the problem and the remedy.
-
-Names that are nearly right: the known one that somebody most likely meant.
-"""
+"""`UserError`, the one exception for user mistakes, and the search for the name that a user probably meant."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from mlbert.host.error_codes import ERROR_CODES
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend. A command prints it as one line and exits with the code's status.
+    """A mistake that the user can fix. A command prints it as one line and exits with the code's status.
 
     Args:
         code: short stable identifier, one of `ERROR_CODES`.
         subject: the file, variable or flag at fault.
-        problem: what is wrong with it, in plain words.
-        remedy: what to do about it; may be empty only if the problem says it already.
+            problem: what is wrong with it.
+            remedy: how to fix it; empty only if the problem already says so.
     """
 
     def __init__(self, code: str, subject: str | Path, problem: str, remedy: str = "") -> None:
@@ -34,7 +31,7 @@ class UserError(ValueError):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a command that ends with this error."""
+        """Exit status of a command that fails with this error."""
         return ERROR_CODES[self.code].exit_status
 
     def as_line(self) -> str:
@@ -42,17 +39,17 @@ class UserError(ValueError):
         return f"{self} [{self.code}]"
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str, str]]:
-        """Pickle the four parts, so that the error can come back from a worker process."""
+        """Pickle the four parts, so that the error can be passed back from a worker process."""
         return type(self), (self.code, self.subject, self.problem, self.remedy)
 
 
 def _one_line(text: str) -> str:
-    """Join the lines of a text: a file name or a value may contain line breaks, the message must not."""
+    """Join the lines of a text: file names and values may contain line breaks, messages must not."""
     return " ".join(text.splitlines())
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most like ``name``, ignoring case, dashes and underscores; None if none is near."""
+    """Return the known name closest to ``name``, ignoring case, dashes and underscores; None if none is close."""
     by_shape = {name_shape(candidate): candidate for candidate in known}
     close = difflib.get_close_matches(name_shape(name), by_shape, n=1, cutoff=0.5)
     return by_shape[close[0]] if close else None

@@ -1,4 +1,4 @@
-"""Opening what a user names; writing files as a whole or not at all; writing tensors."""
+"""Open files that a user names, write files atomically, and write tensors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from safetensors import SafetensorError
 
 from mlbert.host.errors import UserError
 
-CHECKSUM = "sha256"  # the word in the header of a safetensors file for `tensors_sha256`
+CHECKSUM = "sha256"  # header key of `tensors_sha256` in a safetensors file
 Tensors = Iterable[tuple[str, tuple[int, ...], memoryview]]  # name, shape, bytes
-_MOST_BYTES = 1 << 28  # of a file that is read as a whole
+_MOST_BYTES = 1 << 28  # limit for reading a file into memory
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Opens a plain file to read its bytes. Raises OSError; also for a folder, and for a pipe or device, which could
-    keep a reader waiting for ever."""
+    """Open a regular file for reading bytes. Raises OSError, also for folders, pipes and devices: a pipe could block
+    forever."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
-        raise OSError(errno.EINVAL, f"no name of a file: {error}") from None
+        raise OSError(errno.EINVAL, f"not a file name: {error}") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "a folder, pipe or device, not a plain file")
@@ -39,10 +39,10 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, remedy: str = "Restore it") -> bytes:
-    """The content of a plain file of at most 256 MiB. Raises UserError: it cannot be read, or is something else."""
+    """Read a regular file of at most 256 MiB. Raises UserError if it is unreadable, too large or not a regular file."""
     try:
         with open_plain(path) as file:
-            content = file.read(_MOST_BYTES + 1)  # by reading: of some files in /proc the size is told wrongly
+            content = file.read(_MOST_BYTES + 1)  # read to measure: /proc reports wrong sizes
     except OSError as error:
         raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
     if len(content) > _MOST_BYTES:
@@ -52,7 +52,7 @@ def read_plain(path: Path, remedy: str = "Restore it") -> bytes:
 
 @contextmanager
 def reading(path: Path | str, remedy: str = "Check the path and its permissions") -> Iterator[None]:
-    """Turn an OSError of the block into a UserError: the system does not let us read this file or folder."""
+    """Turn an OSError in the block into a UserError that says the file or folder cannot be read."""
     try:
         yield
     except OSError as error:
@@ -60,8 +60,8 @@ def reading(path: Path | str, remedy: str = "Check the path and its permissions"
 
 
 def plain_size(path: Path) -> int:
-    """Return the bytes of a plain file. Raises UserError: it cannot be read, or is something else (opening a pipe would
-    wait forever)."""
+    """Return the size of a regular file in bytes. Raises UserError if it is unreadable or not a regular file (opening a
+    pipe would block forever)."""
     with reading(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -72,9 +72,11 @@ def plain_size(path: Path) -> int:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
-    killed process leaves a file of another name, which ends in ``.tmp``. Raises UserError: it cannot be written; also
-    for any OSError of the block."""
+    """Yield a file that is renamed to ``path`` once it is complete and on disk.
+
+    If the block raises, nothing remains; a killed process leaves a file with another name ending in ``.tmp``. Raises
+    UserError if the file cannot be written or the block raises OSError.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -91,13 +93,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a small file so that it is there as a whole or not at all; see `whole_file`."""
+    """Write a small file atomically; see `whole_file`."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def fsync_path(path: Path) -> None:
-    """Waits until a file that is written, or the names in a folder, are on disk. Raises OSError."""
+    """Wait until a written file, or a folder's entries, are on disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(handle)
@@ -106,7 +108,7 @@ def fsync_path(path: Path) -> None:
 
 
 def tensors_sha256(tensors: Tensors) -> str:
-    """SHA-256 of the tensors' names, shapes and bytes, in the order of names."""
+    """Return the SHA-256 of the tensors' names, shapes and bytes, in order of their names."""
     digest = hashlib.sha256()
     for name, shape, content in sorted(tensors, key=lambda tensor: tensor[0]):
         digest.update(f"{name} {list(shape)}\n".encode())
@@ -115,8 +117,10 @@ def tensors_sha256(tensors: Tensors) -> str:
 
 
 def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
-    """Has a ``save_file`` of safetensors write the path, with the permissions that any new file gets: the library's own
-    are the owner's alone. Raises OSError, in place of the library's error too."""
+    """Write a file with safetensors' ``save_file`` and a new file's usual permissions; the library makes it owner-only.
+
+    Raises OSError, also in place of the library's error.
+    """
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -127,16 +131,15 @@ def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
 
 
 def write_weights_file(path: Path, save: Callable[[Path, dict[str, str]], object], tensors: Tensors) -> None:
-    """`write_tensors` of these tensors, with their `tensors_sha256` among the words that ``save`` puts into the
-    header."""
+    """Write tensors with `write_tensors` and record their `tensors_sha256` in the header that ``save`` writes."""
     words = {"format": "pt", CHECKSUM: tensors_sha256(tensors)}
     write_tensors(path, lambda place: save(place, words))
-    _sort_words(path)
+    _sort_metadata(path)
 
 
-def _sort_words(path: Path) -> None:
-    """Puts the words of a safetensors header into the order of their names: the library's own order is by chance, and
-    equal tensors shall make equal files."""
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors header by name: the library's order is random, and equal tensors must give
+    equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -1,7 +1,4 @@
-"""JSON of unknown origin: what is read, and what is refused before anybody looks at its values.
-
-JSON that a program keeps for itself, with a checksum: an edited or truncated file is not taken for its own.
-"""
+"""Read untrusted JSON, and write the program's own JSON with a checksum that detects edits and truncation."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ _SHOWN = 60  # characters of a wrong value in a message
 
 
 def parse_json(content: bytes | str, finite: bool = True) -> Any:
-    """What JSON text holds; where ``finite`` is false, NaN and infinity too.
+    """Return the value of JSON text; with ``finite=False`` NaN and infinity are allowed.
 
     Raises:
-        ValueError: no UTF-8, no JSON, NaN or another number that is not finite, a name twice in an object, or nested so
-            deep that working on it could exhaust Python's stack.
+            ValueError: not UTF-8, not JSON, NaN or another non-finite number, a repeated name in an object, or nested
+                so deep that processing it could exhaust Python's stack.
     """
     text = content.decode() if isinstance(content, bytes) else content
     if text.startswith("\ufeff"):
@@ -32,10 +29,10 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
     try:
         number = _finite if finite else float
         value = json.loads(
-            text, object_pairs_hook=_said_once, parse_constant=number, parse_float=number, parse_int=_whole
+            text, object_pairs_hook=_unique_names, parse_constant=number, parse_float=number, parse_int=_integer
         )
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
     level, depth = [value], 0
     while level:
         depth += 1
@@ -46,13 +43,12 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
 
 
 def whole_characters(text: str) -> str:
-    """A text of JSON, which can name halves of surrogate pairs, with a sign in place of each: they have no bytes."""
+    """Replace each unpaired surrogate, which JSON can contain, by a question mark: surrogates cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def text_in_line(path: Path, number: int, line: str, remedy: str) -> str:
-    """The "text" of the JSON object in a file's line. Raises UserError: the line is no JSON (`parse_json`), or has
-    none."""
+    """Return the "text" of a JSON object in one line of a file. Raises UserError if it is not JSON or has no text."""
     try:
         value = parse_json(line)
     except ValueError as error:
@@ -64,23 +60,23 @@ def text_in_line(path: Path, number: int, line: str, remedy: str) -> str:
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError: it cannot be read, or as `parse_object`."""
+    """Return the object in a JSON file. Raises UserError if it cannot be read, or as `parse_object`."""
     return parse_object(path, read_plain(path, remedy), remedy)
 
 
 def parse_object(subject: Path | str, content: bytes, remedy: str) -> dict[str, Any]:
-    """Return the object that JSON text contains. Raises UserError: it is not JSON (`parse_json`), or not an object."""
+    """Return the object in JSON text. Raises UserError if it is not JSON (`parse_json`) or not an object."""
     try:
         value = parse_json(content)
     except ValueError as error:
         raise UserError("file.json", subject, f"is not JSON ({error})", remedy) from None
     if not isinstance(value, dict):
-        raise UserError("file.json", subject, "holds no JSON object", remedy)
+        raise UserError("file.json", subject, "is not a JSON object", remedy)
     return value
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: of a long one the beginning."""
+    """Return a value as shown in messages, shortened if long."""
     text = ascii(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -89,17 +85,17 @@ def _members(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of a name that is there twice a program reads the last value, a person the first."""
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object without repeated names: programs would read the last value, people the first."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {shown(name)} is there twice")
+            raise ValueError(f"the name {shown(name)} is given twice")
         found[name] = value
     return found
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
@@ -133,6 +129,6 @@ def parse_checksummed(text: str) -> dict[str, Any] | None:
 
 
 def json_sha256(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON-able values, the same before they are written and after they are read."""
-    as_read = json.loads(json.dumps(values))  # where all keys are text
+    """Return the SHA-256 of JSON-able values; the same before writing and after reading."""
+    as_read = json.loads(json.dumps(values))  # which turns all keys into text
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

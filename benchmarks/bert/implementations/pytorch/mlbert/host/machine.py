@@ -1,4 +1,4 @@
-"""What Linux says about the machine: its processors by model and generation, the driver of its GPUs."""
+"""Read machine facts from Linux: processor model and generation, and GPU driver version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlbert.host.errors import UserError
 SYSTEM = Path("/")
 NONE = "none"
 
-# Word of the name, family, models and steppings -> generation.
+# (word of the name, family, models, steppings, generation)
 _ANY = range(256)
 _GENERATIONS = (
     ("Xeon", 6, range(63, 64), _ANY, "Haswell"),
@@ -34,7 +34,7 @@ _GENERATIONS = (
     ("EPYC", 26, range(16), _ANY, "Turin"),
     ("EPYC", 26, range(16, 32), _ANY, "Turin Dense"),
 )
-# Implementer and part of an Arm core -> its name.
+# (implementer, part) of an Arm core -> its name
 _ARM_CORES = {
     ("0x41", "0xd08"): "Arm Cortex-A72",
     ("0x41", "0xd0c"): "Arm Neoverse N1",
@@ -45,7 +45,7 @@ _ARM_CORES = {
     ("0x41", "0xd8e"): "Arm Neoverse N3",
     ("0xc0", "0xac3"): "AmpereOne",
 }
-# Vendor or product of the machine, and core -> the processor that is meant.
+# (vendor or product of the machine, core, processor name)
 _ARM_PROCESSORS = (
     ("Amazon", "Cortex-A72", "AWS Graviton"),
     ("Amazon", "Neoverse N1", "AWS Graviton2"),
@@ -58,7 +58,7 @@ _ARM_PROCESSORS = (
 
 
 def read_processors(root: Path = SYSTEM) -> list[dict[str, str]]:
-    """The fields of ``/proc/cpuinfo`` below ``root``, one dict for each logical processor."""
+    """Return the fields of ``/proc/cpuinfo`` below ``root``, one dict per logical processor."""
     parsed = []
     for block in re.split(r"\n\s*\n", read_text(root / "proc/cpuinfo").strip()):
         fields = dict(re.findall(r"^([^:\n]*[^:\s])\s*:[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
@@ -68,8 +68,10 @@ def read_processors(root: Path = SYSTEM) -> list[dict[str, str]]:
 
 
 def processor_name(root: Path = SYSTEM) -> str:
-    """Model of the processor and, of common servers' ones, the generation: ``AMD EPYC 7742 64-Core Processor (Rome)``,
-    ``NVIDIA Grace (Arm Neoverse V2)``."""
+    """Return the processor's model and, for common server processors, its generation.
+
+    Examples: ``AMD EPYC 7742 64-Core Processor (Rome)``, ``NVIDIA Grace (Arm Neoverse V2)``.
+    """
     first = next(iter(read_processors(root)), {})
     model = " ".join((first.get("model name") or first.get("Processor") or "").split())
     if core := _ARM_CORES.get((first.get("CPU implementer", ""), first.get("CPU part", ""))):
@@ -93,13 +95,13 @@ def _generation(model: str, fields: dict[str, str]) -> str | None:
 
 
 def gpu_driver(root: Path = SYSTEM) -> str:
-    """Version of the loaded NVIDIA driver, or "none"; asks no program."""
+    """Return the version of the loaded NVIDIA driver, or "none", without running a program."""
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version"))
     return found[1] if found else NONE
 
 
 def read_text(path: Path) -> str:
-    """Text of a file; empty when it cannot be read, as many in /sys cannot."""
+    """Return the text of a file; empty if it cannot be read, as is common in /sys."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -107,10 +109,10 @@ def read_text(path: Path) -> str:
 
 
 def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
-    """Return the CPU threads of a rank: the setting, or an equal share of the cores that the process may use.
+    """Return the CPU threads per rank: the setting, or an equal share of the cores that the process may use.
 
     Raises:
-        UserError: more threads than CPUs, with which OpenMP may bring the whole machine to its limit.
+            UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
     """
     if cpu_threads:
         if cpu_threads > (cpus := os.cpu_count() or 1):

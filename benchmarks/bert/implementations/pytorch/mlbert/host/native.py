@@ -1,14 +1,14 @@
-"""C kernels compiled at first use, loaded through ctypes.
+"""Compile C kernels at first use and load them through ctypes.
 
-`load` compiles the given sources of ``csrc`` with GCC for this machine's processor and keeps the library in the
-user's cache folder (``$XDG_CACHE_HOME/mlbert``, by default ``~/.cache/mlbert``), under a name made from the sources,
-the flags, the compiler and the processor. A library is written under a temporary name and renamed, so processes may
-compile at the same time; its last bytes are its own SHA-256, so a damaged one is noticed and built again. Where
-nothing can be compiled, `load` raises `NativeUnavailable` with the reason, and callers use their plain forms.
+`load` compiles sources in ``csrc`` with GCC for this machine's processor. It caches the library in
+``$XDG_CACHE_HOME/mlbert`` (default ``~/.cache/mlbert``) under a name derived from sources, flags, compiler and
+processor. A library is written under a temporary name and then renamed, so that processes can compile at the same time.
+It ends with its SHA-256, so that a damaged one is detected and rebuilt. If nothing can be compiled, `load` raises
+`NativeUnavailable` with the reason, and callers fall back to their reference implementations.
 
-Kernels may use OpenMP. Two OpenMP runtimes in one process would fight over the cores, so the library is linked without
-one and takes its symbols from the runtime that PyTorch has loaded already: import torch first. Libraries without
-OpenMP (`openmp=False`) need neither.
+Kernels may use OpenMP. Two OpenMP runtimes in one process would compete for the cores, so the library is linked
+without one and uses the runtime that PyTorch has already loaded: import torch first. Libraries without OpenMP
+(`openmp=False`) need neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SOURCE_FOLDER = shipped("csrc") / "cpu"
 MHALIB_FOLDER = SOURCE_FOLDER.with_name("mhalib")
 COMPILE_FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp"),
-    # What of -ffast-math keeps NaN, infinities and the order of additions: fused multiply-add, no errno, no traps.
+    # The parts of -ffast-math that keep NaN, infinities and the order of additions: FMA, no errno, no traps.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
 NO_COMPILER = "no C compiler (gcc) on PATH"
@@ -49,12 +49,13 @@ _digests: dict[str, str] = {}
 
 
 class NativeUnavailable(RuntimeError):
-    """The kernels can't be compiled or loaded here; the text says why."""
+    """The kernels cannot be compiled or loaded here; the text says why."""
 
 
 def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path | None = None) -> ctypes.CDLL:
-    """The library `name` made of `sources`, files of `folder` (by default ``csrc/cpu``); compiled if the cache doesn't
-    hold it. `openmp` tells whether they use OpenMP.
+    """Return the library `name`, built from `sources` in `folder` (default ``csrc/cpu``) unless cached.
+
+    `openmp` must be true if the sources use OpenMP.
 
     Raises:
         NativeUnavailable: no compiler, no OpenMP runtime, missing sources, or compilation failed.
@@ -74,12 +75,12 @@ def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path
 
 
 def status() -> str:
-    """What became of every library asked for, as one line."""
-    return "; ".join(_messages.values()) or "no native library was asked for"
+    """Return the state of every requested library as one line."""
+    return "; ".join(_messages.values()) or "no native library was requested"
 
 
 def problem() -> str | None:
-    """Why libraries that were asked for are not used, with what to do; None: all are."""
+    """Return why requested libraries are not used and how to fix it; None if all are used."""
     absent = [text for name, text in _messages.items() if name not in _loaded]
     if not absent:
         return None
@@ -88,12 +89,12 @@ def problem() -> str | None:
 
 
 def digests() -> dict[str, str]:
-    """SHA-256 of the file of every library that is loaded."""
+    """Return the SHA-256 of each loaded library's file."""
     return dict(_digests)
 
 
 def compiler() -> str:
-    """Name and version of the compiler that the libraries asked for need; "none" where none was, or there is none."""
+    """Return the compiler's name and version; "none" if no library was requested or there is no compiler."""
     try:
         return _version(_find_compiler()).decode(errors="replace").partition("\n")[0] if _messages else "none"
     except NativeUnavailable:
@@ -105,8 +106,8 @@ def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
     digest = _fingerprint(compiler, sources)
     folder = cache_folder()
     cached = folder / f"{name}-{digest[:32]}.so"
-    if _is_whole(cached):
-        with contextlib.suppress(NativeUnavailable):  # built for another system library: build it again
+    if _is_intact(cached):
+        with contextlib.suppress(NativeUnavailable):  # if it was built for another libc, rebuild it
             return _open(name, cached), f"from {cached}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def _share_openmp_runtime() -> None:
 
 
 def openmp_runtime() -> str | None:
-    """PyTorch's where several are loaded: scikit-learn brings one too, which knows nothing of torch.set_num_threads."""
+    """Return the loaded OpenMP runtime, preferring PyTorch's: scikit-learn's ignores torch.set_num_threads."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError as error:
@@ -175,7 +176,7 @@ def _version(compiler: str) -> bytes:
 
 
 def _processor() -> bytes:
-    """Whatever decides what ``-march=native`` means."""
+    """Return everything that determines the meaning of ``-march=native``."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -186,12 +187,12 @@ def _processor() -> bytes:
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be made again: compiled libraries, indices of data files."""
+    """Return the user's folder for files that can be recreated: compiled libraries, indices of data files."""
     base = environment().get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "mlbert"
 
 
-def _is_whole(library: Path) -> bool:
+def _is_intact(library: Path) -> bool:
     try:
         content = library.read_bytes()
     except OSError:
@@ -200,7 +201,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _compile(compiler: str, sources: Sequence[Path], target: Path) -> None:
-    """Raises OSError where the target's folder can't be written, NativeUnavailable where compilation fails."""
+    """Raise OSError if the target's folder is not writable, NativeUnavailable if compilation fails."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         library = Path(folder) / target.name

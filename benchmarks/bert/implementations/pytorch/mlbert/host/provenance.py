@@ -1,4 +1,4 @@
-"""Where code comes from: the tree, its commit, the versions of what it needs."""
+"""Provenance of the code: the tree, its commit, and the versions of its dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlbert.host.json_files import read_json
 
 SOURCE_STATEMENT = "source.json"
 PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
-TENSORFLOW2 = "tensorflow2"  # the recipe that TensorFlow runs
+TENSORFLOW2 = "tensorflow2"  # the recipe run by TensorFlow
 TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -26,20 +26,20 @@ _DISTRIBUTIONS = (
 
 
 def tree_root() -> Path:
-    """The submission tree that this package lies in; the package's parent folder when it is installed elsewhere."""
+    """Return the submission tree that contains this package, or the package's parent folder if outside a tree."""
     root = _PACKAGE.parents[PACKAGE_HOME.count("/")]
     return root if root / PACKAGE_HOME == _PACKAGE else _PACKAGE.parent
 
 
 def shipped(name: str) -> Path:
-    """The folder ``configs`` or ``csrc``: beside the package in the tree, inside it where a wheel was installed."""
+    """Return the folder ``configs`` or ``csrc``: next to the package in the tree, inside it in an installed wheel."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def tree_relative(path: Path, root: Path | None = None) -> str:
-    """The file's name in the tree, with forward slashes, wherever the package is installed; outside of it the whole
-    path."""
+    """Return a file's path in the tree, with forward slashes, wherever the package is installed; for files outside the
+    tree, the full path."""
     path, root = path.resolve(), (root or tree_root()).resolve()
     if path.is_relative_to(_PACKAGE):
         return f"{PACKAGE_HOME}/{path.relative_to(_PACKAGE).as_posix()}"
@@ -47,37 +47,37 @@ def tree_relative(path: Path, root: Path | None = None) -> str:
 
 
 def recipe_file(name: str) -> str:
-    """The file of a recipe, relative to the tree."""
+    """Return the file of a recipe, relative to the tree."""
     return f"{TENSORFLOW2_HOME}/recipe.py" if name == TENSORFLOW2 else f"{PACKAGE_HOME}/recipes/{name}.py"
 
 
 def package_versions() -> dict[str, str]:
-    """Distribution to version, of those that decide a run and are installed."""
+    """Return the versions of the installed distributions that affect a run, by name."""
     return {name: found for name in _DISTRIBUTIONS if (found := _version(name)) is not None}
 
 
 def command_line() -> str:
-    """The command that started this process, as a shell would take it."""
+    """Return the command that started this process, quoted for a shell."""
     return hide_credentials(shlex.join(sys.orig_argv))
 
 
 def hide_credentials(text: str) -> str:
-    """The text without the name and password of an address such as ``https://name:password@host/``."""
+    """Mask the name and password in addresses such as ``https://name:password@host/``."""
     return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
 
 
 def version() -> str:
-    """Version of the package and the commit of its tree, for ``mlbert --version``."""
+    """Return the package version and the tree's commit, for ``mlbert --version``."""
     commit, modified = git_state(tree_root())
     changed = ", changed" if modified else ""
     return f"mlbert {_version('mlbert') or 'not installed'} ({commit}{changed})"
 
 
 def git_state(root: Path) -> tuple[str, bool]:
-    """Commit of the tree and whether files differ from it; those in results/, which runs write, do not count.
+    """Return the tree's commit and whether files differ from it; results/, which runs write, is ignored.
 
-    An exported tree has no git; there the statement that the export left (``source.json``) answers. Without both
-    the files name themselves, see `tree_digest`.
+    An exported tree has no git: there the exported statement (``source.json``) is used. Without either, the commit is
+    `tree_digest`.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
@@ -92,7 +92,7 @@ def git_state(root: Path) -> tuple[str, bool]:
 
 
 def tree_digest(root: Path) -> str:
-    """``tree:sha256:`` and a digest of names and contents of the package's Python files."""
+    """Return ``tree:sha256:`` and a digest of the names and contents of the package's Python files."""
     folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
     digest = hashlib.sha256()
     for path in sorted(file for file in folder.rglob("*.py") if file.is_file()):

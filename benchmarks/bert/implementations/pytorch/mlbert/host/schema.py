@@ -1,4 +1,4 @@
-"""JSON documents as pydantic models; what is wrong with a document becomes one line that names the field.
+"""JSON documents as pydantic models. An error is one line that names the field.
 
     class Index(Document):
         size: Count
@@ -6,7 +6,7 @@
 
     index = read_model(Index, path, "Restore it")
 
-Separate from `mlbert.host.json_files`, because importing pydantic takes a while.
+Separate from `mlbert.host.json_files` because importing pydantic is slow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 
-Count = Annotated[int, Field(ge=0, le=1 << 53)]  # the integers that every JSON reader keeps
+Count = Annotated[int, Field(ge=0, le=1 << 53)]  # integers that every JSON reader preserves
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,254}$")]  # never a path that leads elsewhere
-# What pydantic says and we do not: "Input should be", "or instance of Shard", "after validation, not 0".
+FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,254}$")]  # never a path
+# Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after validation, not 0".
 _LEFT_OUT = re.compile(r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$")
 
 
 class Document(BaseModel):
-    """A JSON object. Values are never converted, except that a whole number is a number; unknown keys are ignored."""
+    """A JSON object. Values are never converted, except integers to float; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -38,14 +38,14 @@ Model = TypeVar("Model", bound=Document)
 
 
 def read_model(kind: type[Model], path: Path, remedy: str) -> Model:
-    """Return the document in a JSON file. Raises UserError: as `read_json` and `parse_model`."""
+    """Return the document in a JSON file. Raises UserError as `read_json` and `parse_model` do."""
     return parse_model(kind, read_json(path, remedy), path, remedy)
 
 
 def parse_model(
     kind: type[Model], values: Mapping[str, Any], subject: Path | str, remedy: str, code: str = "file.json"
 ) -> Model:
-    """Return the document with these values. Raises UserError: one of them is missing, wrong or unknown."""
+    """Return the document with these values. Raises UserError if a value is missing, wrong or unknown."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -53,9 +53,9 @@ def parse_model(
 
 
 def _first_problem(kind: type[Document], error: ValidationError) -> str:
-    """Return the first problem in one line. An unknown key comes first: it is often a missing one, misspelt."""
+    """Return the first problem in one line. An unknown key goes first: it is often a misspelt missing one."""
     problems = error.errors(include_url=False)
-    first = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in first["loc"])
     place = place.removeprefix(".").removesuffix(".[key]")
     if first["type"] == "extra_forbidden":

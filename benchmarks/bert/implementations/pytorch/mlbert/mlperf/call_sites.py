@@ -1,7 +1,4 @@
-"""The code that a log names: files as of the log's commit, and the calls that stand at a line.
-
-The git history of a tree, as far as it has one.
-"""
+"""Read the code that a log names: files at the log's commit, the calls at a line, and the tree's git history."""
 
 from __future__ import annotations
 
@@ -22,52 +19,52 @@ _SECONDS = 60.0
 
 
 def git(tree: Path, *words: str) -> str | None:
-    """What git prints, to its last newline; ``None`` where it fails or the tree is no checkout."""
+    """Return git's output with its final newline, or None if it fails or the tree is not a checkout."""
     if not (tree / ".git").exists():
         return None
     try:
         done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, timeout=_SECONDS, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):  # a name with half a character, or a null
+    except (OSError, ValueError, subprocess.SubprocessError):  # invalid file name: a surrogate or a null byte
         return None
     return done.stdout.decode("utf-8", errors="replace")
 
 
 def has_commit(tree: Path, commit: object) -> bool:
-    """Whether the history has it."""
+    """Return True if the history has the commit, given by its 40 hexadecimal digits."""
     is_name = isinstance(commit, str) and len(commit) == 40 and set(commit) <= set("0123456789abcdef")
     return is_name and git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def num_commits(tree: Path, begin: str, end: str) -> int:
-    """Commits that lead to ``end`` and not to ``begin``; both must be in the history."""
+    """Count the commits reachable from ``end`` but not from ``begin``. Both must be in the history."""
     return int(git(tree, "rev-list", "--count", f"{begin}..{end}") or 0)
 
 
 def changed_files(tree: Path, begin: str, end: str) -> list[str]:
-    """Names of the files below benchmarks/ that differ."""
+    """Return the names of the files below benchmarks/ that differ between two commits."""
     return (git(tree, "diff", "--name-only", begin, end, "--", "benchmarks") or "").splitlines()
 
 
 _MAX_NAME = 255  # what file systems allow
 
-# Where one of these is called, the end of the run is logged for whatever ended it.
+# Calls of these functions log the end of the run, whatever the reason.
 _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 
 
 class Sources:
     """The files of a tree as they were when a log was written.
 
-    Where the tree is a git checkout, the commit that the log names is read from its history.
+    If the tree is a git checkout with the log's commit, files are read from that commit.
     """
 
     def __init__(self, tree: Path, log: Log) -> None:
         self.tree = tree
-        # Why the files are not, or not provably, those that wrote the log; None where they are.
+        # Why the files may not be those that wrote the log, or None if they are.
         self.gap: str | None = None
         self._commit: str | None = None
         self._texts: dict[str, str | None] = {}
         self._digests = _stated_digests(tree)
-        self.lacks_commit = False  # whether the tree has a whole history, without the log's commit
+        self.lacks_commit = False  # True if the complete git history does not have the log's commit
         commit = log.value("commit")
         if not isinstance(commit, str):
             self.gap = "the log names no commit"
@@ -76,21 +73,21 @@ class Sources:
         elif has_commit(tree, commit):
             self._commit = commit
         elif commit not in (git_state(tree)[0], tree_digest(tree)):
-            self.gap = f"commit {commit} is not here"
+            self.gap = f"commit {commit} is not available"
             self.lacks_commit = git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
         elif git_state(tree)[1]:
             self.gap = f"the tree had been modified since commit {commit} when it was exported"
 
     @property
     def committed_ms(self) -> float | None:
-        """When the log's commit was made, in ms since 1970; ``None`` where its history is not here."""
+        """Return the time of the log's commit in ms since 1970, or None if the history does not have it."""
         if self._commit is None:
             return None
-        told = (git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
-        return 1000.0 * int(told) if told.isdecimal() else None
+        seconds = (git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
+        return 1000.0 * int(seconds) if seconds.isdecimal() else None
 
     def is_altered(self, name: str) -> bool:
-        """Whether a file of an export is not the one that its source.json states."""
+        """Return True if a file of an export does not match its digest in source.json."""
         if self._commit is not None or name not in self._digests:
             return False
         try:
@@ -100,7 +97,7 @@ class Sources:
         return hashlib.sha256(content).hexdigest() != self._digests[name]
 
     def text(self, name: str) -> str | None:
-        """A file's text by its name in the tree; ``None`` where there is none."""
+        """Return a file's text by its name in the tree, or None if there is no such file."""
         if not is_inside(name):
             return None
         if name not in self._texts:
@@ -116,21 +113,21 @@ class Sources:
             return None
 
     def line(self, name: str, number: int) -> str | None:
-        """One line of a file, from 1."""
+        """Return one line of a file, counted from 1, or None if it does not exist."""
         return line_of(self.text(name), number)
 
     def nodes(self, name: str) -> tuple[ast.AST, ...]:
-        """Every node of a file's syntax tree, the module first; none where it is no Python."""
+        """Return all nodes of a file's syntax tree, the module first. Empty if it is not valid Python."""
         return nodes_of(self.text(name) or "")
 
     def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
-        """The innermost call in a file that reaches over a line and names a key; ``None`` where there is none."""
+        """Return the innermost call that spans a line of a file and names a key, or None."""
         calls = (node for node in self.nodes(name) if isinstance(node, ast.Call) and _names_key(node, key))
         here = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
         return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
 
     def python_files(self, folder: str) -> list[str]:
-        """Names of the Python files below a folder of the tree."""
+        """Return the names of the Python files below a folder of the tree."""
         if self._commit is not None:
             listed = git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
@@ -138,20 +135,20 @@ class Sources:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name that a log gives can be that of a file in a tree."""
+    """Return True if a file name in a log can be that of a file inside a tree."""
     is_plain = name.isascii() and name.isprintable() and len(name) < _MAX_NAME
     return is_plain and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def line_of(text: str | None, number: int) -> str | None:
-    """One line of a text, from 1, without the space around it."""
+    """Return one line of a text, counted from 1, stripped, or None if it does not exist."""
     lines = (text or "").splitlines()
     return lines[number - 1].strip() if 1 <= number <= len(lines) else None
 
 
 @lru_cache(maxsize=256)
 def nodes_of(text: str) -> tuple[ast.AST, ...]:
-    """Every node of a program's syntax tree, the module first; none where it is no Python."""
+    """Return all nodes of a program's syntax tree, the module first. Empty if it is not valid Python."""
     try:
         return tuple(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
@@ -159,7 +156,7 @@ def nodes_of(text: str) -> tuple[ast.AST, ...]:
 
 
 def _names_key(call: ast.Call, key: str) -> bool:
-    """Whether a call names a key: among its arguments, or by being a method of that name."""
+    """Return True if a call has the key as an argument or calls a function of that name."""
     name = terminal_name(call.func)
     if name == key or (key == constants.RUN_STOP and name in _CALLS_THAT_END_A_RUN):
         return True
@@ -167,26 +164,26 @@ def _names_key(call: ast.Call, key: str) -> bool:
 
 
 def is_key(argument: ast.expr, key: str) -> bool:
-    """Whether an argument is the key: its text, or the name of the constant that holds it."""
+    """Return True if an argument is the key, as a string or as a constant of `mlperf_logging`."""
     return key_of(argument) == key
 
 
 def key_of(argument: ast.expr) -> str | None:
-    """The text that an argument is or, as a name of `mlperf_logging`'s constants, stands for; None for others."""
+    """Return the string value of an argument that is a literal or an `mlperf_logging` constant, else None."""
     if isinstance(argument, ast.Constant):
         return argument.value if isinstance(argument.value, str) else None
     return getattr(constants, terminal_name(argument) or "", None)
 
 
 def terminal_name(node: ast.expr) -> str | None:
-    """The last part of a dotted name."""
+    """Return the last part of a dotted name, or None for other expressions."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
 
 
 def _stated_digests(tree: Path) -> dict[str, str]:
-    """File name to SHA-256 as an export's source.json states them; empty without one."""
+    """Map file names to their SHA-256 in an export's source.json. Empty without that file."""
     try:
         files = read_json(tree / SOURCE_STATEMENT, "")["files"]
     except (UserError, KeyError):
@@ -196,5 +193,5 @@ def _stated_digests(tree: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _shown(tree: Path, commit: str, name: str) -> str | None:
-    """A file of a commit, which never changes."""
+    """Return a file of a commit. Cached, because commits never change."""
     return git(tree, "show", f"{commit}:{name}")

@@ -1,17 +1,17 @@
 """MLPerf logs for other people's training loops: a context manager for plain PyTorch, a callback for Hugging Face.
 
     with MLPerfCallback(folder, index, submitter=..., system_name=...) as log:
-        ...                                         # model, optimizer
-        log.fit_start(hyperparameters)              # the clock starts: training data may be touched from here on
+        ...                                         # build model and optimizer
+        log.fit_start(hyperparameters)              # starts the clock; do not touch training data before
         ...
         log.eval_start(samples)
-        if log.eval_end(samples, accuracy):         # the target is reached, the log is closed
+        if log.eval_end(samples, accuracy):         # target reached, log closed
             break
 
     trainer = transformers.Trainer(..., callbacks=[MLPerfCallback(...)])
 
-One object writes the log of one run, ``<folder>/results/<system_name>/bert/result_<index>.txt``, and the first of a
-system ``<folder>/systems/<system_name>.json``. Arguments are named as those of Composer's callback of the same name.
+Each object writes one run's log, ``<folder>/results/<system_name>/bert/result_<index>.txt``, and
+``<folder>/systems/<system_name>.json`` if it does not exist. Argument names match Composer's callback of the same name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 __all__ = ["MLPerfCallback"]
 
-# What a run of either division has to name beside the rules' own keys; the checkers of 5.0.0 want those of closed.
+# Keys the user must supply in either division; the 5.0.0 checkers also require REQUIRED_IN_CLOSED in closed.
 REQUIRED = (
     *("seed", "global_batch_size", "gradient_accumulation_steps", "opt_name", "opt_base_learning_rate"),
     *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
@@ -43,14 +43,14 @@ REQUIRED_IN_CLOSED = (
     *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
     *("num_warmup_steps", "start_warmup_step"),
 )
-# Words of the argument and of the log -> words of the system description.
+# Argument and log value -> value in the system description.
 STATUS = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
     "preview": "Preview",
     "research": "Research, Development, or Internal (RDI)",
 }
-_AT_THE_END = ("eval_samples",)  # logged behind training, so a Trainer may learn it at its first evaluation
+_AT_THE_END = ("eval_samples",)  # logged after training, so a Trainer may supply it at the first evaluation
 _BLOCK = {"first_epoch_num": 1}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -58,32 +58,32 @@ Value = int | float | str
 
 
 class MLPerfCallback:
-    """Writer of one run's MLPerf log; usable as a context manager and as a callback of `transformers.Trainer`.
+    """Write one run's MLPerf log, as a context manager or as a callback of `transformers.Trainer`.
 
-    Leaving the block, or the process, without the target closes the log as aborted. Only rank 0 writes; every rank may
-    call every method.
+    If the block or the process ends before the target is reached, the log is closed as aborted. Only rank 0 writes;
+    every rank may call every method.
 
     Args:
-        root_folder: of the submission, which gets ``results/`` and ``systems/``.
+        root_folder: submission folder, in which ``results/`` and ``systems/`` are created.
         index: i of result_<i>.txt; a submission has 0 to 9.
-        benchmark: "bert", all that ruleset 5.0.0 and this class have in common.
+        benchmark: "bert", the only benchmark supported.
         target: accuracy, 0 to 1, at which the run succeeds.
         division: "open" or "closed".
-        metric_name, metric_label: a Trainer's metric, found as ``<metric_label>_<metric_name>``; evaluations with
+        metric_name, metric_label: a Trainer's metric, looked up as ``<metric_label>_<metric_name>``; evaluations with
             another label are not logged.
-        submitter: None: MLPERF_SUBMISSION_ORG of the environment.
-        system_name: of the results folder; None: MLPERF_SUBMISSION_PLATFORM, or ``<ranks>x<device>``.
+        submitter: submitting organisation (default: MLPERF_SUBMISSION_ORG).
+        system_name: name of the results folder (default: MLPERF_SUBMISSION_PLATFORM, or ``<ranks>x<device>``).
         status: "onprem", "cloud", "preview" or "research".
-        cache_clear_cmd: program with its arguments that drops the page cache, run by the first rank of each node,
-            without a shell; None: the log says that nothing was cleared.
-        host_processors_per_node: None: as Linux says.
-        exit_at_target: tell a Trainer to stop at the target.
-        hyperparameters: by the log's names, those that are known now.
-        rank: None: RANK of the environment, or 0.
+        cache_clear_cmd: command that drops the page cache, run without a shell by the first rank of each node. With
+            None, the log says that caches were not cleared.
+        host_processors_per_node: processors of a node (default: as Linux reports).
+        exit_at_target: stop the Trainer when the target is reached.
+        hyperparameters: values known so far, by their log keys.
+        rank: rank of this process (default: RANK, or 0).
 
     Raises:
-        UserError: an argument is not legal, the result exists, the system was described otherwise, or the command or
-            a write failed.
+        UserError: an argument is invalid, the result exists, the existing system description differs, or the command
+            or a write failed.
     """
 
     def __init__(
@@ -120,7 +120,10 @@ class MLPerfCallback:
         system = system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
         if not _NAME.fullmatch(system):
             raise UserError(
-                "config.value", f"system_name {system!r}", "is no name of a folder", "Use letters, digits, - _ . and +"
+                "config.value",
+                f"system_name {system!r}",
+                "is not a valid folder name",
+                "Use letters, digits, - _ . and +",
             )
         root = Path(root_folder)
         self.path = root / "results" / system / benchmark / f"result_{int(index)}.txt"
@@ -149,24 +152,29 @@ class MLPerfCallback:
     # Any loop
 
     def fit_start(self, hyperparameters: Mapping[str, Value] | None = None) -> None:
-        """Ends the initialisation and starts the clock.
+        """End the initialisation and start the clock.
 
         Args:
-            hyperparameters: by the log's names, on top of the constructor's: at least `REQUIRED`, in the closed
-                division `REQUIRED_IN_CLOSED` too.
+            hyperparameters: values by their log keys, added to the constructor's. Together they must contain
+                `REQUIRED` and, in the closed division, `REQUIRED_IN_CLOSED`.
 
         Raises:
-            UserError: some are missing, or the clock runs.
+            UserError: hyper-parameters are missing, or the clock is already running.
         """
         if self._log.run_started:
-            raise UserError("callback.order", "fit_start", "was called before", "Make one MLPerfCallback a run")
+            raise UserError(
+                "callback.order", "fit_start", "was called before", "Create a new MLPerfCallback for each run"
+            )
         self._known |= hyperparameters or {}
         self._check_complete(REQUIRED)
         self._start()
 
     def eval_start(self, samples: int) -> None:
-        """An evaluation begins after so many training samples. Raises UserError: training has not begun, or another
-        evaluation has not ended."""
+        """Log that an evaluation begins after ``samples`` training samples.
+
+        Raises:
+            UserError: training has not begun, another evaluation has not ended, or ``samples`` went down.
+        """
         if self._log.status is not None:
             return
         if not self._log.run_started:
@@ -177,24 +185,24 @@ class MLPerfCallback:
             raise UserError(
                 "callback.order",
                 f"eval_start({samples})",
-                f"comes after {self._samples} samples",
+                f"was called after {self._samples} samples",
                 "Count all samples so far",
             )
         self._evaluates, self._samples = True, int(samples)
         self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
 
     def eval_end(self, samples: int, accuracy: Any) -> bool:
-        """The evaluation has ended; the first one at the target closes the log with success.
+        """Log the end of an evaluation. The first one that reaches the target closes the log with success.
 
         Args:
-            samples: as at `eval_start`.
-            accuracy: a number from 0 to 1, or a tensor of one.
+            samples: the same count as in `eval_start`.
+            accuracy: a number from 0 to 1, or a one-element tensor.
 
         Returns:
-            whether the target is, or was before, reached.
+            True once the target has been reached, now or earlier.
 
         Raises:
-            UserError: no evaluation has begun, or the accuracy is not from 0 to 1.
+            UserError: no evaluation has begun, or the accuracy is not between 0 and 1.
         """
         value = float(accuracy)
         if not 0.0 <= value <= 1.0:
@@ -203,7 +211,10 @@ class MLPerfCallback:
             return self._reached
         if not self._evaluates or samples != self._samples:
             raise UserError(
-                "callback.order", f"eval_end({samples})", "follows no eval_start of as many samples", "Call that first"
+                "callback.order",
+                f"eval_end({samples})",
+                "has no eval_start with the same number of samples",
+                "Call that first",
             )
         self._evaluates = False
         self._log.end(constants.EVAL_STOP, metadata={"epoch_num": self._samples})
@@ -214,14 +225,14 @@ class MLPerfCallback:
         return self._reached
 
     def close(self, reason: str | None = None) -> None:
-        """Closes a log that is open: as aborted, where the run has begun."""
+        """Close the log if it is open, as aborted if the run has begun."""
         atexit.unregister(self.close)
         self._stop(constants.ABORTED, reason or f"target {self.target:g} not reached")
 
-    # Hugging Face's Trainer; what it calls besides is of no interest
+    # Events of Hugging Face's Trainer; `__getattr__` ignores all others
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer's arguments fill in what the constructor was not given."""
+        """Take the hyper-parameters missing from the constructor from the Trainer's arguments, and start the clock."""
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         warmup = int(args.get_warmup_steps(state.max_steps))
         own: dict[str, Value] = {
@@ -236,20 +247,22 @@ class MLPerfCallback:
             "start_warmup_step": 0,
         }
         if self._log.run_started:
-            raise UserError("callback.order", "MLPerfCallback", "has logged a run before", "Make one a run")
+            raise UserError(
+                "callback.order", "MLPerfCallback", "has logged a run before", "Create a new one for each run"
+            )
         self._known = own | self._known
         self._check_complete([key for key in REQUIRED if key not in _AT_THE_END])
         self._start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation begins behind the step, unless it was decided by a callback further behind."""
+        """Log the start of an evaluation that follows this step, unless a later callback requested it."""
         if control.should_evaluate and not self._evaluates:
             self.eval_start(self._samples_of(state))
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, float], **told: Any) -> None:
-        """An evaluation has ended. Raises UserError: it has the label, but not the metric."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, float], **kwargs: Any) -> None:
+        """Log the end of an evaluation. Raises UserError if it has the label but not the metric."""
         if not self._log.run_started or not any(name.startswith(self._label) for name in metrics):
             return
         if self.metric not in metrics:
@@ -259,13 +272,13 @@ class MLPerfCallback:
         samples = self._samples_of(state)
         if not self._evaluates:
             self.eval_start(samples)
-        if "eval_samples" not in self._known and told.get("eval_dataloader") is not None:
-            self._known["eval_samples"] = len(told["eval_dataloader"].dataset)
+        if "eval_samples" not in self._known and kwargs.get("eval_dataloader") is not None:
+            self._known["eval_samples"] = len(kwargs["eval_dataloader"].dataset)
         if self.eval_end(samples, metrics[self.metric]) and self.exit_at_target:
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer has reached its limit, or the target."""
+        """Close the log: the Trainer has reached its limit or the target."""
         if self._log.status is None:
             self._samples = self._samples_of(state)
         self.close()
@@ -275,7 +288,7 @@ class MLPerfCallback:
             return _ignore
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
-    # Parts
+    # Helpers
 
     def _start(self) -> None:
         for key, value in self._known.items():
@@ -315,7 +328,7 @@ class MLPerfCallback:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """An event of the Trainer that is not logged."""
+    """Ignore a Trainer event that is not logged."""
 
 
 def _checked_target(target: float) -> float:
@@ -331,7 +344,7 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> str:
 
 
 def _number(name: str, otherwise: int) -> int:
-    """A whole number of the environment."""
+    """Return an integer from the environment, or the default if it is not one."""
     text = environment().get(name, "").strip()
     return int(text) if text.isdecimal() else otherwise
 
@@ -343,7 +356,7 @@ def _default_name(facts: Mapping[str, str]) -> str:
 
 
 def _refuse_result(path: Path) -> None:
-    """A log that has begun to count is never written over."""
+    """Raise UserError if the log contains run_start: a result is never overwritten."""
     if path.exists() and f'"{constants.RUN_START}"' in path.read_text(encoding="utf-8", errors="replace"):
         raise UserError(
             "file.exists", path, "exists, and no result is overwritten", "Choose another index, or move it away"
@@ -351,7 +364,7 @@ def _refuse_result(path: Path) -> None:
 
 
 def _keep_description(path: Path, facts: dict[str, str]) -> None:
-    """Writes the description, unless there is one, which a person may have completed."""
+    """Write the description unless one exists, because a person may have completed it."""
     from mlbert.mlperf.describe import write_description
 
     if not path.exists():
@@ -362,7 +375,7 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
         differing = [name for name in ("submitter", "division") if there.get(name) != facts[name]]
     except (OSError, ValueError, AttributeError):
         raise UserError(
-            "file.json", path, "is no description of a system", "Remove it, and it is written anew"
+            "file.json", path, "is not a system description", "Remove it, and a new one is written"
         ) from None
     if differing:
         words = ", ".join(f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing)
@@ -370,7 +383,7 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
 
 
 def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
-    """Runs the command, and tells whether there was one."""
+    """Run the command. Returns True if there is one."""
     if command is None or local_rank != 0:
         return command is not None
     words = shlex.split(command) if isinstance(command, str) else list(command)
@@ -381,8 +394,8 @@ def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
             "program.failed", "cache_clear_cmd", f"cannot be started ({error})", "Name a program, or None"
         ) from None
     except subprocess.CalledProcessError as error:
-        said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
+        output = f": {error.stderr.strip()}" if error.stderr.strip() else ""
         raise UserError(
-            "program.failed", "cache_clear_cmd", f"ended with status {error.returncode}{said}", "Mend it, or give None"
+            "program.failed", "cache_clear_cmd", f"ended with status {error.returncode}{output}", "Fix it, or give None"
         ) from None
     return True

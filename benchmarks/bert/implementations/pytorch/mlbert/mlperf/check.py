@@ -1,6 +1,6 @@
-"""The whole check: official tools on a copy, our own checks meanwhile; one list of findings.
+"""Check a submission: run the official tools on a copy and our own checks at the same time.
 
-Names of a tree's folders and files: what the rules ask for, what only official tools look at, what is unknown.
+This module also checks the names of a tree's folders and files against the rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<sy
 
 
 def check_layout(place: Workplace) -> Complaints:
-    """Folders and files have the names of the rules; systems and results belong together."""
+    """Folders and files are named as the rules require, and every result has its system description."""
     for name in ("systems", "results"):
         if not (place.copy / name).is_dir():
             yield _wrong(f"{name}/ is missing")
@@ -51,7 +51,7 @@ def check_layout(place: Workplace) -> Complaints:
         if fields := unfilled(read_system(path)):
             yield _wrong(f"{place.name(path)} still says {MARK} in {', '.join(fields)}")
     if not (place.given / "benchmarks" / BENCHMARK / "implementations").is_dir():
-        text = f"benchmarks/{BENCHMARK}/implementations is missing, so nothing is said of the code"
+        text = f"benchmarks/{BENCHMARK}/implementations is missing, so the code is not checked"
         yield Complaint(Outcome.WARN, text, "rules: the code of a result is submitted with it")
     for folder in folders:
         yield from _check_folder(folder, systems, place)
@@ -60,7 +60,7 @@ def check_layout(place: Workplace) -> Complaints:
 
 
 def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Complaints:
-    """What lies in ``results/<system>``."""
+    """Check the contents of ``results/<system>``."""
     if not folder.is_dir():
         yield Complaint(Outcome.WARN, f"{place.name(folder)} is not a folder of a system", _NAMES)
         return
@@ -78,17 +78,17 @@ def _wrong(text: str) -> Complaint:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder holds; a README.md is welcome where the official tools do not look at files."""
+    """List a folder without README.md, which is allowed because the official tools ignore files here."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name != "README.md")
 
 
 def _check_result_names(folder: Path, place: Workplace) -> Complaints:
-    """Ten logs under any result_*.txt, as package_checker reads them; the names of the rules are 0 to 9."""
+    """Expect ten logs. package_checker reads any result_*.txt, but the rules name them result_0 to result_9."""
     if not folder.is_dir():
         is_other = folder.parent.is_dir() and any(path.is_dir() for path in _entries(folder.parent))
-        outcome = Outcome.NOTE if is_other else Outcome.ERROR  # a system may have other benchmarks only
+        outcome = Outcome.NOTE if is_other else Outcome.ERROR  # a system may have only other benchmarks
         yield Complaint(outcome, f"{place.name(folder)} is missing", "" if is_other else _NAMES)
         return
     logs = {path.name for path in folder.glob(RESULT_PATTERN) if path.is_file()}
@@ -106,7 +106,7 @@ def _check_result_names(folder: Path, place: Workplace) -> Complaints:
 
 
 def read_system(path: Path) -> dict[str, object]:
-    """The description; empty when it cannot be read, which the official tools and the division check report."""
+    """Return the system description, or {} if it is unreadable (the tools and the division check report that)."""
     try:
         text = path.read_text(encoding="utf-8")
         system = {} if is_too_deep(text) else json.loads(text)
@@ -123,7 +123,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs of a tool whose findings are told together."""
+    """Runs of one tool whose findings are reported together."""
 
     calls: Sequence[Call]
     sum_up: Callable[[list[Finding]], list[Finding]] = list
@@ -132,15 +132,15 @@ class _Group:
 def check(path: Path, division: str | None = None, progress: Progress = lambda step: None) -> list[Finding]:
     """Check a submission tree, one system's results in it, a folder of result files, or one log.
 
-    Works on a temporary copy; nothing below ``path`` changes. A git checkout is judged by its export.
+    Works on a temporary copy and changes nothing below ``path``. Of a git checkout, its export is checked.
 
     Args:
-        path: what to check.
-        division: "open" or "closed" if the caller insists on one.
-        progress: told what is done next, or was finished.
+        path: the tree, folder or log.
+        division: "open" or "closed" to require that division.
+        progress: called with the name of each step that starts or finishes.
 
     Raises:
-        UserError: the path is none of them.
+        UserError: the path is none of these.
     """
     if not os.path.exists(path):
         raise UserError(
@@ -164,13 +164,13 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
                 "log.missing", path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does"
             )
         if names == [path]:
-            read_log(path)  # for its error
+            read_log(path)  # raises if the log is unreadable
         place = Workplace(names[0].parent, copy, scratch, is_tree=False)
         return _check_logs(place, place.take(names), division, progress)
 
 
 def _system_in_a_tree(path: Path) -> Path | None:
-    """``results/<system>`` of a tree, where that or its benchmark's folder is given."""
+    """Return ``results/<system>`` if the path is that folder of a tree or its benchmark folder, else None."""
     folder = path.resolve()
     folder = folder.parent if folder.name == BENCHMARK else folder
     is_in_tree = folder.parent.name == "results" and (folder.parents[1] / "systems").is_dir()
@@ -178,7 +178,7 @@ def _system_in_a_tree(path: Path) -> Path | None:
 
 
 def _copy_tree(place: Workplace) -> list[Finding]:
-    """Copies a tree; rows about its files. A checkout that holds what cannot be exported is taken as it is."""
+    """Copy a tree and return findings about its files. If a checkout cannot be exported, copy it as it is."""
     tree = place.given
     if not is_checkout(tree):
         return _layout(place, place.take([tree]))
@@ -189,7 +189,7 @@ def _copy_tree(place: Workplace) -> list[Finding]:
         problem = finding_of("own: export", ".", [Complaint(Outcome.ERROR, str(error), READABLE)], "")
     shutil.rmtree(place.copy)
     place.copy.mkdir()
-    # A checkout may hold data that is no part of a submission.
+    # A checkout may contain data that does not belong to the submission.
     return [problem, *_layout(place, place.take(tree / name for name in _PARTS))]
 
 
@@ -239,7 +239,7 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
 def _check_logs(
     place: Workplace, left_out: Sequence[Complaint], division: str | None, progress: Progress
 ) -> list[Finding]:
-    """A folder of logs, or one log, outside a tree."""
+    """Check a folder of logs, or one log, outside a tree."""
     rows = [finding_of("own: layout", ".", left_out, "")] if left_out else []
     names = sorted(path for path in place.copy.iterdir() if path.is_file())
     if not names:
@@ -263,22 +263,22 @@ def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
 def _run(
     groups: Sequence[_Group], own: Callable[[], list[Finding]], place: Workplace, progress: Progress
 ) -> list[Finding]:
-    """Runs the tools, and our own checks while they run."""
+    """Run the tools, and our own checks while they run."""
     calls = [call for group in groups for call in group.calls]
     renamed = {str(place.copy): str(place.given), f"{place.scratch}/": ""}
     with official.started(official.jobs(calls), place.scratch, renamed) as answers:
         progress("own checks")
         own_findings = own()
         progress("official tools")
-        said = iter(answers(progress))
+        results = iter(answers(progress))
     findings = []
     for group in groups:
-        findings += group.sum_up([finding for call in group.calls for finding in call.judge(next(said))])
+        findings += group.sum_up([finding for call in group.calls for finding in call.judge(next(results))])
     return [*findings, *own_findings]
 
 
 def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
-    """A row for each log that fails, and one for all that pass; of ten, one that fails is dropped by the scoring."""
+    """Report each failing log in its own row and all passing logs in one. Of ten, scoring drops one failing log."""
 
     def sum_up(findings: list[Finding]) -> list[Finding]:
         bad = [finding for finding in findings if finding.outcome is not Outcome.PASS]
@@ -302,7 +302,7 @@ def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:
     if results.wanted_division != "closed":
         reason = "only the closed division is compared with the reference"
     elif len(results.logs) != NUM_RESULT_FILES:
-        reason = f"compares {NUM_RESULT_FILES} logs, here are {len(results.logs)}"
+        reason = f"compares {NUM_RESULT_FILES} logs, found {len(results.logs)}"
     if reason:
         return _Group([], lambda findings: [Finding("rcp_checker", subject, Outcome.SKIP, reason)])
     return _Group([official.rcp_checker(folder, subject)])

@@ -1,10 +1,9 @@
-"""What differs between two sets of runs: settings, code, system, and whether speed, convergence and time do.
+"""Compare two sets of runs, A and B: settings, code, system, speed, convergence and time to train.
 
-Whether two sets of runs differ: Mann and Whitney's exact test, and the interval that goes with it.
-
-The ratio is Hodges and Lehmann's: the median of every run of B over every run of A. Its interval is made of the same
-ratios by the test's own distribution (Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 4.3), so that it
-leaves out 1 where the test finds a difference, ties apart.
+Measurements are compared with the exact Mann-Whitney test. The ratio is the Hodges-Lehmann estimate: the median of
+every run of B over every run of A. Its interval uses the same ratios and the distribution of the test (Hollander,
+Wolfe, Chicken: Nonparametric Statistical Methods, 4.3), so without ties it excludes 1 exactly if the test finds a
+difference.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from mlbert.mlperf.rules import BENCHMARK, olympic_mean
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_in
 
 LEVEL = 0.05
-FEWEST_RUNS = 3  # a side, below which nothing is told
-_MANY_PAIRS = 2500  # of runs, above which U counts as normal: its exact distribution takes minutes, and differs little
+FEWEST_RUNS = 3  # per side, needed for a significance test
+_MANY_PAIRS = 2500  # above which U is taken as normal: the exact distribution takes minutes and differs little
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """B over A."""
+    """The ratio of B to A."""
 
     value: float
-    low: float | None  # of the 95 % interval; None where so few runs have none
+    low: float | None  # of the 95 % interval (None with too few runs)
     high: float | None
-    p: float | None  # two-sided; None where there are too few runs
+    p: float | None  # two-sided (None with too few runs)
 
     @property
     def is_significant(self) -> bool:
-        """Whether the sides differ at 5 %."""
+        """Return True if the sides differ at the 5 % level."""
         return self.p is not None and self.p < LEVEL
 
 
 def compare(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
-    """Compare positive numbers, one a run; ``None`` where a side has none."""
+    """Compare positive numbers, one per run. Returns None if a side is empty."""
     if not a or not b:
         return None
     ratios = np.sort(np.divide.outer(np.asarray(b, float), np.asarray(a, float)).ravel())
@@ -68,7 +67,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
 
     num_values = len({*a, *b})
     is_exact = num_values == len(a) + len(b) and len(a) * len(b) <= _MANY_PAIRS
-    method = "exact" if is_exact else "asymptotic"  # which corrects for ties
+    method = "exact" if is_exact else "asymptotic"  # the asymptotic test corrects for ties
     p = float(mannwhitneyu(a, b, method=method).pvalue) if num_values > 1 else 1.0
     cut = _cut(len(a), len(b))
     low, high = (float(ratios[cut]), float(ratios[-1 - cut])) if cut is not None else (None, None)
@@ -76,11 +75,11 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
 
 
 def _cut(num_a: int, num_b: int) -> int | None:
-    """How many of the sorted ratios lie outside the 95 % interval at either end; ``None`` if it has no end."""
+    """Return how many of the sorted ratios at each end are outside the 95 % interval, or None if it is unbounded."""
     if num_a * num_b > _MANY_PAIRS:
         mean, variance = num_a * num_b / 2, num_a * num_b * (num_a + num_b + 1) / 12
         return int(mean - NormalDist().inv_cdf(1 - LEVEL / 2) * math.sqrt(variance))
-    # Ways to get each U: the product of (1 - x^(num_a + i)) / (1 - x^i), Mann and Whitney 1947.
+    # Number of ways to get each U: the product of (1 - x^(num_a + i)) / (1 - x^i), Mann and Whitney 1947.
     ways = [1] + [0] * (num_a * num_b)
     for i in range(1, num_b + 1):
         for u in range(len(ways) - 1, num_a + i - 1, -1):
@@ -97,66 +96,66 @@ def _cut(num_a: int, num_b: int) -> int | None:
 
 NOT_SET = "-"
 
-# Keys of a log by the section that shows them; those before run_start that are in none of these are the system's.
+# Log keys by the section that shows them. Other keys before run_start belong to the system.
 _SETTINGS = ("train_data", "eval_data", "model_shape", "model_shape_sha256", "config_file", "eval_samples")
 _CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
 _UNCOMPARED = (
-    *("configuration", "config_file_sha256", "config_parents"),  # told setting by setting
+    *("configuration", "config_file_sha256", "config_parents"),  # compared setting by setting
     *("seed", "cache_clear", "submission_benchmark", "submission_status", "tracked_stats"),
 )
-# Settings that differ from run to run, or that other keys tell.
+# Settings that differ from run to run, or that other keys show.
 _UNCOMPARED_SETTINGS = ("EXPERIMENT", "SEED", "RECIPE", "MLPERF_SUBMISSION_ORG", "MLPERF_SUBMISSION_PLATFORM")
 
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """One of the two sets."""
+    """One of the two sets of runs."""
 
     name: str  # as the user gave it
     logs: Sequence[Log]
-    system: dict[str, Any] | None  # systems/<system>.json, where the logs lie in a tree
+    system: dict[str, Any] | None  # systems/<system>.json, if the logs are in a tree
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that is another on the other side; several where the runs of a side have several."""
+    """A value that differs between the sides. Each side lists all values of its runs."""
 
     name: str
     a: str
     b: str
-    origin_a: str = ""  # of a setting
+    origin_a: str = ""  # where a setting came from
     origin_b: str = ""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of each run, on both sides."""
+    """One number per run, for both sides."""
 
     name: str
     unit: str
     a: Sequence[float]
     b: Sequence[float]
-    ratio: Ratio | None  # None where a side has no number
+    ratio: Ratio | None  # None if a side has no number
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs."""
+    """Everything that differs."""
 
     settings: Sequence[Difference]
     code: Sequence[Difference]
-    history: str  # how the commits lie to each other; empty where they are the same
+    history: str  # relation between the commits; empty if they are the same
     files: Sequence[str]  # below benchmarks/ that differ between the commits
     system: Sequence[Difference]
     successes: tuple[int, int]
     runs: tuple[int, int]
-    olympic_minutes: tuple[float | None, float | None]  # None: fewer than three runs, or two that missed the target
+    olympic_minutes: tuple[float | None, float | None]  # None with fewer than three runs, or if two missed the target
     measures: Sequence[Measure]
     notes: Sequence[str]  # sentences
 
 
 def read_side(path: Path) -> ComparedSide:
-    """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError where it is none of them."""
+    """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError for anything else."""
     if path.is_file():
         names = [path]
     else:
@@ -173,14 +172,14 @@ def read_side(path: Path) -> ComparedSide:
             raise UserError(
                 "log.incomplete",
                 log.path,
-                "is no MLPerf log of a run: it has no run_start",
+                "is not the MLPerf log of a run: it has no run_start",
                 "Remove it, or name others",
             )
     return ComparedSide(str(path), logs, _system_of(names[0].resolve().parent))
 
 
 def alike(log: Log) -> list[Log]:
-    """The finished runs of a log's settings that lie beside it, itself among them."""
+    """Return the finished runs in the log's folder with the same settings, including the log itself."""
     others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
     finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
     return [
@@ -195,7 +194,7 @@ def _settings_that_differ(a: ComparedSide, b: ComparedSide) -> list[Difference]:
 
 
 def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
-    """Everything that differs; ``tree`` is the checkout whose history may have the commits of both."""
+    """Return everything that differs. ``tree`` is a checkout whose history may have both commits."""
     settings, code, system = _facts_that_differ(a, b)
     history, files = _history(a, b, tree)
     notes: list[str] = []
@@ -224,17 +223,17 @@ def _logs_in(folder: Path) -> list[Path]:
 
 
 def _system_of(folder: Path) -> dict[str, Any] | None:
-    """The description that belongs to ``results/<system>/bert``."""
+    """Return the system description of ``results/<system>/bert``, or None if there is none."""
     if folder.name != BENCHMARK or folder.parent.parent.name != "results":
         return None
     path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     if not path.is_file():
         return None
-    return read_json(path, "Mend or remove it")
+    return read_json(path, "Fix or remove it")
 
 
 def _facts_that_differ(a: ComparedSide, b: ComparedSide) -> tuple[list[Difference], list[Difference], list[Difference]]:
-    """Of settings, code and system."""
+    """Return the differences in settings, code and system."""
     settings: list[Difference] = []
     code: list[Difference] = []
     system: list[Difference] = []
@@ -246,13 +245,13 @@ def _facts_that_differ(a: ComparedSide, b: ComparedSide) -> tuple[list[Differenc
 
 
 def _facts(side: ComparedSide) -> dict[str, list[Any]]:
-    """What the logs tell before run_start (and eval_samples), key to its values; ``key: item`` for a dictionary's."""
+    """Map each key before run_start (and eval_samples) to its values. Dictionary items are named ``key: item``."""
     facts: dict[str, list[Any]] = {}
     for log in side.logs:
         start = next(index for index, event in enumerate(log.events) if event.key == "run_start")
-        told = {event.key: event.value for event in log.events[:start]}
-        told["eval_samples"] = log.value("eval_samples")
-        for key, value in told.items():
+        values = {event.key: event.value for event in log.events[:start]}
+        values["eval_samples"] = log.value("eval_samples")
+        for key, value in values.items():
             for name, item in _flat(key, value):
                 if key not in _UNCOMPARED and item is not None and item not in facts.setdefault(name, []):
                     facts[name].append(item)
@@ -260,7 +259,7 @@ def _facts(side: ComparedSide) -> dict[str, list[Any]]:
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A dictionary, also as JSON text, item by item; anything else as it is."""
+    """Yield the items of a dictionary or of its JSON text; anything else unchanged."""
     if isinstance(value, str) and value.startswith("{"):
         with contextlib.suppress(ValueError):
             value = parse_json(value)
@@ -272,7 +271,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _differences(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> list[Difference]:
-    """What differs; items of one dictionary that differ alike together."""
+    """Return the differences, merging items of one dictionary that have the same two values."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*a, *b]):
         key, _, item = name.partition(": ")
@@ -287,19 +286,19 @@ def _differences(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> list[Diffe
 
 
 def _as_text(values: Sequence[Any]) -> str:
-    """The values of all runs, each once and sorted, numbers alike however they were written."""
-    given = {_spelt(value) for value in values} - {""}
-    return ", ".join(sorted(given)) if given else NOT_SET
+    """Join the distinct values of all runs, sorted, with numbers in one format."""
+    texts = {_formatted(value) for value in values} - {""}
+    return ", ".join(sorted(texts)) if texts else NOT_SET
 
 
-def _spelt(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.12g}" if is_number(value) else str(value)
 
 
 def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[Difference]:
-    """Settings of our logs that differ; notes of paths, and of what one side has and leaves at its default."""
+    """Return the settings of our logs that differ. Appends notes about paths and defaults that only one side has."""
     if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
         return []
     names = dict.fromkeys(name for log in (*a.logs, *b.logs) for name in log.value("configuration"))
@@ -331,10 +330,10 @@ def _origin(side: ComparedSide, name: str) -> str:
 
 
 def _history(a: ComparedSide, b: ComparedSide, tree: Path) -> tuple[str, list[str]]:
-    """How the commits of both lie to each other, and the files below benchmarks/ that differ."""
-    commits = [list(dict.fromkeys(_spelt(log.value("commit")) for log in side.logs)) for side in (a, b)]
+    """Return the relation between both commits, and the files below benchmarks/ that differ."""
+    commits = [list(dict.fromkeys(_formatted(log.value("commit")) for log in side.logs)) for side in (a, b)]
     if any("" in names for names in commits):
-        return "Not all logs tell their commit: files not compared.", []
+        return "Not all logs name their commit: files not compared.", []
     if commits[0] == commits[1]:
         return "", []
     if any(len(names) > 1 for names in commits):
@@ -350,15 +349,15 @@ def _history(a: ComparedSide, b: ComparedSide, tree: Path) -> tuple[str, list[st
 
 
 def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
-    """Sentences about what makes a comparison unlike for like."""
-    told = {
+    """Return notes on what makes the comparison unfair."""
+    values_of = {
         "batch sizes": [[log.value("global_batch_size") for log in side.logs] for side in (a, b)],
         "targets": [[setting(log, "TARGET_MLM_ACCURACY") for log in side.logs] for side in (a, b)],
         "training sets": [[log.value("train_data") for log in side.logs] for side in (a, b)],
         "evaluation sets": [[log.value("eval_data") for log in side.logs] for side in (a, b)],
         "evaluation counts": [[log.value("eval_samples") for log in side.logs] for side in (a, b)],
     }
-    texts = {name: [_as_text(values) for values in both] for name, both in told.items()}
+    texts = {name: [_as_text(values) for values in both] for name, both in values_of.items()}
     unlike = [name for name, both in texts.items() if both[0] != both[1] and NOT_SET not in both]
     notes = []
     if unlike:
@@ -367,7 +366,7 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
         if not all(stamps_evaluations(log) for log in side.logs):
             notes.append(f"The logs of {name} have no eval_start: their speed includes the evaluations.")
         if len(side.logs) < FEWEST_RUNS:
-            notes.append(f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be told.")
+            notes.append(f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be tested.")
     return notes
 
 

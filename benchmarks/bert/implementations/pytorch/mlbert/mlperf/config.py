@@ -8,7 +8,7 @@ from mlbert.config.section import Section, setting
 
 
 class SubmissionConfig(Section):
-    """Who submits what: the words of the MLPerf log."""
+    """Submitter, platform and division named in the MLPerf log."""
 
     submission_org: str = setting("MLPERF_SUBMISSION_ORG", "Submitter named in the MLPerf log.", key="submission_org")
     submission_platform: str = setting(

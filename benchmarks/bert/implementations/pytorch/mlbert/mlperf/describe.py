@@ -1,17 +1,11 @@
-"""A system description for ``systems/<system>.json``, from what Linux says about the machine.
+"""Describe this machine's hardware and software for ``systems/<system>.json``, as Linux reports them.
 
-All values are text: the official checker joins several of them and crashes on numbers. What cannot be seen from
-inside is "unknown" and is for a person to fill in; "N/A" is for what the machine does not have.
+All values are text: the official checker joins several of them and crashes on numbers. "unknown" marks facts that are
+not visible from inside the machine and must be filled in by hand; "N/A" marks parts that the machine does not have.
 
-Description of a machine that was not measured yet: ``systems/templates/<system>.json``.
-
-Official tools look at ``systems/*.json`` only, so a template never passes for a description. What its owner has to say
-begins with ``FILL IN``; copied beside the real ones as it is, the official checker refuses its ``status`` and
-``mlbert submission check`` names every such field.
-
-What Linux says of a machine's hardware, in the words of a system description.
-
-The software of a system description: a pair ``name: version`` for each part that decides speed or numbers.
+A machine that was not measured yet has a template, ``systems/templates/<system>.json``, in which the fields to fill in
+begin with ``FILL IN``. Official tools read only ``systems/*.json``, so they ignore templates. If a template is copied
+there unchanged, the official checker rejects its ``status`` and ``mlbert submission check`` names every such field.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from mlbert.host.native import openmp_runtime
 FOLDER = "templates"
 MARK = "FILL IN"
 
-# Field -> what its owner has to say.
+# Field -> hint for the person who fills it in.
 _HINTS = {
     "submitter": "organisation, the same as MLPERF_SUBMISSION_ORG",
     "division": "open or closed, the same as MLPERF_DIVISION",
@@ -70,17 +64,17 @@ _HINTS = {
     "operating_system": "name and version",
     "sw_notes": "anything unusual, or N/A",
 }
-FIELDS = tuple(_HINTS)  # all that the official checker wants, in its order
+FIELDS = tuple(_HINTS)  # all fields that the official checker requires, in its order
 
 
 def template(known: Mapping[str, str]) -> dict[str, str]:
-    """The official fields, in their order: what is known (field to value), else what the owner has to say."""
+    """Return the official fields in order, each with its known value or a hint to fill it in."""
     assert set(known) <= set(FIELDS), set(known) - set(FIELDS)
     return {name: known.get(name) or f"{MARK}: {hint}" for name, hint in _HINTS.items()}
 
 
 def unfilled(description: Mapping[str, object]) -> list[str]:
-    """Fields that still say what their owner has to write."""
+    """Return the fields that still have to be filled in."""
     return [name for name, value in description.items() if str(value).startswith(MARK)]
 
 
@@ -92,13 +86,13 @@ _NOTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd
 _DISK_SECTOR_BYTES = 512
 _NO_DISKS = re.compile(r"loop|ram|zram|sr|dm-|md|fd")
 _FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "zfs", "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "virtiofs")
-_INFINIBAND_ADDRESSES = "32"  # what /sys/class/net/*/type says of InfiniBand, which has a place of its own
+_INFINIBAND_ADDRESSES = "32"  # /sys/class/net/*/type of InfiniBand, which is read from /sys/class/infiniband
 
 Ask = Callable[[Sequence[str]], str]
 
 
 def describe_processor(root: Path) -> dict[str, str]:
-    """Sockets, cores, threads, clock and caches; /proc and /sys are found below ``root``."""
+    """Return sockets, cores, threads, clock and caches. /proc and /sys are read below ``root``."""
     processors = read_processors(root)
     first = processors[0] if processors else {}
     cores = {_place(root, number, item) for number, item in enumerate(processors)} or {("0", "0")}
@@ -125,7 +119,7 @@ def describe_processor(root: Path) -> dict[str, str]:
 
 
 def _place(root: Path, number: int, processor: dict[str, str]) -> tuple[str, str]:
-    """Socket and core of a logical processor."""
+    """Return the socket and core of a logical processor."""
     folder = root / f"sys/devices/system/cpu/cpu{processor.get('processor', number)}/topology"
     socket, core = (read_text(folder / name).strip() for name in ("physical_package_id", "core_id"))
     return socket or processor.get("physical id", "0"), core or processor.get("core id", str(number))
@@ -140,7 +134,7 @@ def _frequency(root: Path, processor: dict[str, str]) -> str:
 
 
 def _caches(root: Path) -> str:
-    """Such as ``L1d 32K, L1i 32K, L2 512K, L3 32768K``, each with how many processors share it."""
+    """Return text such as ``L1d 32K, L1i 32K, L2 512K``, each with the number of processors that share it."""
     found = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (read_text(index / name).strip() for name in ("level", "type", "size"))
@@ -152,13 +146,13 @@ def _caches(root: Path) -> str:
 
 
 def _count_cpus(cpu_list: str) -> int:
-    """Length of a list such as ``0-3,8``."""
+    """Return the length of a list such as ``0-3,8``."""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", cpu_list)
     return sum(int(high or low) - int(low) + 1 for low, high in ranges)
 
 
 def describe_memory(root: Path, ask: Ask) -> dict[str, str]:
-    """Size, modules where root's ``dmidecode`` tells them, and NUMA nodes."""
+    """Return size, modules (if ``dmidecode`` may run, which needs root) and NUMA nodes."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     parts = [_modules(ask(["dmidecode", "-t", "17"])) or "modules unknown"]
@@ -170,19 +164,19 @@ def describe_memory(root: Path, ask: Ask) -> dict[str, str]:
 
 
 def _modules(listed: str) -> str:
-    """Such as ``16x 64 GB DDR5 at 4800 MT/s``, of what ``dmidecode -t 17`` prints; empty slots do not count."""
+    """Return text such as ``16x 64 GB DDR5 at 4800 MT/s`` from ``dmidecode -t 17``, without empty slots."""
     found = []
     for block in listed.split("Memory Device\n")[1:]:
-        told = dict(re.findall(r"^\s+([\w ]+): (.+?) *$", block, re.MULTILINE))
-        if re.match(r"\d", told.get("Size", "")):
-            speed = told.get("Configured Memory Speed") or told.get("Configured Clock Speed") or told.get("Speed") or ""
+        slot = dict(re.findall(r"^\s+([\w ]+): (.+?) *$", block, re.MULTILINE))
+        if re.match(r"\d", slot.get("Size", "")):
+            speed = slot.get("Configured Memory Speed") or slot.get("Configured Clock Speed") or slot.get("Speed") or ""
             known = speed if speed[:1].isdecimal() else "unknown speed"
-            found.append(f"{told['Size']} {told.get('Type', 'of unknown type')} at {known}")
+            found.append(f"{slot['Size']} {slot.get('Type', 'of unknown type')} at {known}")
     return _counted(found)
 
 
 def describe_storage(root: Path) -> dict[str, str]:
-    """Disks by kind and model, and the file systems that are mounted, shared ones too."""
+    """Return disks by kind and model, and the mounted file systems, including shared ones."""
     sizes: dict[Path, int] = {}
     for disk in sorted((root / "sys/block").glob("*")):
         sectors = read_text(disk / "size").strip()
@@ -210,7 +204,7 @@ def _disk_kind(disk: Path) -> str:
 
 
 def describe_network(root: Path, num_nodes: int) -> dict[str, str]:
-    """Ethernet devices with their speed, and InfiniBand ports with their rate."""
+    """Return Ethernet devices with their speed and InfiniBand ports with their rate."""
     cards = []
     for device in sorted((root / "sys/class/net").glob("*/device")):
         speed, kind = (read_text(device.with_name(name)).strip() for name in ("speed", "type"))
@@ -229,7 +223,7 @@ def describe_network(root: Path, num_nodes: int) -> dict[str, str]:
 
 
 def describe_accelerators(ask: Ask) -> dict[str, str]:
-    """What ``nvidia-smi`` says of the GPUs."""
+    """Return the GPUs as ``nvidia-smi`` reports them."""
     listed = ask(["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader"])
     gpus = [[part.strip() for part in line.split(",")] for line in listed.splitlines() if line.count(",") == 3]
     if not gpus:
@@ -251,18 +245,18 @@ def describe_accelerators(ask: Ask) -> dict[str, str]:
 
 
 def _counted(names: Iterable[str]) -> str:
-    """Such as ``2x a, b``."""
+    """Count names, as in ``2x a, b``."""
     counts = Counter(names).items()
     return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
 
 
-# Framework to the distributions that have it.
+# Framework -> the distributions that provide it.
 FRAMEWORKS = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
 _PACKAGES = ("numpy", "h5py", "tokenizers", "safetensors", "triton", "nvidia-dali-cuda120", "mlperf-logging")
 
 
 def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
-    """The framework, which is imported where it is installed, what stands under it, and the operating system."""
+    """Return the framework (imported if installed), its software stack and the operating system."""
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.MULTILINE)
     found = [version for name in FRAMEWORKS[framework] if (version := _version(name))]
     stack = {"Python": platform.python_version(), "C compiler": ask(["cc", "--version"]).partition("\n")[0]}
@@ -280,17 +274,17 @@ def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
 
 
 def _framework_parts(framework: str) -> dict[str, str]:
-    """Libraries that a framework brings, as it tells of them; an empty version is one that it does not have."""
+    """Return the libraries that a framework reports, with an empty version for those it does not have."""
     if framework == "TensorFlow":
         built = importlib.import_module("tensorflow").sysconfig.get_build_info()
         return {"CUDA": built.get("cuda_version", ""), "cuDNN": built.get("cudnn_version", "")}
     torch: Any = importlib.import_module("torch")
-    told = torch.__config__.show()
+    build = torch.__config__.show()
     nccl = torch.cuda.nccl.version() if torch.version.cuda else ()
     return {
-        "MKL": _found(r"Math Kernel Library Version ([\d.]+)", told),
-        "BLAS": _found(r"BLAS_INFO=(\w+)", told),
-        "oneDNN": _found(r"MKL-DNN v(\S+)", told),
+        "MKL": _found(r"Math Kernel Library Version ([\d.]+)", build),
+        "BLAS": _found(r"BLAS_INFO=(\w+)", build),
+        "oneDNN": _found(r"MKL-DNN v(\S+)", build),
         "OpenMP": Path(openmp_runtime() or "").name,
         "CUDA": torch.version.cuda or "",
         "cuDNN": str(torch.backends.cudnn.version() or ""),
@@ -319,7 +313,7 @@ STATUS = "Research, Development, or Internal (RDI)"
 
 
 def ask(command: Sequence[str]) -> str:
-    """What a program prints; empty when it is absent or fails."""
+    """Return the output of a program, empty if it is not installed or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -335,11 +329,11 @@ def describe_system(
     ask: Ask = ask,
     framework: str = "PyTorch",
 ) -> dict[str, str]:
-    """The 33 fields that the official checker wants, in its order.
+    """Return the 33 fields that the official checker requires, in its order.
 
-    ``submitter`` is the same as in the logs, ``num_nodes`` counts nodes like this one; /proc, /sys and /etc are found
-    below ``root``, and ``ask`` runs a program and returns what it prints. ``framework`` is one of
-    `mlbert.mlperf.describe.FRAMEWORKS`.
+    ``submitter`` must be the same as in the logs, and ``num_nodes`` is the number of nodes like this one. /proc, /sys
+    and /etc are read below ``root``, and ``ask`` runs a program and returns its output. ``framework`` is a key of
+    `FRAMEWORKS`.
     """
     facts = {
         "submitter": submitter,
@@ -360,14 +354,14 @@ def describe_system(
 
 
 def write_description(path: Path, facts: dict[str, str]) -> None:
-    """Write the description as indented JSON; the file's stem is the name of the system's results folder.
+    """Write the description as indented JSON. The file's stem is the name of the system's results folder.
 
     Raises:
-        UserError: the name is illegal or the file cannot be written.
+        UserError: the name is invalid or the file cannot be written.
     """
     if path.suffix != ".json" or " " in path.name or path.name.startswith("."):
         raise UserError(
-            "config.value", path, "is no legal name of a system file", "Use systems/<system>.json, without spaces"
+            "config.value", path, "is not a valid name of a system file", "Use systems/<system>.json, without spaces"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -379,7 +373,7 @@ def write_description(path: Path, facts: dict[str, str]) -> None:
 
 
 def _name_system(facts: dict[str, str]) -> str:
-    """Such as ``2x Xeon 8480C, 8x H100``: the real models, because results are compared by this name."""
+    """Return a name such as ``8x H100, 2x Xeon 8480C``, with the real models because results are compared by it."""
     nodes = f"{facts['number_of_nodes']} nodes of " if facts["number_of_nodes"] != "1" else ""
     host = f"{facts['host_processors_per_node']}x {facts['host_processor_model_name']}"
     if facts["accelerators_per_node"] == "0":

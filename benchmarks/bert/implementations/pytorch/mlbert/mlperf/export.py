@@ -1,4 +1,4 @@
-"""Writing a submission tree without what is not part of a submission: tests, tools, records, caches, dot files."""
+"""Export a submission tree without tests, tools, records, caches and dot files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _CODE = "benchmarks"
 
 
 def is_checkout(tree: Path) -> bool:
-    """Whether the folder is the top of a git checkout."""
+    """Return True if the folder is the top of a git checkout."""
     return (tree / ".git").exists()
 
 
 def export_tree(tree: Path, target: Path) -> int:
-    """Copy a tree to an empty or new folder; links become files, and ``source.json`` names the commit and each file.
+    """Copy a tree to a new or empty folder, with links replaced by files, and write ``source.json``.
 
-    ``source.json`` has ``commit``, ``dirty`` and ``files``: name to SHA-256 of every file in ``benchmarks/``, so that
-    code can be proven to be the commit's where there is no git.
+    ``source.json`` has ``commit``, ``dirty`` and ``files`` (name to SHA-256 of every file in ``benchmarks/``), which
+    prove the commit of the code without git.
 
     Args:
-        tree: a checkout (its tracked and new, not ignored, files are taken) or a plain folder.
-        target: where to write.
+        tree: a checkout (tracked and new files are copied, ignored ones are not) or a plain folder.
+        target: the folder to write.
 
     Returns:
-        Number of files written, without ``source.json``.
+        The number of files written, not counting ``source.json``.
 
     Raises:
         UserError: the target is not empty or not writable, or a file cannot be part of a submission.
@@ -66,13 +66,13 @@ def export_tree(tree: Path, target: Path) -> int:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits. Raises OSError."""
+    """Return the SHA-256 of a file in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differs(path: Path, digest: object) -> str | None:
-    """In what way a file is not the one of a digest; ``None`` if it is."""
+    """Return why a file does not match a digest, or None if it does."""
     if not path.is_file():
         return "is missing"
     try:
@@ -82,12 +82,12 @@ def differs(path: Path, digest: object) -> str | None:
 
 
 def is_export(tree: Path) -> bool:
-    """Whether the folder was written by `export_tree`, and has not become a checkout since."""
+    """Return True if `export_tree` wrote the folder and it is not a checkout."""
     return (tree / SOURCE_STATEMENT).is_file() and not is_checkout(tree)
 
 
 def check_source(tree: Path) -> Complaints:
-    """Every file that source.json lists is there and is the one that was exported."""
+    """Every file that source.json lists exists and is unchanged since the export."""
     try:
         statement = json.loads((tree / SOURCE_STATEMENT).read_text(encoding="utf-8"))
         files = dict(statement.get("files") or {})
@@ -110,7 +110,7 @@ def _list_files(tree: Path) -> list[PurePosixPath]:
             listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
         except (OSError, subprocess.CalledProcessError) as error:
             raise UserError(
-                "program.failed", tree, "is a git checkout that git cannot list", "Install git, or mend it"
+                "program.failed", tree, "is a git checkout that git cannot list", "Install git, or repair the checkout"
             ) from error
         names = sorted({PurePosixPath(name) for name in listed.split("\0") if name})
         return [name for name in names if (tree / name).is_symlink() or (tree / name).is_file()]
@@ -137,16 +137,16 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
             raise UserError(
                 "submission.file-name",
                 str(name),
-                "has a space in its name, which the repository checker refuses",
+                "has a space in its name, which the repository checker rejects",
                 "Rename it",
             )
         if not path.is_file():
             problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
-            raise UserError("submission.file-name", str(name), problem, "Replace it by what it should hold")
+            raise UserError("submission.file-name", str(name), problem, "Replace it by a regular file")
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UserError(
                 "file.too-large",
                 str(name),
-                "is larger than 50 MB, which the repository checker refuses",
+                "is larger than 50 MB, which the repository checker rejects",
                 "Leave it out",
             )

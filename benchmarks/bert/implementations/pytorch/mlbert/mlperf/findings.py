@@ -1,6 +1,6 @@
-"""What a check says: one `Finding` a row of the final table, made of `Complaint`s.
+"""Results of checks: each `Finding` is one row of the final table and holds `Complaint`s.
 
-Findings for programs: one JSON object with the verdict, the versions of what judged, and every complaint.
+`write_json` writes them for programs: one JSON object with the verdict, the checkers' versions and all complaints.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MAX_CHARACTERS = 300  # of a complaint in the table
 
 
 class Outcome(StrEnum):
-    """Result of one check, mildest first. Only ERROR makes the whole check fail."""
+    """Result of one check, mildest first. Only ERROR makes the overall check fail."""
 
     PASS = "pass"
     SKIP = "skipped"
-    NOTE = "note"  # worth knowing, nothing to do
-    WARN = "warning"  # unusual, or wrong where no rule forbids it
-    ERROR = "ERROR"  # a rule is broken, or an official tool refuses it
+    NOTE = "note"  # worth knowing, no action needed
+    WARN = "warning"  # unusual, or wrong but not against a rule
+    ERROR = "ERROR"  # a rule is broken, or an official tool rejects it
 
 
 _MILDEST_FIRST = tuple(Outcome)
@@ -42,7 +42,7 @@ class Complaint(NamedTuple):
 
     outcome: Outcome
     text: str
-    rule: str = ""  # what asks for it, in short; empty where no rule does
+    rule: str = ""  # short name of the rule that is broken; empty if there is none
 
 
 Complaints = Iterator[Complaint]
@@ -52,19 +52,19 @@ Complaints = Iterator[Complaint]
 class Finding:
     """One row of the final table."""
 
-    check: str  # name of the official tool, or "own: ..." for what no official tool looks at
-    subject: str  # what was looked at, relative to the folder given
+    check: str  # name of the official tool, or "own: ..." for our own checks
+    subject: str  # what was checked, relative to the given folder
     outcome: Outcome
-    words: str  # the tool's own, or the reason; of many complaints the first
+    words: str  # the tool's message, or the reason, or the first complaints
     complaints: tuple[Complaint, ...] = ()  # all of them, the worst first
 
     @property
     def severity(self) -> int:
-        """0 for a check that passed, more for what is worse."""
+        """Return 0 for a check that passed, and higher numbers for worse outcomes."""
         return _MILDEST_FIRST.index(self.outcome)
 
     def as_json(self) -> dict[str, object]:
-        """The row in plain values, with all complaints."""
+        """Return the row as plain values, with all complaints."""
         complaints = [{"severity": c.outcome.value, "text": c.text, "rule": c.rule} for c in self.complaints]
         outcome = self.outcome.value
         row = {"check": self.check, "subject": self.subject, "outcome": outcome, "words": self.words}
@@ -72,7 +72,7 @@ class Finding:
 
 
 def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed: str) -> Finding:
-    """One row for a check: its complaints with the worst outcome, or what it made sure of."""
+    """Return one row for a check: its complaints with the worst outcome, or ``passed`` if there are none."""
     if not complaints:
         return Finding(check, subject, Outcome.PASS, passed)
     by_severity = sorted(complaints, key=lambda complaint: -_MILDEST_FIRST.index(complaint.outcome))
@@ -81,8 +81,7 @@ def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed
 
 
 def _join(complaints: Sequence[Complaint]) -> str:
-    """No more complaints than a reader takes in, what several logs have in common once; behind those of a rule, the
-    rule."""
+    """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs, with their rules."""
     same: dict[Complaint, list[str]] = {}
     for complaint in complaints:
         same.setdefault(complaint._replace(text=_PLACE.sub("", complaint.text)), []).append(complaint.text)
@@ -100,13 +99,13 @@ def _join(complaints: Sequence[Complaint]) -> str:
 
 
 def _shown(text: str) -> str:
-    """A text that a terminal can show: no control characters, not too long."""
+    """Return a text without control characters, cut to `_MAX_CHARACTERS`."""
     plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return plain if len(plain) <= _MAX_CHARACTERS else plain[:_MAX_CHARACTERS] + " ..."
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """Whether any of them is an error."""
+    """Return True if any finding is an error."""
     return any(finding.outcome is Outcome.ERROR for finding in findings)
 
 
@@ -114,7 +113,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
-    """Writes what was found at each path; `STANDARD_OUTPUT` prints it. Raises UserError where it cannot be written."""
+    """Write the findings of each path as JSON, or print them for `STANDARD_OUTPUT`. Raises UserError on failure."""
     versions = package_versions()
     found = {
         "verdict": "failed" if any(failed(findings) for findings in checked.values()) else "passed",

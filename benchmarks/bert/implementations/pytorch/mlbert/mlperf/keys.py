@@ -1,8 +1,8 @@
-"""What is known of the keys of a log: which are hyper-parameters, and what decides them."""
+"""Log keys: which are hyper-parameters, and which settings decide them."""
 
 from __future__ import annotations
 
-# Besides everything that begins with opt_: those are the method's own.
+# In addition to every key that begins with opt_.
 _HYPERPARAMETERS = ("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step")
 _WORDS = (
     "opt_name",
@@ -11,17 +11,17 @@ _WORDS = (
     "opt_learning_rate_decay_boundary_steps",
 )
 
-# Numbers of which the closed division wants one each.
+# Numeric keys that the closed division requires exactly once.
 CLOSED_KEYS = (
     *("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step"),
     *("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps"),
     *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
 )
 
-# Framework to the distributions that have it.
+# Framework -> the distributions that provide it.
 DISTRIBUTIONS_OF = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
 
-# Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
+# Settings behind a key, if the key has another name and its call does not read them from `config`.
 SETTINGS_OF = {
     "cache_clear": ("caches_cleared",),
     "starting_weights": ("init_checkpoint",),
@@ -70,20 +70,20 @@ SETTINGS_OF = {
     "eval_samples": ("num_eval_examples",),
     "train_samples": ("target_mlm_accuracy", "max_steps", "max_samples_termination"),
 }
-# Functions behind a key that its call does not lead to by name.
+# Functions behind a key that cannot be found by name from its call.
 FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
 
 
 def is_hyperparameter(key: str) -> bool:
-    """Whether a key of a log is a hyper-parameter: the method's own begin with opt_."""
+    """Return True if a log key is a hyper-parameter."""
     return key.startswith("opt_") or key in _HYPERPARAMETERS
 
 
 def is_numeric(key: str) -> bool:
-    """Whether a key is a hyper-parameter whose value is a number."""
+    """Return True if a key is a hyper-parameter whose value is a number."""
     return is_hyperparameter(key) and key not in _WORDS
 
 
 def is_number_of(key: str, value: object) -> bool:
-    """Whether a value is the number of a hyper-parameter."""
+    """Return True if the key is a numeric hyper-parameter and the value is a number."""
     return is_numeric(key) and isinstance(value, int | float)

@@ -1,4 +1,4 @@
-"""Reading MLPerf logs: the lines that carry ``:::MLLOG`` and a JSON object, anything else is skipped."""
+"""Read MLPerf logs: lines with ``:::MLLOG`` and a JSON object; other lines are skipped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mlbert.host.errors import UserError
 
 _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
-_MAX_BYTES = 50 * 2**20  # what the repository checker allows for a file
+_MAX_BYTES = 50 * 2**20  # file size limit of the repository checker
 _MAX_CHARACTERS = 50_000
-_MAX_LINES = 20_000  # of MLPerf's; published logs have up to 507
+_MAX_LINES = 20_000  # MLPerf lines; published logs have up to 507
 _MAX_DEPTH = 100
 _OURS = ("configuration", "recipe")
 _OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
-_CALLBACK = "/mlbert/mlperf/callback.py"  # writes the logs of other people's training programs
+_CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Event:
     time_ms: float  # since the epoch
     key: str
     value: Any
-    metadata: dict[str, Any] | None  # None where the line has none, which crashes the official checkers
+    metadata: dict[str, Any] | None  # None if missing, which crashes the official checkers
 
     @property
     def is_of_this_code(self) -> bool:
-        """Whether only this code writes such a key, or the call that wrote it stands in this code."""
+        """Return True if only this code logs such a key, or if a call in this code wrote the line."""
         name = f"/{self.call_site[0]}" if self.call_site else ""
         is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
         return self.key in _OURS or is_our_call
 
     @property
     def call_site(self) -> tuple[str, int] | None:
-        """File and line of the call that wrote it; ``None`` where the line does not say."""
+        """Return the file and line of the call that wrote it, or None if they are not logged."""
         name, number = (self.metadata or {}).get("file"), (self.metadata or {}).get("lineno")
         return (name, number) if isinstance(name, str) and isinstance(number, int) else None
 
@@ -60,7 +60,7 @@ class Log:
 
     @cached_property
     def is_of_this_code(self) -> bool:
-        """Whether this code wrote one of the lines."""
+        """Return True if this code wrote one of the lines."""
         return any(event.is_of_this_code for event in self.events)
 
     @cached_property
@@ -71,27 +71,27 @@ class Log:
         return dict(found)
 
     def all(self, key: str) -> list[Event]:
-        """The events with this key, in order."""
+        """Return the events with this key, in order."""
         return list(self._by_key.get(key, ()))
 
     def first(self, key: str) -> Event | None:
-        """The first event with this key."""
+        """Return the first event with this key, or None."""
         return next(iter(self._by_key.get(key, ())), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first event with this key; ``None`` if there is none."""
+        """Return the value of the first event with this key, or None."""
         event = self.first(key)
         return None if event is None else event.value
 
     @property
     def status(self) -> str | None:
-        """The status that run_stop gives."""
+        """Return the status in run_stop, or None."""
         event = self.first("run_stop")
         return None if event is None else (event.metadata or {}).get("status")
 
     @property
     def minutes(self) -> float | None:
-        """Time from run_start to run_stop in minutes."""
+        """Return the time from run_start to run_stop in minutes, or None."""
         start, stop = self.first("run_start"), self.first("run_stop")
         if start is None or stop is None:
             return None
@@ -99,15 +99,15 @@ class Log:
 
     @property
     def evaluations(self) -> list[tuple[Any, Any]]:
-        """Pairs (training samples so far, accuracy)."""
+        """Return pairs (training samples so far, accuracy)."""
         return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
 
 
 def unfit(path: Path) -> str | None:
-    """Why neither we nor the official tools can read a log in a reasonable time; ``None`` if all can.
+    """Return why a log is too large to read in reasonable time, or None if it is not.
 
-    As published they take a time that grows with the square of what follows the token of a line: 50,000 characters take
-    a second, 100,000 four. Raises OSError.
+    The official tools as published need time quadratic in the text after the token of a line: a second for 50,000
+    characters, four for 100,000. Raises OSError.
     """
     num_lines = 0
     if path.stat().st_size > _MAX_BYTES:
@@ -124,10 +124,10 @@ def unfit(path: Path) -> str | None:
 
 
 def read_log(path: Path) -> Log:
-    """Read one log. Raises UserError where the file cannot be read."""
+    """Read one log. Raises UserError if the file cannot be read."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError("file.wrong-kind", path, "is no file", "Name an MLPerf log")
+            raise UserError("file.wrong-kind", path, "is not a file", "Name an MLPerf log")
         if (reason := unfit(path)) is not None:
             raise UserError("file.too-large", path, reason, "No tool reads such a log in reasonable time; leave it out")
         with path.open(encoding="latin-1") as file:
@@ -155,21 +155,21 @@ def _event(number: int, text: str) -> Event:
     return Event(number, text, time_ms, str(fields["key"]), fields["value"], metadata)
 
 
-def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of a name that is there twice a program reads the last value, a person the first."""
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dict and reject duplicate names: programs read the last value, people the first."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {doubled!r} is there twice")
+        raise ValueError(f"the name {doubled!r} occurs twice")
     return fields
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_said_once)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_names)
 
 
 def is_too_deep(text: str) -> bool:
-    """Whether JSON may be nested so deep that working on it exhausts Python's stack; brackets in texts count too."""
+    """Return True if JSON may be nested deeply enough to overflow Python's stack. Counts brackets in strings too."""
     if text.count("[") + text.count("{") <= _MAX_DEPTH:
         return False
     steps = (1 if letter in "[{" else -1 for letter in text if letter in "[]{}")

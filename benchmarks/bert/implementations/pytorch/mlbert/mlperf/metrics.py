@@ -1,7 +1,4 @@
-"""A log against the files that its run wrote beside it: the same run told them, so they agree.
-
-Reading ``metrics.jsonl``, which a killed run, a full disk or an editor may have left damaged.
-"""
+"""Check a log against the other files of its run, and read ``metrics.jsonl``, even if it is damaged."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log, is_too_deep
 from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file
 
-# Two clocks: the log's is the wall clock, the metrics' counts seconds since run_start.
+# The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
 _MAX_BYTES = 50 * 2**20
 _RULE = "the files of a run agree with its log"
@@ -27,18 +24,18 @@ _RULE = "the files of a run agree with its log"
 
 @dataclass(frozen=True)
 class _RunFile:
-    """One file of a run, and how it is named to the user."""
+    """One file of a run, and its name in messages."""
 
     log: Log
     path: Path
 
     def differs(self, text: str, line: int | None = None) -> Complaint:
-        """An error that names the file, and its line if it has several."""
+        """Return an error that names the file and, if given, the line."""
         name = f"{self.path.parent.name}/{self.path.name}" if self.path.name in NAMES else self.path.name
         return Complaint(Outcome.ERROR, f"{name}{f':{line}' if line else ''}: {text}", _RULE)
 
     def text(self) -> str:
-        """Its content. Raises ValueError where it cannot be read."""
+        """Return the content of the file. Raises ValueError if it cannot be read."""
         try:
             if self.path.stat().st_size > _MAX_BYTES:
                 raise ValueError(f"is larger than {_MAX_BYTES // 2**20} MB")
@@ -46,15 +43,15 @@ class _RunFile:
         except OSError as error:
             raise ValueError(f"cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
-            raise ValueError("is no text in UTF-8") from None
+            raise ValueError("is not UTF-8 text") from None
 
 
 def check_metrics(results: ResultSet) -> Complaints:
-    """The metrics, summary and configuration that a run wrote beside its log agree with the log."""
+    """The metrics, summary and configuration that a run wrote agree with its log."""
     logs = [log for log in results.logs if is_ours(log)]
     without = [log.path.name for log in logs if not any(True for _ in _files(log))]
     if without:
-        text = f"{len(without)} of {len(logs)} logs have no run files beside them, so nothing is compared"
+        text = f"{len(without)} of {len(logs)} logs have no run files, so nothing is compared"
         yield Complaint(Outcome.SKIP if len(without) == len(logs) else Outcome.WARN, text)
     for log in logs:
         for file, check in _files(log):
@@ -73,7 +70,7 @@ def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
 
 
 def _check_points(file: _RunFile) -> Complaints:
-    """Every evaluation of the log is a line with its accuracy, samples and time; points come in order."""
+    """Check that every logged evaluation has a line with its accuracy, samples and time, and points are in order."""
     evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
     last: dict[tuple[str, str], float] = {}
     for number, text in enumerate(file.text().splitlines(), start=1):
@@ -116,12 +113,12 @@ def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int
         yield file.differs(f"evaluated {point['seconds']} s after the start, in {place} {seconds} s", number)
 
 
-def _is_near(told: float, logged: float) -> bool:
-    return abs(told - logged) <= _SLACK_SECONDS + _SLACK_SHARE * abs(logged)
+def _is_near(measured: float, logged: float) -> bool:
+    return abs(measured - logged) <= _SLACK_SECONDS + _SLACK_SHARE * abs(logged)
 
 
 def _check_summary(file: _RunFile) -> Complaints:
-    """The numbers of the summary are the log's."""
+    """Check that the numbers of the summary are those of the log."""
     summary, log = _object(file.text()), file.log
     logged = {"status": log.status, "seed": log.value("seed"), "samples": log.value("train_samples")}
     accuracies = log.all("eval_accuracy")
@@ -130,30 +127,30 @@ def _check_summary(file: _RunFile) -> Complaints:
     for name, value in logged.items():
         if summary.get(name) != value:
             yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
-    told = summary.get("seconds_to_train")
+    seconds = summary.get("seconds_to_train")
     if log.minutes is None or is_continued(log):
         return
-    if not is_number(told) or not _is_near(told, log.minutes * 60):
-        yield file.differs(f"seconds_to_train is {told!r}, in {log.path.name} {log.minutes * 60:.3f}")
+    if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
+        yield file.differs(f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}")
     yield from _check_last_step(file, summary.get("steps"))
 
 
 def _check_last_step(file: _RunFile, steps: object) -> Complaints:
-    """No point of the metrics lies behind the last step."""
+    """Check that no point of the metrics is after the last step."""
     path = run_file(file.log.path, "metrics.jsonl")
     if path is None:
         return
     try:
         points = [_object(text) for text in _RunFile(file.log, path).text().splitlines()]
     except ValueError:
-        return  # told of that file
+        return  # reported for that file
     last = max((point["step"] for point in points if is_number(point.get("step"))), default=0)
     if not is_number(steps) or steps < last:
         yield file.differs(f"steps is {steps!r}, in {path.name} {last}")
 
 
 def _check_config(file: _RunFile) -> Complaints:
-    """Seed, provenance and every setting with its origin are the log's."""
+    """Check that seed, provenance and every setting with its origin are those of the log."""
     record, log = _object(file.text()), file.log
     if record.get("seed") != log.value("seed"):
         yield file.differs(f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}")
@@ -163,13 +160,13 @@ def _check_config(file: _RunFile) -> Complaints:
     settings, origins = _part(record, "config"), _part(record, "origin")
     logged = log.value("configuration")
     fields = {one.env: key for key, one in settings_by_key().items()}
-    for env, told in logged.items() if isinstance(logged, dict) else ():
+    for env, row in logged.items() if isinstance(logged, dict) else ():
         name = fields.get(env, "")
-        if name not in settings or not isinstance(told, dict):
+        if name not in settings or not isinstance(row, dict):
             continue  # a setting of another commit
         for what, value in (("value", settings[name]), ("origin", origins.get(name))):
-            if told.get(what) != value:
-                text = f"{name} has {what} {value!r}, {env} in {log.path.name} {told.get(what)!r}"
+            if row.get(what) != value:
+                text = f"{name} has {what} {value!r}, {env} in {log.path.name} {row.get(what)!r}"
                 yield file.differs(text)
 
 
@@ -181,19 +178,19 @@ def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _object(text: str, name: str = "") -> dict[str, Any]:
-    """A JSON object. Raises ValueError for anything else."""
+    """Parse a JSON object. Raises ValueError for anything else."""
     if is_too_deep(text):
         raise ValueError(f"{name}is nested too deep")
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{name}is no JSON ({error})") from None
+        raise ValueError(f"{name}is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{name}is no JSON object")
+        raise ValueError(f"{name}is not a JSON object")
     return found
 
 
-_MOST_BYTES = 1 << 16  # of a line
+_MOST_BYTES = 1 << 16  # per line
 _KINDS = {
     "step": {"step", "samples", "seconds", "loss"},
     "evaluation": {"step", "samples", "seconds", "eval_accuracy"},
@@ -202,8 +199,10 @@ _KINDS = {
 
 
 def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines that a run wrote, and the number of those that are anything else; half a line at the end, as a killed
-    run leaves it, does not count. Raises UserError: the file cannot be read."""
+    """Return the valid points of a metrics file and the number of other lines.
+
+    A partial line at the end, as a killed run leaves it, is not counted. Raises UserError if the file cannot be read.
+    """
     points, foreign = [], 0
     try:
         with open_plain(path) as file:

@@ -1,10 +1,10 @@
 """The MLPerf log of a run, on top of the official ``mlperf_logging.mllog``.
 
-Rank 0 writes, other ranks only check what they would have written. Every line carries the tree-relative file and the
-line of the call that made it. Values are plain numbers, text or yes/no: a tensor here would hide a device
-synchronisation, and the official package would write a useless line for it instead of an error.
+Rank 0 writes; the other ranks only validate their values. Every line carries the tree-relative file and the line number
+of the call that logged it. Values must be plain numbers, text or booleans: a tensor would hide a device
+synchronisation, and the official package would log a useless line for it instead of failing.
 
-The order that the rules and the checkers want::
+The rules and the checkers require this order::
 
     cache_clear  init_start  submission_*  seed  hyper-parameters  init_stop
     run_start  epoch_start  (eval_start  eval_stop  eval_accuracy)*  epoch_stop
@@ -39,41 +39,41 @@ Value = int | float | str | bool | dict | list | None
 Metadata = Mapping[str, Value] | None
 CallSite = tuple[str, int]  # file and line
 
-# The official tools take any line that contains one of the keys for the line of that key, and cut it at the token.
+# The official tools match these keys anywhere in a line, and split a line at the last token.
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
 _TOKEN = ":::MLLOG "
 _LOCK_TRIES, _LOCK_PAUSE_SECONDS = 20, 0.1
 
 
 class _Writer(MLLogger):
-    """The official logger, with its complaints turned into exceptions and lines that its own checkers read right."""
+    """The official logger, but errors raise and its lines cannot be misread by the official checkers."""
 
     def _do_log(self, level: int, message: str, clear_line: bool = False) -> None:
         if level >= logging.ERROR:
-            cause = sys.exc_info()[1]  # what the library is handling
+            cause = sys.exc_info()[1]  # the exception that the library caught
             raise cause if isinstance(cause, OSError) else TypeError(message.strip())
         if level == logging.INFO:
             super()._do_log(level, _TOKEN + _hide_texts(message.removeprefix(_TOKEN)), clear_line)
 
 
 class _Handler(logging.FileHandler):
-    """Passes on what the library would print and forget: a line that a full disk did not take."""
+    """Raise write errors, such as a full disk, which `logging` would only print."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        raise  # what `emit` is handling
+        raise  # the exception that `emit` caught
 
 
 class MLPerfLogger:
     """Writer of one ``result_<i>.txt``.
 
     Args:
-        path: the log file; ``None`` writes nowhere. Its folder is made.
+        path: the log file, whose folder is created (None writes nothing).
         rank: only rank 0 writes.
-        root: the submission tree's folder; file names in the log are relative to it.
-        append: continue an existing file instead of starting it anew.
+        root: folder of the submission tree; file names in the log are relative to it.
+        append: append to an existing file instead of replacing it.
 
     Raises:
-        UserError: the file cannot be written, now or at any later line.
+        UserError: the file cannot be written, now or at a later line.
     """
 
     def __init__(self, path: Path | None, rank: int, root: Path, *, append: bool = False) -> None:
@@ -105,13 +105,13 @@ class MLPerfLogger:
         """Log a point in time.
 
         Raises:
-            TypeError: a value that is not plain.
-            ValueError: a number that is not finite.
+            TypeError: the value is not plain.
+            ValueError: a number is not finite.
         """
         self._log(constants.POINT_IN_TIME, key, value, metadata, _caller())
 
     def interval(self, start_key: str, stop_key: str, metadata: Metadata = None) -> Any:
-        """Context manager that logs the start and, unless an exception leaves it, the end of an interval."""
+        """Return a context manager that logs the start of an interval and, unless an exception escapes, its end."""
         return self._interval(start_key, stop_key, metadata, _caller())
 
     @contextmanager
@@ -121,9 +121,9 @@ class MLPerfLogger:
         self._log(constants.INTERVAL_END, stop_key, None, metadata, call_site)
 
     def run_stop(self, status: str, metadata: Metadata = None) -> bool:
-        """Log the end of the run, "success" or "aborted", the first time it is called; whether this call logged it.
+        """Log the end of the run once, with status "success" or "aborted".
 
-        ``metadata`` is what else to record, such as the reason of an abort.
+        ``metadata`` is logged with it, such as the reason for an abort. Returns True if this call logged the end.
         """
         assert status in (constants.SUCCESS, constants.ABORTED), status
         return self._stop_run(status, metadata, _caller())
@@ -135,8 +135,8 @@ class MLPerfLogger:
             self.status = status
             if self._was_closed_by_another():
                 return False
-            told = {**(metadata or {}), "status": status}
-            self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
+            metadata = {**(metadata or {}), "status": status}
+            self._log(constants.INTERVAL_END, constants.RUN_STOP, None, metadata, call_site)
             if self._handler is not None and self._handler.stream is not None:
                 with self._writing():
                     os.fsync(self._handler.stream.fileno())
@@ -144,8 +144,10 @@ class MLPerfLogger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two ranks may close the log of a lost one, or that one wake, at the same moment. A rank that is stopped with
-        the lock in its hands keeps nobody for long."""
+        """Hold a file lock while closing the log: two ranks may close a lost rank's log, or it may wake up meanwhile.
+
+        Gives up after 2 s, so that a rank suspended while it holds the lock does not block the others.
+        """
         stream = self._handler.stream if self._handler is not None else None
         if stream is None:
             yield
@@ -163,15 +165,15 @@ class MLPerfLogger:
                 fcntl.flock(stream, fcntl.LOCK_UN)
 
     def _was_closed_by_another(self) -> bool:
-        """Whether another rank took this one for lost (see `close_interrupted`)."""
+        """Return True if another rank closed this log because it believed this rank lost (see `close_interrupted`)."""
         if self._writer is None or self.path is None or not self.path.is_file():
             return False
         return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
-        """Close the file; later lines are lost, so this comes last."""
+        """Close the file. Later lines are silently dropped."""
         if self._handler is not None:
-            with contextlib.suppress(OSError):  # told already, by the line that did not fit
+            with contextlib.suppress(OSError):  # already raised by the failed write
                 self._handler.close()
         self._writer = None
 
@@ -180,7 +182,7 @@ class MLPerfLogger:
         _check_plain(key, value)
         _check_plain(key, metadata)
         if key == constants.EVAL_ACCURACY and "epoch_num" not in metadata:
-            raise ValueError("eval_accuracy: metadata wants epoch_num, the training samples so far")
+            raise ValueError("eval_accuracy: metadata needs epoch_num, the training samples so far")
         if self._writer is None:
             return
         site = {"file": tree_relative(Path(call_site[0]), self._root), "lineno": call_site[1]}
@@ -201,8 +203,13 @@ class MLPerfLogger:
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
-    """Closes the log of a process that is gone with run_stop, status aborted, and tells whether it did: one that never
-    started or that is closed stays as it is. Raises UserError where the file cannot be read or written."""
+    """Close the log of a dead process with run_stop, status aborted.
+
+    A log without run_start or with run_stop is left as it is. Returns True if this call closed the log.
+
+    Raises:
+        UserError: the file cannot be read or written.
+    """
     try:
         with open_plain(path) as file:
             text = file.read().decode(errors="replace")
@@ -214,7 +221,7 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
         return False
     if not text.endswith("\n"):
         with path.open("a", encoding="utf-8") as end:
-            end.write("\n")  # half a line of the interrupted process
+            end.write("\n")  # the interrupted process left a partial line
     logger = MLPerfLogger(path, rank=0, root=root, append=True)
     logger.run_started = True
     added = logger._stop_run(constants.ABORTED, {"reason": reason}, _caller())
@@ -223,7 +230,7 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
 
 
 def _hide_texts(line: str) -> str:
-    """The same JSON with texts that the official tools misread spelt by their code points (``\\u0065val_accuracy``)."""
+    """Return the same JSON with the strings that the official tools misread escaped (``\\u0065val_accuracy``)."""
     for text in (*_MISREAD_TEXTS, _TOKEN):
         if f'"key": "{text}"' not in line:
             line = line.replace(text, f"\\u{ord(text[0]):04x}{text[1:]}")
@@ -241,7 +248,7 @@ def _open_handler(path: Path, append: bool) -> _Handler:
 
 
 def _caller() -> CallSite:
-    """File and line of the code that called the calling function."""
+    """Return the file and line of the code that called the caller."""
     frame = sys._getframe(2)
     return frame.f_code.co_filename, frame.f_lineno
 

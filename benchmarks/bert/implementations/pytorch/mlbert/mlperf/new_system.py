@@ -1,4 +1,4 @@
-"""A folder for another machine, made from one that is there: five small files and the template of its description."""
+"""Create the folder and description template of a new system from an existing one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ source {config} && sbatch -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub
 
 After sourcing, `mlbert train --print-config` shows every value, where it comes from, and warnings.
 
-## Where the numbers come from
+## Sources of the numbers
 
 | settings | source |
 |---|---|
@@ -42,7 +42,7 @@ After sourcing, `mlbert train --print-config` shows every value, where it comes 
 
 @dataclass(frozen=True)
 class NewSystem:
-    """What was made."""
+    """The files of a new system."""
 
     folder: Path
     config: str  # name of the config in it
@@ -51,18 +51,18 @@ class NewSystem:
 
 
 def new_system(name: str, other: str, tree: Path, config: str | None = None) -> NewSystem:
-    """Make ``implementations/<name>/`` and ``systems/templates/<name>.json`` from the system ``other``.
+    """Create ``implementations/<name>/`` and ``systems/templates/<name>.json`` from the system ``other``.
 
-    Everything is written beside its place and renamed; the folder comes last.
+    Files are written under temporary names and renamed, the folder last.
 
     Args:
         name: letters, digits and underscores; also the name of the results folder and of the description.
         other: an existing system.
         tree: root of the tree.
-        config: which of the other system's configs; needed when it has several, besides those for FP8.
+        config: config of the other system to copy; required if it has several, not counting those for FP8.
 
     Raises:
-        UserError: a bad or taken name, no such system, a choice of configs, or a folder that cannot be written.
+        UserError: the name is invalid or taken, the system or config is unknown or ambiguous, or a write failed.
     """
     home = tree / IMPLEMENTATIONS
     _check_name(name, tree)
@@ -70,7 +70,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
         raise UserError(
-            "config.choice", f"--from {other}", "is no system of this tree", f"Choose one of {', '.join(known)}"
+            "config.choice", f"--from {other}", "is not a system of this tree", f"Choose one of {', '.join(known)}"
         )
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
@@ -96,7 +96,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
 
 def _check_name(name: str, tree: Path) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        reason = f"is no legal name: letters, digits and single underscores, a letter first, at most {_LONGEST_NAME}"
+        reason = f"is not a valid name: letters, digits and single underscores, a letter first, at most {_LONGEST_NAME}"
         raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):
         raise UserError(
@@ -111,7 +111,7 @@ def _check_name(name: str, tree: Path) -> None:
 def _choose_config(source: Path, config: str | None) -> Path:
     configs = sorted(path for path in source.glob("config_*.sh") if parse_config_name(path.name))
     names = ", ".join(path.name for path in configs)
-    in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]  # the others differ in precision only
+    in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]  # the FP8 configs differ only in precision
     if config is None and len(in_bf16) == 1:
         return in_bf16[0]
     if config is None:
@@ -122,11 +122,13 @@ def _choose_config(source: Path, config: str | None) -> Path:
     for path in configs:
         if path.name == config:
             return path
-    raise UserError("config.choice", f"--config {config}", f"is no config of {source.name}", f"Choose one of {names}")
+    raise UserError(
+        "config.choice", f"--config {config}", f"is not a config of {source.name}", f"Choose one of {names}"
+    )
 
 
 def _renamed(path: Path, other: str, name: str) -> str:
-    """The file's text with the new machine's name, and a first line that says so."""
+    """Return the file's text with the new system's name, also in its first line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if path.name == "env.sh":
         lines[0] = f"# Site facts of {name}: image, paths and launcher words. Yours will differ: edit this file.\n"
@@ -137,7 +139,7 @@ def _renamed(path: Path, other: str, name: str) -> str:
 
 
 def _known(exports: dict[str, str], tree: Path, other: str) -> dict[str, str]:
-    """The fields that the config tells: nodes, accelerators, division; where there are none, that there are none."""
+    """Return the fields known from the config: nodes, division, and accelerators or their absence."""
     known = {"number_of_nodes": exports["DGXNNODES"], "division": exports.get("MLPERF_DIVISION", "")}
     if exports["DGXNNODES"] == "1":
         known["host_networking_topology"] = NOT_THERE
@@ -151,7 +153,7 @@ def _without_accelerators(tree: Path, other: str) -> bool:
     for folder in (tree / "systems", tree / "systems" / FOLDER):
         path = folder / f"{other}.json"
         if path.is_file():
-            return read_json(path, "Mend it").get("accelerators_per_node") == "0"
+            return read_json(path, "Fix it").get("accelerators_per_node") == "0"
     return False
 
 
@@ -167,5 +169,5 @@ def _write(folder: Path, files: dict[str, str], description: Path, text: str) ->
         partial.rename(folder)
     except OSError as error:
         raise UserError(
-            "file.unwritable", folder, f"cannot be made ({error.strerror})", "Choose a tree that is writable"
+            "file.unwritable", folder, f"cannot be created ({error.strerror})", "Choose a tree that is writable"
         ) from error

@@ -1,8 +1,6 @@
-"""The official tools of mlperf-logging: how each is called, and how its words are judged: most always exit with 0.
+"""Run the official tools of mlperf-logging in parallel and judge their output, since most always exit with 0.
 
-Ruleset 5.0.0 is always given: the defaults of the tools are rulesets without BERT.
-
-Running official tools: the real ones, several at a time, in processes that end with the check.
+Ruleset 5.0.0 is always passed: the tools' default rulesets do not include BERT.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from mlbert.mlperf.rules import BENCHMARK, RULESET
 
 _WORKER = Path(__file__).with_name("tools_worker.py")
 _SECONDS = 120.0  # for one tool
-_MAX_CHARACTERS = 2**23  # of what a tool printed
+_MAX_CHARACTERS = 2**23  # of a tool's output
 
 Answers = Callable[[Callable[[str], None]], list["Answer"]]
 
@@ -37,14 +35,14 @@ class CheckerJob:
 
     tool: str
     arguments: Sequence[str]
-    after: Sequence[int] = field(default=())  # positions of the jobs that must be finished first
+    after: Sequence[int] = field(default=())  # indices of the jobs that must finish first
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of it."""
+    """Result of one job."""
 
-    status: int  # exit status; negative after a signal, 1 where the time was up
+    status: int  # exit status; negative after a signal, 1 after a timeout
     words: str  # everything printed
 
 
@@ -52,13 +50,13 @@ class Answer:
 def started(
     jobs: Sequence[CheckerJob], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> Iterator[Answers]:
-    """Starts the jobs in ``folder``; gives a function that waits for all answers and tells what is finished.
+    """Start the jobs and yield a function that waits for all answers and reports the jobs that finish.
 
     Args:
-        jobs: in the order of their urgency.
+        jobs: most urgent first.
         folder: an empty folder for the tools' own files.
-        renamed: texts to replace in the tools' words, in this order.
-        seconds: after which a tool counts as hanging.
+        renamed: strings to replace in the tools' output, in this order.
+        seconds: time limit for one tool.
     """
     asked = {
         "jobs": [{"tool": job.tool, "arguments": list(job.arguments), "after": list(job.after)} for job in jobs],
@@ -66,7 +64,7 @@ def started(
         "seconds": seconds,
     }
     command = [sys.executable, "-P", str(_WORKER)]
-    # A session of its own, so that nothing of it outlives the check.
+    # Start a new session, so that all its processes can be killed when the check ends.
     worker = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, start_new_session=True)
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -97,7 +95,7 @@ def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, 
         with path.open(encoding="utf-8", errors="replace") as file:
             words = file.read(_MAX_CHARACTERS)
     except OSError as error:
-        return Answer(1, f"ERROR its words cannot be read ({error.strerror})")
+        return Answer(1, f"ERROR its output cannot be read ({error.strerror})")
     for old, new in renamed.items():
         words = words.replace(old, new)
     return Answer(status, words)
@@ -106,52 +104,52 @@ def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, 
 _COMPLAINT = re.compile(
     r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
 )
-# A file's name may hold a line that says the opposite.
+# A file name may contain a line that claims success, so failures are matched too.
 _FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a tool, and what its answer means."""
+    """One run of a tool, with the function that judges its answer."""
 
     tool: str
     arguments: Sequence[str]
     judge: Callable[[Answer], list[Finding]]
-    after: str = ""  # the tool that must be finished before
+    after: str = ""  # the tool that must finish first
 
 
 def compliance_checker(log: Path, subject: str) -> Call:
-    """On one log."""
+    """Check one log."""
     arguments = ["--usage", "training", "--ruleset", RULESET, str(log)]
     return _call("compliance_checker", arguments, subject, r"SUCCESS\b")
 
 
 def system_desc_checker(system: Path, subject: str) -> Call:
-    """On one ``systems/<system>.json``."""
+    """Check one ``systems/<system>.json``."""
     arguments = [str(system), "training", RULESET]
     return _call("system_desc_checker", arguments, subject, r"  System description checker passed for.*")
 
 
 def rcp_checker(folder: Path, subject: str) -> Call:
-    """On one folder of ten logs: not faster to the target than the reference can be."""
+    """Check that the ten logs of a folder do not converge faster than the reference can."""
     arguments = ["--rcp_usage", "training", "--rcp_version", RULESET, str(folder)]
     return _call("rcp_checker", arguments, subject, r".*RCP test PASSED.*")
 
 
 def package_checker(tree: Path) -> Call:
-    """On a whole tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
+    """Check a tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
     arguments, passed = [str(tree), "training", RULESET], "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
     return _call("package_checker", arguments, ".", passed, but="accepting this under olympic scoring")
 
 
 def repo_checker(tree: Path) -> Call:
-    """On a whole tree: names, sizes and links."""
+    """Check the names, sizes and links of a tree."""
     return _call("repo_checker", [str(tree), "training", RULESET], ".", "ALL CHECKS PASSED")
 
 
 def result_summarizer(tree: Path, table: Path) -> Call:
-    """On a whole tree: one finding for each system, with its score in minutes. ``table``: a .csv to be written."""
+    """Score each system of a tree in minutes, one finding each. Writes the .csv file ``table``."""
 
     def judge(answer: Answer) -> list[Finding]:
         complaints = _complaints(answer.words)
@@ -166,7 +164,7 @@ def result_summarizer(tree: Path, table: Path) -> Call:
 
 
 def run(call: Call) -> list[Finding]:
-    """Runs one tool and judges it."""
+    """Run one tool and judge its answer."""
     with (
         tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
         started(jobs([call]), Path(scratch)) as answers,
@@ -175,7 +173,7 @@ def run(call: Call) -> list[Finding]:
 
 
 def jobs(calls: Sequence[Call]) -> list[CheckerJob]:
-    """What the worker is asked for."""
+    """Convert calls to jobs for the worker."""
     return [
         CheckerJob(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
         for call in calls
@@ -183,13 +181,13 @@ def jobs(calls: Sequence[Call]) -> list[CheckerJob]:
 
 
 def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str = "") -> Call:
-    """A tool that passes when it exits with 0 and says ``passed`` (a pattern) in a line; one with ``but`` warns."""
+    """Return a call that passes if it exits with 0 and a line matches ``passed``. A line with ``but`` is a warning."""
 
     def judge(answer: Answer) -> list[Finding]:
-        said = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)
-        if answer.status != 0 or said is None or _FAILED.search(answer.words):
+        match = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)
+        if answer.status != 0 or match is None or _FAILED.search(answer.words):
             return [_refused(tool, subject, _complaints(answer.words) or [_last_line(answer.words)])]
-        verdict = said[1].strip()
+        verdict = match[1].strip()
         tolerated = [line.strip() for line in answer.words.splitlines() if but and but in line]
         if tolerated:
             return [finding_of(tool, subject, [Complaint(Outcome.WARN, f"{verdict} But: {tolerated[0]}")], "")]
@@ -210,7 +208,7 @@ def _score(row: dict[str, str]) -> Finding:
 
 
 def _complaints(words: str) -> list[str]:
-    """The lines in which a tool says what is wrong, each once."""
+    """Return the lines in which a tool reports problems, without duplicates."""
     found: dict[str, None] = {}
     for line in words.splitlines():
         text = line.strip().removeprefix("WARNING - ").strip()
@@ -221,4 +219,4 @@ def _complaints(words: str) -> list[str]:
 
 def _last_line(words: str) -> str:
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return lines[-1] if lines else "said nothing"
+    return lines[-1] if lines else "printed nothing"

@@ -1,8 +1,8 @@
-"""Checks for what no official tool looks at, on the logs of one system.
+"""Run the checks that no official tool makes on the logs of one system.
 
-Each check is a function of a `ResultSet` that yields complaints. Without any, the table says the first line of the
-function's docstring. A complaint is an error only where a rule is broken. What only this code's logs have (provenance,
-call sites that can be looked up, one seed, one writer) is asked of them alone: `mlbert.mlperf.result_set.is_ours`.
+Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows the first line of
+the function's docstring. Only a broken rule is an error. Properties that only this code's logs have (provenance, call
+sites, one seed, one writer) are required only of them: see `mlbert.mlperf.result_set.is_ours`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ TREE_CHECKS: Mapping[str, Check] = {
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:
-    """One row for each check: what it made sure of, or all its complaints with the worst outcome.
+    """Return one row for each check: its docstring if it passed, else all its complaints with the worst outcome.
 
-    A log without any event is told by the check of lines; the others leave it out.
+    A log without events is reported by `check_lines` and skipped by the other checks.
     """
     checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
     readable = replace(results, logs=[log for log in results.logs if log.events])

@@ -1,12 +1,10 @@
-"""What it takes to run a log's training again: its settings, its data as it lies here, its seed, its code.
+"""Repeat the training run of a log, and judge whether the new run agrees in status, accuracies and samples.
 
-Whether a run that was repeated agrees with its log: status, accuracies and samples to the target.
-
-Floating-point sums differ from processor to processor, so curves drift apart from some step on, and a repeated run is
-another draw of the same distribution. The other runs beside the log tell its spread: a number agrees that lies in their
-prediction interval, ``mean ± t * s * sqrt(1 + 1/n)`` of Student's t; for samples, which cannot be negative, of their
-logarithms. The intervals together hold at least 95 % of good runs (Bonferroni). Where fewer than three runs lie there,
-the numbers have to be equal up to `ACCURACY` and `SAMPLES`.
+Floating-point sums differ between processors, so the curves diverge at some step, and the repeated run is another draw
+from the same distribution. The other runs in the log's folder give its spread: a number agrees if it is within their
+prediction interval, ``mean ± t * s * sqrt(1 + 1/n)`` with Student's t. Samples cannot be negative, so their interval
+uses logarithms. Together the intervals contain at least 95 % of good runs (Bonferroni). With fewer than three runs, the
+numbers must be equal within `ACCURACY` and `SAMPLES`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", TENSORFLOW2)
 _DATA = {"DATADIR_PHASE2": "train_data", "EVALDIR": "eval_data"}  # setting -> key of the data's identity
 _SYNTHETIC = "synthetic"
-# The folder and the number of the run, and what would write elsewhere or go on with another run.
+# The run's number, and settings that would write elsewhere or resume another run.
 _NEW = {
     **{"EXPERIMENT": "0", "RESUME": "0", "CACHES_CLEARED": "0"},
     **{"TENSORBOARD_DIR": "none", "WANDB_PROJECT": "none"},
@@ -45,20 +43,20 @@ _NEW = {
 
 @dataclass(frozen=True)
 class RepeatPlan:
-    """A training run that is to repeat another."""
+    """The plan for a run that repeats another."""
 
     recipe: str
     ranks: int
-    exports: Mapping[str, str]  # the settings of the log's configuration
+    exports: Mapping[str, str]  # the settings in the log's configuration
 
 
 def read_repeatable(path: Path) -> Log:
-    """A log of this code whose recipe can be run again. Raises UserError: it is another log."""
+    """Read a log of this code whose recipe can be run again. Raises UserError for other logs."""
     log = read_log(path)
     recipe = log.value("recipe")
     if not isinstance(log.value("configuration"), dict) or recipe is None or not isinstance(log.value("seed"), int):
         raise UserError(
-            "log.incomplete", path, "does not tell recipe, seed and configuration", "Name a log of this code"
+            "log.incomplete", path, "does not name recipe, seed and configuration", "Name a log of this code"
         )
     if recipe not in _RECIPES:
         raise UserError(
@@ -70,46 +68,52 @@ def read_repeatable(path: Path) -> Log:
 
 
 def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> RepeatPlan:
-    """The settings for a run into ``out``.
+    """Return the settings for a run that repeats a log.
 
     Args:
-        log: of `read_repeatable`.
-        out: its LOGDIR.
-        data: folder of the sets, by the names that they have in the log; None: where the config's env.sh says.
-        seed: its SEED.
-        code: the tree that runs.
+        log: a log from `read_repeatable`.
+        out: LOGDIR of the new run.
+        data: folder with the data sets, named as in the log (default: the folder in the config's env.sh).
+        seed: SEED of the new run.
+        code: the tree whose code runs.
 
     Raises:
-        UserError: the data or the model shape is not here, or is another.
+        UserError: the data or the model shape is missing or differs from the log's.
     """
     ranks = log.value("ranks")
     if not isinstance(ranks, int) or ranks < 1:
-        raise UserError("log.incomplete", log.path, "does not tell its ranks", "Name a log of this code")
+        raise UserError("log.incomplete", log.path, "does not name its ranks", "Name a log of this code")
     if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in (None, "one_device", "off"):
         raise UserError(
-            "log.unsupported", log.path, "ran in TensorFlow on several devices", "Start such a run by its own launcher"
+            "log.unsupported",
+            log.path,
+            "ran in TensorFlow on several devices",
+            "Start such a run with its own launcher",
         )
     exports = dict(_settings(log))
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
     if (config := _config_file(log, code)) is not None:
-        exports["CONFIG_FILE"] = str(config)  # without it TensorFlow's program takes other defaults
+        exports["CONFIG_FILE"] = str(config)  # without it the TensorFlow program uses other defaults
     if log.value("train_data") != _SYNTHETIC:
         exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
     start = setting(log, "INIT_CHECKPOINT")
     if start is not None and not Path(start).exists():
         raise UserError(
-            "file.missing", "INIT_CHECKPOINT", f"{start} is not here, and the run began with it", "Put it there"
+            "file.missing", "INIT_CHECKPOINT", f"{start} is missing, and the run started from it", "Put it there"
         )
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
-        exports["MAX_SECONDS"] = "none"  # a slower machine may take longer to the same result
+        exports["MAX_SECONDS"] = "none"  # a slower machine may need more time for the same result
     return RepeatPlan(str(log.value("recipe")), ranks, exports)
 
 
 @contextlib.contextmanager
 def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
-    """The tree to run, and a sentence where it is not the log's: this one or, with ``exact``, a worktree of the log's
-    commit, gone afterwards. Raises UserError: the history does not have that commit."""
+    """Yield the tree to run and a note on how its code differs from the log's (empty if it does not).
+
+    Without ``exact`` this is ``tree``, otherwise a temporary worktree of the log's commit. Raises UserError if the
+    history does not have that commit.
+    """
     commit = log.value("commit")
     if not has_commit(tree, commit):
         if exact:
@@ -130,7 +134,9 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as folder:
         place = Path(folder) / "tree"
         if git(tree, "worktree", "add", "--detach", str(place), commit) is None:
-            raise UserError("program.failed", tree, f"git cannot check out {commit} beside it", "See git worktree list")
+            raise UserError(
+                "program.failed", tree, f"git cannot check out {commit} in a worktree", "See git worktree list"
+            )
         try:
             yield place, f"The code of the log's commit {commit[:12]} runs. {modified}".rstrip()
         finally:
@@ -138,18 +144,21 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
 
 
 def other_settings(log: Log, repeated: Log) -> list[str]:
-    """The settings of a log's configuration that the repeated run did not take over, in words."""
-    told = []
+    """Describe the settings of a log's configuration that the repeated run did not adopt."""
+    texts = []
     for env, row in log.value("configuration").items():
         known, old, new = settings_by_env().get(env), row.get("value"), setting(repeated, env)
         if old != new and env not in (*_NEW, "SEED", "MAX_SECONDS") and (known is None or known.kind is not Path):
-            told.append(f"{env} {old}, here {'not set' if new is None else new}")
-    return told
+            texts.append(f"{env} {old}, here {'not set' if new is None else new}")
+    return texts
 
 
 def _settings(log: Log) -> Iterator[tuple[str, str]]:
-    """What the log's configuration exports; a none only where it is a value. TensorFlow's program refuses what it does
-    not read, which stands in the log at its default: it gets what was given."""
+    """Yield the exports of the log's configuration, with none only for settings that accept it.
+
+    The TensorFlow program rejects settings that it does not read, which its log lists at their defaults. So it gets
+    only the settings that were given.
+    """
     for env, row in log.value("configuration").items():
         known, value, origin = settings_by_env().get(env), row.get("value"), str(row.get("origin"))
         if log.value("recipe") == TENSORFLOW2 and origin.startswith(("recipe ", "not set")):
@@ -174,22 +183,22 @@ def _model_shape(log: Log, code: Path) -> Path:
             "file.unreadable", path, f"the log's model shape cannot be read ({error.strerror})", "Put it there"
         ) from None
     if found != digest:
-        raise UserError("data.checksum", path, "is not the log's model shape: its SHA-256 is another", "Try --exact")
+        raise UserError("data.checksum", path, "is not the log's model shape: its SHA-256 differs", "Try --exact")
     return path
 
 
 def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
-    """The folder of a set, which must be the one that the log names."""
-    there, wanted = Path(str(setting(log, env))), log.value(_DATA[env])
-    places = [data / there.name] if data is not None else [*_site_path(log, env, code), there]
+    """Return the folder of a data set. Raises UserError if it is missing or not the one in the log."""
+    logged, wanted = Path(str(setting(log, env))), log.value(_DATA[env])
+    places = [data / logged.name] if data is not None else [*_site_path(log, env, code), logged]
     path = next((place for place in places if place.is_dir()), None)
     if path is None:
         remedy = "Prepare it (quickstart.sh does for the demonstrations), and name its folder with --data"
-        raise UserError("file.missing", env, f"the log's {there.name} set is not at {places[0]}", remedy)
+        raise UserError("file.missing", env, f"the log's {logged.name} set is not at {places[0]}", remedy)
     found = f"sha256:{describe(path).identity}"
     if found != wanted:
-        # Enough of a digest to tell two apart by eye.
-        reason = f"is not the log's {there.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
+        # A prefix is enough to see that the digests differ.
+        reason = f"is not the log's {logged.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
         raise UserError(
             "data.checksum", path, reason, "Prepare it with the log's code and text, or name another folder with --data"
         )
@@ -197,31 +206,31 @@ def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
 
 
 def _config_file(log: Log, code: Path) -> Path | None:
-    """The config that the log's run sourced, where it is here."""
+    """Return the config that the log's run sourced, or None if it does not exist."""
     path = code / str(log.value("config_file"))
     return path if path.is_file() and path.suffix == ".sh" else None
 
 
 def _site_path(log: Log, env: str, code: Path) -> Iterator[Path]:
-    """Where the log's config says that the data lies in this tree."""
+    """Yield the path of the data in the log's config, if it is absolute."""
     config = _config_file(log, code)
     if config is not None:
         export = check_exports(config).get(env)
-        # The tree of the user, also where a worktree of the log's commit runs: data is no part of that.
+        # Use the user's tree even if a worktree of the log's commit runs, which has no data.
         path = Path(export.text.replace("${tree_dir}", str(tree_root()))) if export is not None else None
         if path is not None and path.is_absolute() and "$" not in str(path):
             yield path
 
 
-LEVEL = 0.05  # of good runs at most fall out of an interval
-ACCURACY = 1e-3  # absolute: intervals are at least as wide
-SAMPLES = 1e-3  # relative, likewise
-LOSS = 1e-3  # relative: where loss curves count as different
+LEVEL = 0.05  # at most this fraction of good runs is outside an interval
+ACCURACY = 1e-3  # absolute; intervals are at least this wide
+SAMPLES = 1e-3  # relative; likewise
+LOSS = 1e-3  # relative; above it, loss curves count as different
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number or word that is judged."""
+    """One number or word that is compared."""
 
     name: str
     log: str
@@ -231,12 +240,12 @@ class Row:
 
 
 def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
-    """Judge a repeated run; ``siblings`` are the runs of the same settings beside the log, it among them."""
+    """Judge a repeated run. ``siblings`` are the log and the other runs in its folder with the same settings."""
     rows = [Row("status", str(log.status), str(repeated.status), str(log.status), log.status == repeated.status)]
     has_spread = len(siblings) >= FEWEST_RUNS
     wanted, got = evaluations_of(log), evaluations_of(repeated)
     drawn = [evaluations_of(run) for run in siblings] if has_spread else [wanted]
-    # Behind the first that reached the target only the slow ones are left, whose accuracies are lower.
+    # After the first run reaches the target, only slower runs with lower accuracies remain.
     length = min(map(len, drawn))
     targets = [value for run in siblings if (value := samples_to_target(run)) is not None]
     mine, other = samples_to_target(log), samples_to_target(repeated)
@@ -244,7 +253,7 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
     for index in range(length):
         samples, accuracy = wanted[index].samples, wanted[index].accuracy
         low, high = _interval([run[index].accuracy for run in drawn], level, ACCURACY)
-        # A run that reached the target sooner has no more evaluations: samples to the target tells of it.
+        # A run that reached the target sooner has no more evaluations; samples to target covers it.
         found = got[index].accuracy if index < len(got) else None
         if found is None and other is not None and has_spread:
             continue
@@ -260,26 +269,26 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
 
 
 def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
-    """Sentences about what is told and not judged: equality, order of the data, losses, precision, speed."""
-    told = []
+    """Return notes that are not judged: equality, order of the data, losses, precision, speed."""
+    notes = []
     if same_seed:
         pairs = list(zip(evaluations_of(log), evaluations_of(repeated), strict=False))
         equal = sum(a.accuracy == b.accuracy for a, b in pairs)
-        told.append(f"{equal} of {len(pairs)} accuracies are equal to the last digit.")
+        notes.append(f"{equal} of {len(pairs)} accuracies are equal to the last digit.")
         if any(a.samples != b.samples for a, b in pairs):
-            told.append("Evaluations came after other numbers of samples: the code deals them out in another order.")
-        told.append(_losses(log, repeated))
+            notes.append("Evaluations have different sample counts: the code distributes samples in another order.")
+        notes.append(_losses(log, repeated))
     for key in ("precision", "ops"):
         if log.value(key) != repeated.value(key):
-            told.append(f"The {key} of this machine are not the log's (mlbert submission diff shows them).")
+            notes.append(f"The {key} of this machine differ from the log's (mlbert submission diff shows them).")
     speeds = samples_per_second(log), samples_per_second(repeated)
     if None not in speeds:
-        told.append(f"Speed, not judged: {speeds[0]:,.4g} samples/s in the log, {speeds[1]:,.4g} here.")
-    return told
+        notes.append(f"Speed, not judged: {speeds[0]:,.4g} samples/s in the log, {speeds[1]:,.4g} here.")
+    return notes
 
 
 def _interval(values: Sequence[float], level: float, least: float) -> tuple[float, float]:
-    """Where the next value lies, but for ``level`` of them; at least ``least`` to either side of the mean."""
+    """Return the prediction interval at ``1 - level``, at least ``least`` to each side of the mean."""
     mean, width = statistics.fmean(values), 0.0
     if len(values) >= FEWEST_RUNS:
         from scipy.stats import t
@@ -290,10 +299,10 @@ def _interval(values: Sequence[float], level: float, least: float) -> tuple[floa
 
 
 def _losses(log: Log, repeated: Log) -> str:
-    """Where the loss curves part."""
+    """Describe where the loss curves diverge."""
     a, b = (_loss_of_steps(run_file(run.path, "metrics.jsonl")) for run in (log, repeated))
     if not a or not b:
-        return "No metrics.jsonl lies beside the log: losses are not compared."
+        return "The log has no metrics.jsonl: losses are not compared."
     both = sorted(a.keys() & b.keys())
     for step in both:
         if not math.isclose(a[step], b[step], rel_tol=LOSS):

@@ -1,14 +1,8 @@
-"""What every check looks at: the logs of one system with its description, and how a check words an error.
+"""The logs of one system as the checks see them: evaluations, settings, speed, time to train and run files.
 
-Where the files lie that a run writes beside its log: ``config.json``, ``metrics.jsonl`` and ``summary.json``.
-
-A LOGDIR has ``result_0.txt`` and ``run_0/config.json``. In a tree they are ``results/<system>/bert/result_0.txt`` and
-``results/<system>/run_0.config.json``: the official checkers take every folder in ``results/<system>`` for a benchmark
-and every file beside the logs for a mistake, but do not look at files there.
-
-A log as the checks of time, evaluations and copies see it: its evaluations in order, and what was configured.
-
-The numbers of one run, from the stamps of its log: speed, samples to the target, time to train.
+A LOGDIR has ``result_0.txt`` and ``run_0/config.json``. In a tree these are ``results/<system>/bert/result_0.txt`` and
+``results/<system>/run_0.config.json``: the official checkers take every folder in ``results/<system>`` as a benchmark
+and reject unknown files next to the logs, but ignore files in ``results/<system>``.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
 
 _LARGEST = int(sys.float_info.max)
 
-# Rules that several checks name.
+# Rules that several checks refer to.
 LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"
 ONE_SETTING = "rules: ten runs of one system, code and set of hyper-parameters"
 SAMPLE_COUNTS = "rules, BERT: epoch_num is the number of training samples so far"
@@ -36,16 +30,16 @@ OWN_FORM = "this code's own logs"
 
 @dataclass(frozen=True)
 class ResultSet:
-    """The logs of one system, in the order of their names."""
+    """The logs of one system, in order of their names."""
 
     logs: Sequence[Log]
-    system: Mapping[str, Any] | None = None  # systems/<system>.json; None outside a tree, as is the next but one
-    division: str | None = None  # that the user named
-    tree: Path | None = None  # its folder, with its history if it has one
+    system: Mapping[str, Any] | None = None  # systems/<system>.json (None outside a tree)
+    division: str | None = None  # the division given by the user
+    tree: Path | None = None  # the tree, with its git history if it has one (None outside a tree)
 
     @property
     def system_file(self) -> Path | None:
-        """systems/<system>.json beside the logs' results/<system>/bert; None outside a tree."""
+        """Return the path of systems/<system>.json, or None outside a tree."""
         folders = self.logs[0].path.parents
         if self.system is None or len(folders) < 4:
             return None
@@ -53,7 +47,7 @@ class ResultSet:
 
     @property
     def wanted_division(self) -> object:
-        """What every log should say: the user's word, else the system's, else the first log's."""
+        """Return the division expected in all logs: the user's, else the system's, else that of the first log."""
         if self.division is not None:
             return self.division
         if self.system is not None:
@@ -65,22 +59,22 @@ Check = Callable[[ResultSet], Complaints]
 
 
 def is_ours(log: Log) -> bool:
-    """Whether this code wrote a log: it tells its recipe or its configuration, or a call in this code wrote a line."""
+    """Return True if this code wrote the log: it has recipe or configuration, or a line logged by this code."""
     return log.is_of_this_code
 
 
 def error(log: Log, text: str, rule: str, event: Event | None = None) -> Complaint:
-    """An error in one log, at the line of an event."""
+    """Return an error in one log, with the line of an event if given."""
     return Complaint(Outcome.ERROR, where(log, event) + text, rule)
 
 
 def where(log: Log, event: Event | None = None) -> str:
-    """How a complaint begins: the file, and the line of an event."""
+    """Return the start of a complaint: the file, and the line of an event if given."""
     return f"{log.path.name}: " + (f"line {event.line}: " if event else "")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a plain, finite number that fits a float; true and false are none."""
+    """Return True for a finite number that fits a float. Booleans are not numbers."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= _LARGEST
     return isinstance(value, float) and math.isfinite(value)
@@ -91,7 +85,7 @@ _LOG_NAME = re.compile(r"result_(.+)\.txt")
 
 
 def run_file(log: Path, name: str) -> Path | None:
-    """The file of a log's run, ``name`` being one of `NAMES`; ``None`` where there is none."""
+    """Return the path of a file of the log's run, or None if it does not exist. ``name`` is one of `NAMES`."""
     match = _LOG_NAME.fullmatch(log.name)
     if match is None:
         return None
@@ -100,7 +94,7 @@ def run_file(log: Path, name: str) -> Path | None:
 
 
 class LoggedEvaluation(NamedTuple):
-    """One eval_accuracy with the eval_start and eval_stop since the one before, and the same told again behind it."""
+    """One eval_accuracy, with the preceding eval_start and eval_stop and the repeated lines that follow it."""
 
     event: Event
     samples: float  # trained so far
@@ -111,12 +105,12 @@ class LoggedEvaluation(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The line that tells the accuracy."""
+        """Return the line of the accuracy, for messages."""
         return f"line {self.event.line}"
 
 
 def evaluations_of(log: Log) -> list[LoggedEvaluation]:
-    """The evaluations whose samples and accuracy are numbers; what several ranks logged alike counts once."""
+    """Return the evaluations with numeric samples and accuracy, merging equal lines of several ranks."""
     found: list[LoggedEvaluation] = []
     start = stop = None
     for event in log.events:
@@ -136,30 +130,30 @@ def evaluations_of(log: Log) -> list[LoggedEvaluation]:
 
 
 def samples_of(event: Event) -> float | None:
-    """What an event says of the samples trained so far, if it is a number."""
+    """Return the samples trained so far according to an event, or None if that is not a number."""
     samples = (event.metadata or {}).get("epoch_num")
     return samples if is_number(samples) else None
 
 
 def significant_digits(value: float) -> int:
-    """How many digits a number is told with, without leading zeros; an infinite or missing one has none."""
+    """Return the number of digits of a number, without leading and trailing zeros."""
     return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0")) if value else 0
 
 
 def setting(log: Log, name: str) -> Any:
-    """A value of this code's resolved `configuration`; ``None`` where the log has none."""
+    """Return a value of this code's resolved `configuration`, or None if the log does not have it."""
     configuration = log.value("configuration")
     entry = configuration.get(name) if isinstance(configuration, dict) else None
     return entry.get("value") if isinstance(entry, dict) else None
 
 
 def is_continued(log: Log) -> bool:
-    """Whether the log is only the later part of a run."""
+    """Return True if the log covers only the later part of a run."""
     return log.first("resumed_from_step") is not None
 
 
 def samples_before(log: Log) -> float | None:
-    """Return the samples that earlier parts of the run trained; None if a continued log does not say."""
+    """Return the samples trained in earlier parts of the run, or None if a resumed log does not say."""
     if not is_continued(log):
         return 0.0
     start = log.first("epoch_start")
@@ -167,7 +161,7 @@ def samples_before(log: Log) -> float | None:
 
 
 def target_of(log: Log) -> float | None:
-    """The accuracy that ends a run: the rules' in closed, the configured one of this code's logs, else unknown."""
+    """Return the accuracy that ends a run: the configured one, in closed at least the rules', else None."""
     configured = setting(log, "TARGET_MLM_ACCURACY")
     if log.value("submission_division") == "closed":
         return max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
@@ -178,8 +172,10 @@ _MS = 1000.0
 
 
 def samples_per_second(log: Log) -> float | None:
-    """Training samples a second between evaluations; ``None`` where the log lacks stamps. In a log without eval_start
-    the evaluations count as training, see `stamps_evaluations`."""
+    """Return the training samples per second outside evaluations, or None if the log lacks time stamps.
+
+    Without eval_start in the log, evaluations count as training time; see `stamps_evaluations`.
+    """
     start, before = log.first("run_start"), samples_before(log)
     if start is None or before is None:
         return None
@@ -195,16 +191,16 @@ def samples_per_second(log: Log) -> float | None:
 
 
 def stamps_evaluations(log: Log) -> bool:
-    """Whether a log tells when evaluations began."""
+    """Return True if a log has the start times of evaluations."""
     return log.first("eval_start") is not None
 
 
 def samples_to_target(log: Log) -> float | None:
-    """Training samples when the target was reached; ``None`` for a run that did not, or whose log does not tell."""
+    """Return the training samples at which the target was reached, or None if it was not or is not logged."""
     found = evaluations_of(log)
     return found[-1].samples if log.status == "success" and found else None
 
 
 def minutes_to_train(log: Log) -> float | None:
-    """Minutes from run_start to run_stop; ``None`` for a run that did not reach the target."""
+    """Return the minutes from run_start to run_stop, or None if the run did not reach the target."""
     return log.minutes if log.status == "success" else None

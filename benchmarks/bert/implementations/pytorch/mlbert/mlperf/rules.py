@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RULESET = "5.0.0"
-# What MLCommons asks for beside every result that it has not verified.
+# MLCommons requires this note next to every result that it has not verified.
 UNVERIFIED = "Result not verified by MLCommons Association."
 BENCHMARK = "bert"
 TARGET_MLM_ACCURACY = 0.720
@@ -26,20 +26,20 @@ _ONE_SIDED_T_95 = {24: 1.710882, 26: 1.705618, 27: 1.703288}
 
 
 def global_batch_size(train_batch_size: int, world_size: int, average_packing_rate: float) -> int:
-    """Nominal sequences of one step over all ranks: packs per rank and step x ranks x nominal sequences per pack."""
+    """Return the nominal sequences per step over all ranks: packs per rank x ranks x nominal sequences per pack."""
     return round(train_batch_size * world_size * average_packing_rate)
 
 
 def eval_interval(global_batch_size: int) -> int:
-    """Distance between evaluations of the closed division, in training sequences.
+    """Return the distance between evaluations in the closed division, in training sequences.
 
-    Formula of the rules: ``floor(0.05 * (230.23 * GBS + 3,000,000) / 25,000) * 25,000``.
+    Formula in the rules: ``floor(0.05 * (230.23 * GBS + 3,000,000) / 25,000) * 25,000``.
     """
     return math.floor(0.05 * (230.23 * global_batch_size + 3_000_000) / _EVAL_INTERVAL_UNIT) * _EVAL_INTERVAL_UNIT
 
 
 def olympic_mean(values: Sequence[float]) -> float:
-    """Mean without one smallest and one largest value; an unconverged run counts as ``math.inf``.
+    """Return the mean without one smallest and one largest value. Pass ``math.inf`` for an unconverged run.
 
     Raises:
         ValueError: fewer than three values.
@@ -57,11 +57,11 @@ class ReferencePoint:
     mean_samples: float  # olympic mean of the samples to 0.720 over the reference runs
     stdev_samples: float  # over all reference runs
     num_runs: int = 18  # in the olympic mean
-    pruned: bool = False  # whether the official checker keeps the point when it compares
+    pruned: bool = False  # True if the official checker uses the point
 
     @property
     def min_mean_samples(self) -> float:
-        """Smallest olympic mean of a submission that passes: a one-sided t-test at 5 % against 8 scored runs."""
+        """Return the smallest olympic mean that passes: one-sided t-test at 5 %, 8 scored runs."""
         t_limit = _ONE_SIDED_T_95[self.num_runs + _SUBMISSION_RUNS_SCORED - 2]
         spread = math.sqrt(1 / self.num_runs + 1 / _SUBMISSION_RUNS_SCORED)
         return self.mean_samples - t_limit * self.stdev_samples * spread
@@ -85,7 +85,7 @@ REFERENCE_POINTS: tuple[ReferencePoint, ...] = (
 
 
 def reference_point(global_batch_size: int) -> ReferencePoint | None:
-    """The point that a batch size is compared with: exact, interpolated, the smallest below 448, none above 16384."""
+    """Return the point for a batch size: exact or interpolated, the smallest one below 448, None above 16384."""
     points = [point for point in REFERENCE_POINTS if point.pruned]
     if global_batch_size <= points[0].global_batch_size:
         return points[0]

@@ -1,4 +1,4 @@
-"""The copy that is judged, so that no tool writes where the user's files are, without what cannot be judged."""
+"""Copy the files to check to a temporary folder, so that no tool writes to the user's folder."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mlbert.mlperf.findings import Complaint, Outcome
 from mlbert.mlperf.logs import unfit
 
 RESULT_PATTERN = "result_*.txt"
-_PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part, see `RunFolder.set_log_aside`
+_PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part; see `RunFolder.set_log_aside`
 READABLE = "rules: a submission holds its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the logs of a folder by name, without those of interrupted parts: they are no runs of their own."""
+    """Return the logs of a folder sorted by name, without those of interrupted parts, which are not runs."""
     return sorted(path for path in folder.glob(RESULT_PATTERN) if not _PART.fullmatch(path.name))
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where the tools work: the folder as the user knows it, its copy, and an empty one for the tools' own files."""
+    """The folder given by the user, its copy, and an empty folder for the tools' own files."""
 
     given: Path
     copy: Path
     scratch: Path
-    is_tree: bool = True  # then links may not lead out of it
+    is_tree: bool = True  # if True, links must not lead out of it
 
     def name(self, path: Path) -> str:
-        """A path in the copy as the user knows it, relative to the folder given."""
+        """Return the name of a path in the copy, relative to the given folder."""
         return shown(path.relative_to(self.copy)) if path != self.copy else "."
 
     def take(self, sources: Iterable[Path]) -> list[Complaint]:
-        """Copies files and whole folders of the folder given; complaints about what is left out.
+        """Copy files and folders from the given folder, and return complaints about what was left out.
 
         Raises:
             UserError: the copy cannot be written.
@@ -62,12 +62,12 @@ class Workplace:
                     target.mkdir(exist_ok=True)
             except OSError as error:
                 reason = f"cannot be copied to {self.copy} ({error.strerror})"
-                raise UserError("file.unwritable", self.given, reason, "Make room there, or set TMPDIR") from error
+                raise UserError("file.unwritable", self.given, reason, "Free space there, or set TMPDIR") from error
             waiting += inside or []
         return sorted(left_out)
 
     def _look(self, path: Path) -> tuple[str | None, list[Path] | None]:
-        """Why a path cannot be taken, or ``None``; and what a folder holds, ``None`` for a file or link."""
+        """Return why a path cannot be copied (or None), and the entries of a folder (None for a file or link)."""
         try:
             is_link = path.is_symlink() and path != self.given
             problem = _problem_of_link(path, self.given) if is_link else None
@@ -88,15 +88,15 @@ class Workplace:
 
 
 def shown(path: Path) -> str:
-    """A name that can be printed, whatever its bytes are."""
+    """Return a printable name, whatever its bytes are."""
     return os.fsencode(path).decode("utf-8", errors="replace")
 
 
 def _problem_of_link(path: Path, root: Path) -> str | None:
-    """A link may lead to another place of the tree, wherever the tree lies."""
+    """Return why a link is not allowed, or None. Links must be relative and stay within the tree."""
     try:
         end = path.resolve(strict=True)
-    except RuntimeError:  # what Python 3.11 raises for a circle
+    except RuntimeError:  # Python 3.11 raises this for a loop
         return "is a link to itself"
     except OSError:
         return "is a link to nothing"

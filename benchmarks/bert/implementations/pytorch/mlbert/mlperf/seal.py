@@ -1,4 +1,4 @@
-"""The seal of a system's results: ``SHA256SUMS`` of logs, run files and description, on request with a signature.
+"""Seal a system's results: write ``SHA256SUMS`` of logs, run files and description, optionally signed.
 
 ``cd results/<system> && sha256sum -c SHA256SUMS`` verifies it without this package.
 """
@@ -32,19 +32,19 @@ _RULE = "a seal covers every log, run file and the description"
 
 
 def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None = None) -> list[str]:
-    """Write the sums of a system's files, and sign them.
+    """Write the checksums of a system's files and optionally sign them.
 
     Args:
-        system: folder in ``results/``, and file in ``systems/``.
+        system: name of the folder in ``results/`` and of the file in ``systems/``.
         tree: the submission tree.
-        logdir: LOGDIR of the runs, whose logs and run files are copied to their places first.
-        key: private key of ssh or minisign.
+        logdir: LOGDIR of the runs; their logs and run files are first copied to ``results/<system>``.
+        key: private key of ssh or minisign (None does not sign).
 
     Returns:
         The files that the seal covers, relative to ``results/<system>``.
 
     Raises:
-        UserError: something is missing, is another file than the one to be copied, or cannot be written or signed.
+        UserError: a file is missing, would replace a different file, or cannot be written or signed.
     """
     folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
     if Path(system).name != system or not description.is_file():
@@ -52,7 +52,9 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             "file.missing", description, "does not exist", "Name a system of systems/, or describe it first"
         )
     if key is not None and not key.is_file():
-        raise UserError("file.missing", key, "is no file", "Name a private key, as ssh-keygen -t ed25519 makes one")
+        raise UserError(
+            "file.missing", key, "is not a file", "Name a private key, such as ssh-keygen -t ed25519 creates"
+        )
     try:
         if logdir is not None:
             _copy_runs(logdir, folder)
@@ -66,9 +68,7 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             )
         for name in names:
             if not name.isprintable() or "\\" in name:
-                raise UserError(
-                    "submission.file-name", repr(name), "has a name that sha256sum writes otherwise", "Rename it"
-                )
+                raise UserError("submission.file-name", repr(name), "has a name that sha256sum escapes", "Rename it")
         with tempfile.TemporaryDirectory(prefix="mlbert-seal-") as temporary:
             sums = Path(temporary) / SUMS
             sums.write_text("".join(f"{digest_of(folder / name)}  {name}\n" for name in names), encoding="utf-8")
@@ -79,17 +79,17 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
                 (folder / name).unlink(missing_ok=True)  # a signature of older sums
     except OSError as error:
         raise UserError(
-            "file.unreadable", error.filename or folder, f"cannot be read or written ({error.strerror})", "Mend it"
+            "file.unreadable", error.filename or folder, f"cannot be read or written ({error.strerror})", "Fix it"
         ) from error
     return names
 
 
 def _copy_runs(logdir: Path, folder: Path) -> None:
-    """Copies logs and run files of a LOGDIR; nothing where one of them is there already and differs."""
+    """Copy logs and run files of a LOGDIR. Copies nothing if one of them exists and differs."""
     copies: dict[Path, Path] = {}
     for log in sorted(logdir.glob(RESULT_PATTERN)):
         if (match := _LOG_OF_A_RUN.fullmatch(log.name)) is None:
-            continue  # of an interrupted part
+            continue  # log of an interrupted part
         copies[folder / BENCHMARK / log.name] = log
         for name in NAMES:
             if (source := run_file(log, name)) is not None:
@@ -106,14 +106,14 @@ def _copy_runs(logdir: Path, folder: Path) -> None:
 
 
 def _put(source: Path, target: Path) -> None:
-    """A copy that is whole or not there."""
+    """Copy a file atomically."""
     part = target.with_name(f"{target.name}.part")
     shutil.copyfile(source, part)
     os.replace(part, target)
 
 
 def _names(folder: Path) -> list[str]:
-    """What a seal covers: paths relative to ``results/<system>``."""
+    """Return the files that a seal covers, relative to ``results/<system>``."""
     logs = [path for path in (folder / BENCHMARK).glob(RESULT_PATTERN) if path.is_file()]
     runs = [path for name in NAMES for path in folder.glob(f"run_*.{name}") if path.is_file()]
     inside = sorted(path.relative_to(folder).as_posix() for path in (*logs, *runs))
@@ -125,7 +125,7 @@ def _description(folder: Path) -> str:
 
 
 def _sign(sums: Path, key: Path) -> Path:
-    """The signature that the key's program makes. Raises UserError where it makes none."""
+    """Sign the checksums with the program for the key, and return the signature. Raises UserError on failure."""
     if b"minisign" in key.read_bytes()[:100]:
         signature, program = sums.with_name(_MINISIGN_SIGNATURE), "minisign"
         command = [program, "-S", "-s", str(key), "-m", str(sums), "-x", str(signature)]
@@ -144,7 +144,7 @@ def _sign(sums: Path, key: Path) -> Path:
 
 
 def check_seal(folder: Path) -> Complaints:
-    """The sealed files are there as they were, none is unsealed, and a signature fits."""
+    """The sealed files are unchanged, all files are sealed, and the signature is valid."""
     sums = folder / SUMS
     signatures = [name for name in (_SSH_SIGNATURE, _MINISIGN_SIGNATURE) if (folder / name).is_file()]
     if not sums.is_file():
@@ -179,7 +179,7 @@ def _wrong(text: str) -> Complaint:
 
 
 def _read(sums: Path) -> Iterator[tuple[str, str]]:
-    """Names and digests. Raises ValueError for what sha256sum does not write."""
+    """Yield names and digests. Raises ValueError for anything that sha256sum does not write."""
     try:
         if sums.stat().st_size > _MAX_BYTES:
             raise ValueError(f"{SUMS} is larger than {_MAX_BYTES // 2**20} MB")
@@ -191,14 +191,14 @@ def _read(sums: Path) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, start=1):
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ValueError(f"{SUMS}:{number} is no line of sha256sum")
+            raise ValueError(f"{SUMS}:{number} is not a line of sha256sum")
         yield match[2], match[1]
 
 
 def _verify(folder: Path, name: str) -> Complaint:
-    """Whether a signature is one of the sums; by whose key only its owner can say."""
+    """Check that a signature belongs to the checksums. Whose key made it cannot be verified."""
     if name == _MINISIGN_SIGNATURE:
-        return Complaint(Outcome.NOTE, f"{name} is not verified: minisign -V -p KEY.pub -x {name} -m {SUMS} does it")
+        return Complaint(Outcome.NOTE, f"{name} is not verified: run minisign -V -p KEY.pub -x {name} -m {SUMS}")
     command = ["ssh-keygen", "-Y", "check-novalidate", "-n", "file", "-s", name]
     try:
         with (folder / SUMS).open("rb") as sums:
@@ -206,5 +206,5 @@ def _verify(folder: Path, name: str) -> Complaint:
     except FileNotFoundError:
         return Complaint(Outcome.WARN, f"{name} is not verified: ssh-keygen is not installed")
     if done.returncode != 0:
-        return _wrong(f"{name} is no signature of {SUMS}")
+        return _wrong(f"{name} is not a signature of {SUMS}")
     return Complaint(Outcome.NOTE, f"signed with {done.stdout.strip().rpartition(' with ')[2]}")

@@ -1,10 +1,10 @@
-"""Runs official tools, each in a process of its own forked after one import of what they all need.
+"""Run official tools, each in a process forked after their shared modules have been imported.
 
-A program that needs the standard library alone and is run by its path, with ``python -P``: else it would find this
-package's modules under the names of others. Reads ``{"jobs": [{"tool", "arguments", "after"}], "folder", "seconds"}``
-from standard input. Job i runs in ``folder/i`` as ``python -m mlperf_logging.<tool> <arguments>`` would, when the jobs
-of ``after`` are finished; what it prints goes to ``folder/i.txt``. For each that is finished it writes a line
-``[i, exit status]``, null where the time was up.
+This program needs only the standard library and is run by its path with ``python -P``; otherwise modules of this
+package would shadow others of the same name. It reads ``{"jobs": [{"tool", "arguments", "after"}], "folder",
+"seconds"}`` from standard input. Job i runs in ``folder/i`` like ``python -m mlperf_logging.<tool> <arguments>``, once
+the jobs in ``after`` have finished, and its output goes to ``folder/i.txt``. For each finished job the program prints a
+line ``[i, exit status]``, with null after a timeout.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 _TOKEN = ":::MLLOG "
 _PARSER = "mlperf_logging.compliance_checker.mlp_parser.ruleset_500"
-_MODULES = {"compliance_checker": "mlp_compliance"}  # the others have their tool's name
+_MODULES = {"compliance_checker": "mlp_compliance"}  # the others are named like their tool
 
 
 def text_from_token(lines: Iterable[str]) -> list[str]:
-    """What the parser's `strip_and_dedup` gives, whose own search takes a time that grows with the square of a line."""
+    """Return the same as the parser's `strip_and_dedup`, which needs time quadratic in the length of a line."""
     return [_TOKEN + line.rpartition(_TOKEN)[2] for line in lines if _TOKEN in line]
 
 
@@ -70,10 +70,10 @@ def _run_all(jobs: list[dict[str, Any]], folder: str, seconds: float) -> None:
 
 
 def main() -> None:
-    """Everything that standard input asks for."""
+    """Run the jobs read from standard input."""
     asked = json.load(sys.stdin)
     for tool in {job["tool"] for job in asked["jobs"]}:
-        with contextlib.suppress(Exception):  # told by the tool itself, when it is run
+        with contextlib.suppress(Exception):  # the tool reports it when it runs
             importlib.import_module(f"mlperf_logging.{tool}.{_MODULES.get(tool, tool)}")
     with contextlib.suppress(ImportError):
         vars(importlib.import_module(_PARSER))["strip_and_dedup"] = text_from_token

@@ -1,12 +1,10 @@
-"""From a line of a log to what decided it: the call that logged it, its settings, the recipe, the Python behind it.
+"""Trace a log line back to its causes: the call that logged it, its settings, the recipe and the Python behind it.
 
-The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, the
-functions of those names, the lines that read the setting. Only which settings decide a key of MLPerf's is a
-table (`mlbert.mlperf.keys`); a value that differs from its setting is a broken link.
+The links come from the source at the log's commit: the arguments of the call, the assignments to them in the same
+file, the functions with those names, and the lines that read the setting. Only the settings behind an MLPerf key are
+listed in a table (`mlbert.mlperf.keys`). A logged value that differs from its setting is a broken link.
 
-Looking things up in the code of a tree by its syntax: who reads a setting, what sets a name, where one is defined.
-
-Names are followed as text, not as types: what is found is every place where the name can come from.
+`CodeSearch` matches names in syntax trees as text, without types, so it finds every place a name could come from.
 """
 
 from __future__ import annotations
@@ -34,37 +32,42 @@ from mlbert.mlperf.call_sites import Sources, is_key, line_of, terminal_name
 from mlbert.mlperf.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlbert.mlperf.logs import Log
 
-_OLD_FOLDERS = ("train", "feed", "dist", "core")  # of trees in which the rooms had other names
+_OLD_FOLDERS = ("train", "feed", "dist", "core")  # older names of these folders, for logs from older commits
 _SHARED_FOLDERS = ("runs", "mlperf", "config", "host", "data/formats", *_OLD_FOLDERS)
 _FOLDERS = ("recipes", "training", "models", "optim", "distributed", "ops", "data/loading", *_SHARED_FOLDERS)
-# They read every setting and decide nothing.
+# These files read every setting but decide nothing.
 _CHECKS = ("core/plan.py", "core/config.py", "report/run_plan.py", "config/contradictions.py")
-_SETTINGS = f"{PACKAGE_HOME}/core/settings.py"  # in trees in which one class had all settings
+_SETTINGS = f"{PACKAGE_HOME}/core/settings.py"  # in older trees, where one class held all settings
 _SECTION_NAMES = {section.__name__ for section in SECTIONS}
-_CONFIG = "config"  # variable that holds all settings, in those trees
-_MOST_DEFINITIONS = 6  # of one name; more of them tell a reader nothing
+_CONFIG = "config"  # the variable that held all settings in those trees
+_MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
 
 
 class CodeSearch:
-    """Searches in the Python files of one tree that a recipe, a file of it, can run; a place is (``file:line``, the
-    line's text)."""
+    """Search the Python files of a tree that a recipe can run.
+
+    A place is a pair: ``file:line`` and the text of that line.
+    """
 
     def __init__(self, sources: Sources, recipe: str) -> None:
         build = f"{recipe.removesuffix('.py')}_build.py"
         self._sources, self._recipe = sources, recipe if sources.text(build) is None else build
 
     def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
-        """The lines of a file where a node of its syntax tree matches, each once and in order."""
+        """Return the lines of a file with a matching syntax node, in order and without duplicates."""
         nodes = (node for node in self._sources.nodes(name) if isinstance(node, ast.expr | ast.stmt) and matches(node))
         return [self._place(name, number) for number in sorted({node.lineno for node in nodes})]
 
     def constants(self, text: str, name: str) -> list[tuple[str, str]]:
-        """The lines of a file that hold a text as a constant, such as the entry of a mapping."""
+        """Return the lines of a file that contain a string constant, such as a key of a mapping."""
         return self.lines(name, lambda node: isinstance(node, ast.Constant) and node.value == text)
 
     def readers(self, key: str) -> list[tuple[str, str]]:
-        """Return where a setting, or a property of its section made of it, is read: in the recipe and in what all
-        recipes share; else where it is named in a text."""
+        """Return where a setting is read, directly or through a property of its section.
+
+        Searches the recipe and the code that all recipes share. If nothing reads it there, returns the places that
+        name it in a string.
+        """
         setting = settings_by_key()[key]
         fields = {key, setting.field}
         for name in (self.section_file(setting), _SETTINGS):
@@ -77,7 +80,7 @@ class CodeSearch:
             for name, attributes in self._reads.items()
             for line in sorted({line for of, field, line in attributes if of == owner and field in fields})
         ]
-        # Or by its name: getattr(config, name). A recipe that names it gives its default.
+        # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
         return found or [p for n in self._reads if "/recipes/" not in n for p in self.constants(key, n)]
 
     @cached_property
@@ -86,15 +89,17 @@ class CodeSearch:
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
-        """File to the settings that it reads, as owner, attribute and line; without other recipes and declarations."""
+        """Map each file to the (owner, attribute, line) it reads, excluding other recipes and declarations."""
         names = [name for name in self._files() if not name.endswith("/config.py")]
         names = [name for name in names if f"{PACKAGE_HOME}/config/" not in name and "/recipes/" not in name]
         reads_of = _reads_of_sections if self._has_sections else _reads_of_config
         return {name: list(reads_of(self._sources.nodes(name))) for name in dict.fromkeys([self._recipe, *names])}
 
     def default_of(self, setting: Setting, recipe: str) -> list[tuple[str, str]]:
-        """Return the line that gives a setting its default: of the recipe, else of its section; none if there is no
-        such recipe."""
+        """Return the line that sets a setting's default, in the recipe or else in its section.
+
+        Empty if the recipe does not exist.
+        """
         if not self._has_sections:
             return self.constants(setting.key, recipe)
         if self._sources.text(recipe) is None:
@@ -104,13 +109,13 @@ class CodeSearch:
         return self._entries(setting.env, recipe) or self._declared_default(setting)
 
     def _given_name(self, recipe: str) -> list[tuple[str, str]]:
-        """Return the line ``name=...`` of a recipe, which is its own RECIPE."""
+        """Return the line ``name=...`` of a recipe, which sets RECIPE."""
         calls = (node for node in self._sources.nodes(recipe) if isinstance(node, ast.Call))
         words = (word for call in calls if terminal_name(call.func) == "Recipe" for word in call.keywords)
         return [self._place(recipe, word.value.lineno) for word in words if word.arg == "name"]
 
     def _entries(self, text: str, name: str) -> list[tuple[str, str]]:
-        """Return the lines of a file where a text is the key of a mapping."""
+        """Return the lines of a file where a string is the key of a dict literal."""
         mappings = (node for node in self._sources.nodes(name) if isinstance(node, ast.Dict))
         keys = (key for mapping in mappings for key in mapping.keys)
         found = {key.lineno for key in keys if isinstance(key, ast.Constant) and key.value == text}
@@ -129,11 +134,13 @@ class CodeSearch:
         return f"{PACKAGE_HOME}/{setting.section.__module__.partition('.')[2].replace('.', '/')}.py"
 
     def origins(self, name: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], set[str]]:
-        """The lines of a file that set what values are made of, over two steps, and every name on the way, those of
-        called functions among them."""
+        """Return the lines of a file that set the names in some expressions, and all names found.
+
+        Follows two levels of assignment. The names include those of called functions.
+        """
         wanted, called = _names_in(values)
         places: dict[str, str] = {}
-        for _ in range(2):  # a name, and the names that it is set from
+        for _ in range(2):  # the names themselves, then the names they are set from
             setting = [(line, value) for line, target, value in _set_by(self._sources.nodes(name)) if target in wanted]
             places.update(self._place(name, line) for line in sorted(line for line, _ in setting))
             variables, functions = _names_in(value for _, value in setting)
@@ -141,7 +148,7 @@ class CodeSearch:
         return list(places.items()), wanted | called
 
     def setters(self, attribute: str) -> list[tuple[str, str]]:
-        """The lines of the package that assign to an attribute of that name, of whatever object."""
+        """Return the lines of the package that assign to an attribute of this name, on any object."""
 
         def sets(node: ast.AST) -> bool:
             return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
@@ -149,14 +156,16 @@ class CodeSearch:
         return [place for name in self._files() for place in self.lines(name, sets)]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
-        """The functions and module constants of a name; none where there are too many to mean one thing."""
+        """Return the functions and module constants with this name; empty if the name is too common to be useful."""
         found = self._definitions.get(name, [])
         return found if len(found) <= _MOST_DEFINITIONS and not hasattr(builtins, name) else []
 
     @cached_property
     def _definitions(self) -> dict[str, list[tuple[str, str]]]:
-        """Name to where it is defined: every function that does something (a protocol's have a docstring only), and
-        what a module itself sets."""
+        """Map each name to its definitions: functions and module-level assignments.
+
+        Functions with nothing but a docstring, as in protocols, are left out.
+        """
         found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for file in self._files():
             for node in self._sources.nodes(file):
@@ -178,19 +187,19 @@ class CodeSearch:
 
 
 def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
-    """Whether a node is ``owner.field``, or ``x.owner.field``, of one of the fields."""
+    """Return True if a node is ``owner.field`` or ``x.owner.field`` for one of the fields."""
     return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
 
 
 def _reads_of_config(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
-    """Yield what a file reads of ``config``, as that word, attribute and line."""
+    """Yield each attribute of ``config`` that a file reads, as (``config``, attribute, line)."""
     for node in nodes:
         if isinstance(node, ast.Attribute) and terminal_name(node.value) == _CONFIG:
             yield _CONFIG, node.attr, node.lineno
 
 
 def _reads_of_sections(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
-    """Yield what the functions of a file read of sections, as section, attribute and line."""
+    """Yield each section attribute that the functions of a file read, as (section, attribute, line)."""
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         parts = list(ast.walk(function))
         names = dict(_section_names(parts))
@@ -201,7 +210,7 @@ def _reads_of_sections(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int
 
 
 def _section_names(parts: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Yield the names that hold a section in a function: parameters, and what ``config[Section]`` is assigned to."""
+    """Yield (name, section) for parameters and variables that hold a section (``name = config[Section]``)."""
     for part in parts:
         if isinstance(part, ast.arg):
             kinds = [node for node in _alternatives(part.annotation) if terminal_name(node) in _SECTION_NAMES]
@@ -220,13 +229,13 @@ def _alternatives(annotation: ast.expr | None) -> list[ast.expr]:
 
 
 def _section_in(node: ast.AST) -> str | None:
-    """Return the section that ``config[Section]`` is; None for other expressions."""
+    """Return the section name of a ``config[Section]`` expression, or None for other expressions."""
     name = terminal_name(node.slice) if isinstance(node, ast.Subscript) else None
     return name if name in _SECTION_NAMES else None
 
 
 def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target of an assignment with its value, that of ``a, b = c, d`` one by one."""
+    """Yield each target of an assignment with its value, splitting ``a, b = c, d`` into pairs."""
     for target in node.targets:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         values = node.value.elts if isinstance(node.value, ast.Tuple) and len(targets) > 1 else []
@@ -234,7 +243,7 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
-    """What expressions are made of, by the last part of each dotted name: variables, and functions that are called."""
+    """Return the variables and the called functions in some expressions, each as the last part of its dotted name."""
     nodes = [node for value in values for node in ast.walk(value)]
     sections = {part for node in nodes if _section_in(node) for part in ast.walk(node)}
     nodes = [node for node in nodes if node not in sections]
@@ -246,7 +255,7 @@ def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
 
 
 def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.expr]]:
-    """Line, name and value of whatever gives a name a value."""
+    """Yield (line, name, value) for everything that gives a name a value."""
     for node in nodes:
         if isinstance(node, ast.Assign):
             for target, value in _assigned(node):
@@ -265,17 +274,17 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-_LONGEST_VALUE = 70  # characters that a line for each key shows
+_LONGEST_VALUE = 70  # characters of a value in a one-line summary
 
 
 @dataclass(frozen=True)
 class Link:
     """One step of a chain."""
 
-    step: str  # what it is to the one before
-    place: str  # file:line, or where else the value came from
-    text: str = ""  # that stands there
-    broken: str = ""  # why the chain ends here; empty where it holds
+    step: str  # relation to the previous link
+    place: str  # file:line, or another origin of the value
+    text: str = ""  # the source text at that place
+    broken: str = ""  # why the link is broken; empty if it is not
 
     def __str__(self) -> str:
         verdict = f"   BROKEN: {self.broken}" if self.broken else ""
@@ -284,7 +293,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Trace:
-    """What leads from a key of a log to the code, in order."""
+    """The chain of links from a log key to the code, in order."""
 
     key: str
     value: Any
@@ -292,11 +301,11 @@ class Trace:
 
     @property
     def broken(self) -> list[Link]:
-        """The links that do not hold."""
+        """Return the broken links."""
         return [link for link in self.links if link.broken]
 
     def summary(self) -> str:
-        """One line: the value, the call that logged it, and where its settings came from."""
+        """Return one line: the value, the call that logged it, and the origin of its settings."""
         text = json.dumps(self.value)
         value = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
         places = dict.fromkeys(link.place for link in self.links if link.step in ("logged by", "file", "setting"))
@@ -304,7 +313,7 @@ class Trace:
 
 
 class Tracer:
-    """Follows the keys of one log through a tree as of the log's commit."""
+    """Trace the keys of one log through a tree at the log's commit."""
 
     def __init__(self, log: Log, tree: Path) -> None:
         self.log = log
@@ -315,7 +324,7 @@ class Tracer:
         self._search = CodeSearch(self.sources, self._recipe)
 
     def chain(self, key: str) -> Trace:
-        """The chain of a key's last line. Raises UserError for a key that the log does not have."""
+        """Return the chain of the last line with a key. Raises UserError if the log does not have the key."""
         if key not in self.keys:
             raise unknown_name(key, f"key in {self.log.path}", self.keys)
         event = self.log.all(key)[-1]
@@ -330,7 +339,7 @@ class Tracer:
         if (file_key := key.removesuffix("_sha256")) in ("config_file", "model_shape"):
             links.append(self._file(file_key))
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
-        values = [argument for argument in arguments if not is_key(argument, key)][:1]  # behind it are the metadata
+        values = [argument for argument in arguments if not is_key(argument, key)][:1]  # the rest are metadata
         fields = self._fields(key, values)
         needs_reader = is_hyperparameter(key) and not any(isinstance(value, ast.Constant) for value in values)
         links += [link for field in fields for link in self._setting(key, field, event.value, needs_reader)]
@@ -341,7 +350,7 @@ class Tracer:
         return Trace(key, event.value, links)
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
-        """Return the settings that decide a key: read by its call, named like it, or in `SETTINGS_OF`."""
+        """Return the settings that decide a key: read in its call, with the same name, or listed in `SETTINGS_OF`."""
         known = settings_by_key()
         key_of = {one.field: one.key for one in known.values()}
         nodes = [node for value in values for node in ast.walk(value) if isinstance(node, ast.Attribute)]
@@ -364,7 +373,7 @@ class Tracer:
             yield Link("read by", "?", "", f"nothing reads {field}")
 
     def _origin(self, env: str, field: str, value: Any, origin: str) -> Link:
-        """Where a setting got its value: a line of a file, which must name it, or the command line or environment."""
+        """Return where a setting got its value: the command line, the environment, or a file line that must name it."""
         text = f"{env} = {value}"
         if origin.startswith("recipe "):
             recipe = recipe_file(origin.removeprefix("recipe "))
@@ -379,7 +388,7 @@ class Tracer:
         return Link("setting", origin, line, "" if sets_it else f"does not set {env}")
 
     def _file(self, key: str) -> Link:
-        """A file that the log names with its SHA-256."""
+        """Check a file that the log names against the SHA-256 it logs."""
         name = str(self.log.value(key))
         text = self._text(name)
         if name == "none":
@@ -390,8 +399,11 @@ class Tracer:
         return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
 
     def _computation(self, key: str, name: str, values: list[ast.expr]) -> Iterator[Link]:
-        """What sets the logged value in the file of its call (a hyper-parameter's also in the recipe) or, where nothing
-        does, elsewhere; and the functions of the names that lead there."""
+        """Yield the lines that set the logged value, and the functions that compute it.
+
+        Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches the
+        whole package for assignments to the attribute.
+        """
         names, places = set(FUNCTIONS_OF.get(key, ())), []
         for file in (name, self._recipe) if is_hyperparameter(key) else (name,):
             found, parts = self._search.origins(file, values)
@@ -406,7 +418,7 @@ class Tracer:
             yield Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}")
 
     def _text(self, name: str) -> str | None:
-        """A file of the tree, or one outside of it where it still lies."""
+        """Return the text of a file in the tree, or of an absolute path outside it if that still exists."""
         if Path(name).is_absolute():
             with contextlib.suppress(UserError):
                 return read_plain(Path(name), "").decode(errors="replace")

@@ -1,11 +1,4 @@
-"""A model ready to train: what computes is chosen, weights are drawn or loaded, on the rank's device.
-
-The model of a run, ours or Hugging Face's, as MODEL_IMPLEMENTATION asks for.
-
-What evaluating the starting weights of a pre-training run needs, whichever its method.
-
-A model's flat buffers, the optimizer on them and the reduction of gradients, where every rank updates everything.
-"""
+"""Build the model, the evaluation and the replicated optimizer of a run from its settings."""
 
 from __future__ import annotations
 
@@ -49,13 +42,13 @@ AnyModel = TypeVar("AnyModel", bound=AnyBert)
 
 @dataclass(frozen=True)
 class Compute:
-    """What computes, as PRECISION and OPS ask for.
+    """Precision and op implementations, selected by PRECISION and OPS.
 
     Attributes:
         dtype: of matrix products and activations.
-        products: which of the encoder's products run in FP8; None: none.
+        products: the encoder products that run in FP8, or None.
         precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16", "fp8" or "fp8-forward".
-        ops: for the log, JSON of op -> implementation; of Hugging Face's model, whose ops are its own, of the loss.
+        ops: for the log, JSON of op -> implementation. For Hugging Face's model only the loss is ours.
     """
 
     dtype: torch.dtype
@@ -67,7 +60,7 @@ class Compute:
 def choose_compute(
     config: ComputeConfig, model: ModelConfig, device: torch.device, warn: Callable[[str], None]
 ) -> Compute:
-    """Selects the ops for this process. Raises UserError for what the device or the model does not have."""
+    """Select the ops for this process. Raise UserError if the device or the model does not support the settings."""
     dtype = compute_dtype(config.precision, device)
     products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
     chosen = ops.select(config.ops, device)
@@ -91,10 +84,10 @@ def choose_compute(
 def start_weights(
     model: AnyModel, config: ModelConfig, seed: int, device: torch.device, warn: Callable[[str], None]
 ) -> AnyModel:
-    """Draws the weights, loads those of INIT_CHECKPOINT over them, and moves the model to the device.
+    """Initialize the weights, move the model to the device, and load INIT_CHECKPOINT if it is set.
 
     Raises:
-        UserError: the checkpoint is missing, damaged, or of another shape.
+        UserError: the checkpoint is missing, damaged, or has another shape.
     """
     model.initialize(seed)
     model.to(device)
@@ -107,8 +100,8 @@ def start_weights(
 def make_masked_lm(
     config: ModelConfig, max_seq_length: int | None, shape: BertConfig, compute: Compute
 ) -> BertForMaskedLM | HuggingFaceForMaskedLM:
-    """A masked-LM model without weights; Hugging Face's pads all sequences to MAX_SEQ_LENGTH, or where there is none
-    to the batch's longest. Raises UserError as `mlbert.models.huggingface_model.HuggingFaceModel`."""
+    """Return an uninitialized masked-LM model. Hugging Face's pads all sequences to ``max_seq_length``, or to the
+    longest of the batch if that is None, and raises UserError as `HuggingFaceModel` does."""
     if config.model_implementation == HUGGING_FACE:
         return HuggingFaceForMaskedLM(shape, compute.dtype, max_seq_length)
     return BertForMaskedLM(shape, compute.dtype, fp8_products=compute.products)
@@ -117,7 +110,7 @@ def make_masked_lm(
 def make_classifier(
     config: ModelConfig, max_seq_length: int | None, shape: BertConfig, num_labels: int, compute: Compute
 ) -> BertForSequenceClassification | HuggingFaceForSequenceClassification:
-    """A model of ``num_labels`` outputs a sequence, 1 for regression; otherwise as `make_masked_lm`."""
+    """Return a model with ``num_labels`` outputs per sequence (1 for regression); see `make_masked_lm`."""
     if config.model_implementation == HUGGING_FACE:
         return HuggingFaceForSequenceClassification(shape, num_labels, compute.dtype, max_seq_length)
     return BertForSequenceClassification(shape, num_labels, compute.dtype, fp8_products=compute.products)
@@ -127,7 +120,7 @@ MakeModel = Callable[[BertConfig, Compute], AnyBert]
 
 
 def make_pre_training(shape: BertConfig, compute: Compute) -> BertForPreTraining:
-    """Return our model with both heads, without weights."""
+    """Return our model with both heads, uninitialized."""
     return BertForPreTraining(shape, compute.dtype, fp8_products=compute.products)
 
 
@@ -142,10 +135,10 @@ def build_evaluation(
     make_model: MakeModel = make_pre_training,
     objective: type[MaskedLM] = PreTraining,
 ) -> tuple[AnyBert, MaskedLM, EvalSet | SyntheticEvalSet]:
-    """Return model, objective and samples; the training set is not read. The divisor of a loss does not matter here.
+    """Return model, objective and samples to evaluate the starting weights, without reading the training set.
 
     Raises:
-        UserError: model, checkpoint and samples are missing, damaged, or do not fit each other.
+        UserError: model, checkpoint or samples are missing, damaged, or do not match each other.
     """
     shape = BertConfig.from_json(model_config.bert_config_file).with_options(model_config.model_options)
     samples = make_evaluation_set(data, evaluation, shape, seed=seed, rank=world.rank, world_size=world.world_size)
@@ -156,7 +149,7 @@ def build_evaluation(
 
 
 def refuse_sharding(config: DistributedConfig, recipe: str) -> None:
-    """Raise UserError if the optimizer is to be sharded: every rank of the recipe updates everything."""
+    """Raise UserError if the settings shard the optimizer: every rank of the recipe updates all weights."""
     for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
         if (given := getattr(config, name.lower())) != value:
             reason = f"every rank of {recipe} updates everything"
@@ -164,7 +157,7 @@ def refuse_sharding(config: DistributedConfig, recipe: str) -> None:
 
 
 def refuse_bucket_clipping(config: DistributedConfig) -> None:
-    """Raise UserError if each bucket of the gradient is to be clipped by itself."""
+    """Raise UserError if the settings clip each gradient bucket separately."""
     if config.gradient_clipping == "buckets":
         raise UserError(
             "config.conflict", "GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before"
@@ -181,18 +174,18 @@ def build_replicated_optimizer(
     loss_scale: LossScale | None,
     recipe: str,
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
-    """Return flat buffers, the optimizer on them, and the reduction of the gradient, which is clipped as a whole.
+    """Return the flat buffers, the optimizer on them, and the gradient reducer. Gradients are clipped by global norm.
 
     Args:
         optimizer, distributed, compute: settings.
         base_lr: LR.
         model: on its device.
-        world: started.
-        loss_scale: of fp16, else None.
+        world: initialized.
+        loss_scale: for fp16, else None.
         recipe: its name, for errors.
 
     Raises:
-        UserError: the settings ask for a sharded update or for clipping by bucket.
+        UserError: the settings ask for a sharded optimizer or for clipping by bucket.
     """
     refuse_sharding(distributed, recipe)
     refuse_bucket_clipping(distributed)

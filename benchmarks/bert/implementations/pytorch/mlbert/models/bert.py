@@ -1,21 +1,19 @@
-"""BERT with its heads on the flat token stream of `Batch`; the encoder is `mlbert.models.encoder`.
+"""BERT models with their heads, on the flat token stream of `Batch`. The encoder is `mlbert.models.encoder`.
 
-A model gives logits; losses and metrics are made of them by an objective (`mlbert.models.objectives`). Parameter names
-are those of Hugging Face's classes of the same names. The vocabulary is padded to a multiple of 8, and the masked-LM
-head runs on masked tokens only.
+Models return logits; objectives (`mlbert.models.objectives`) compute losses and metrics from them. Parameter names are
+those of Hugging Face's classes with the same names. The vocabulary is padded to a multiple of 8, and the masked-LM head
+runs on masked tokens only.
 
-Legend: S sequences, T tokens, M masked tokens, R rows asked for, D hidden, V padded vocabulary, L labels.
+Legend: S sequences, T tokens, M masked tokens, R requested rows, D hidden, H head size, V padded vocabulary, L labels.
 
-A start from which masked language modelling learns at once: heads look at neighbours, words are as likely as common.
-
-A new model spends its first updates on how often words are, and then stays long at that level until some head has found
-the words beside a masked one. Rotary positions allow to begin there. A query bias a and a key bias a turned back by
-d positions give a score of tokens i and j, whatever they are, of
+Initialization of rotary models: a new model first learns word frequencies, then stays on that plateau until some head
+attends to the neighbours of a masked word. We start past the plateau. A query bias a and a key bias a rotated back by
+d positions give tokens i and j, whatever they are, the score
 
     sum over angles t of  a_t^2 cos((j - i - d) t) / sqrt(H)
 
-which is highest at j = i + d. Training changes it freely. The weights a_t^2 fall with the angle, so that the highest
-angle makes the maximum narrow and the others keep it from coming again some words on.
+which is highest at j = i + d. The biases are trained like any other. The weights a_t^2 fall with the angle: the highest
+angle makes the maximum narrow, and the others keep it from repeating some words further on.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, 
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
-DISTANCES = (-1, 1, -2, 2, -3, 3)  # of the first layer's heads, where there are so many; the others start as usual
-_HEIGHT, _FALL = 8.0, 1.2  # of the scores; the exponent by which weights fall with the angle
-_USUAL = 32, 10_000.0  # head size and base of the angles for which the height was chosen
+DISTANCES = (-1, 1, -2, 2, -3, 3)  # of the first layer's first heads; further heads are initialized as usual
+_HEIGHT, _DECAY = 8.0, 1.2  # of the scores; the exponent by which weights fall with the angle
+_TUNED = 32, 10_000.0  # head size and rope_theta for which the height was chosen
 
 
 def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
-    """Biases of the first layer's query and key, float32 [D] each."""
+    """Return the initial biases of the first layer's query and key, float32 [D] each."""
     size, half = config.head_size, config.head_size // 2
     angles = config.rope_theta ** -(torch.arange(half) / half)
-    density = (size / _USUAL[0]) * torch.log(torch.tensor(_USUAL[1])) / torch.log(torch.tensor(config.rope_theta))
-    weights = (_HEIGHT / density * angles**_FALL * size**0.5).sqrt()
+    density = (size / _TUNED[0]) * torch.log(torch.tensor(_TUNED[1])) / torch.log(torch.tensor(config.rope_theta))
+    weights = (_HEIGHT / density * angles**_DECAY * size**0.5).sqrt()
     query, key = torch.zeros(2, config.num_attention_heads, size)
     for head, distance in enumerate(DISTANCES[: config.num_attention_heads]):
         query[head, :half] = weights
@@ -57,11 +55,11 @@ def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def begin_with_frequencies(model: nn.Module, counts: Sequence[float] | np.ndarray) -> None:
-    """Gives the decoder's bias the values with which every word is as likely as it is frequent, up to a constant.
+    """Set the decoder's bias to the log frequencies of the words, up to a constant.
 
     Args:
         model: with a masked-LM head.
-        counts: how often each entry of the vocabulary was seen; each is taken for one more.
+        counts: occurrences of each vocabulary entry; 1 is added to each.
     """
     seen = torch.as_tensor(counts, dtype=torch.float64) + 1.0
     bias = dict(model.named_parameters())
@@ -70,30 +68,30 @@ def begin_with_frequencies(model: nn.Module, counts: Sequence[float] | np.ndarra
 
 
 class PreTrainingLogits(NamedTuple):
-    """Of the masked tokens' vocabulary, [M, V], and of "sentence B is a random one", [S, 2]."""
+    """Vocabulary logits of the masked tokens, [M, V], and logits of "sentence B is random", [S, 2]."""
 
     masked: Tensor
     next_sentence: Tensor
 
 
 class MaskedLogits(NamedTuple):
-    """Of the masked tokens' vocabulary, [M, V]."""
+    """Vocabulary logits of the masked tokens, [M, V]."""
 
     masked: Tensor
 
 
 class SequenceLogits(NamedTuple):
-    """Of each sequence's labels, [S, L]."""
+    """Label logits of each sequence, [S, L]."""
 
     labels: Tensor
 
 
 class AnyBert(Protocol):
-    """A model with parameters under Hugging Face's names: one of ours, or theirs (`mlbert.models.huggingface_model`).
+    """A model with Hugging Face's parameter names: one of ours, or theirs (`mlbert.models.huggingface_model`).
 
     Attributes:
         config: shape.
-        architecture: Hugging Face's name of the class with these parameters.
+        architecture: name of the Hugging Face class with these parameters.
     """
 
     config: BertConfig
@@ -102,16 +100,16 @@ class AnyBert(Protocol):
     def architecture(self) -> str: ...
 
     def initialize(self, seed: int) -> None:
-        """Draws the weights."""
+        """Initialize the weights."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """As of `nn.Module`."""
+        """As in `nn.Module`."""
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters in flat-buffer order."""
+        """Return all parameters in flat-buffer order."""
 
     def to(self, device: torch.device) -> Any:
-        """As of `nn.Module`."""
+        """As in `nn.Module`."""
 
 
 class _Predictions(nn.Module):
@@ -134,7 +132,7 @@ class _Heads(nn.Module):
 
 @torch.no_grad()
 def initialize_parameter(name: str, parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draws one parameter in place; its name tells the kind: LayerNorm gain, bias, or a matrix of deviation ``std``."""
+    """Initialize one parameter in place, by its name: LayerNorm gain 1, bias 0, matrix with deviation ``std``."""
     if name.endswith("LayerNorm.weight"):
         parameter.fill_(1.0)
     elif name.endswith("bias"):
@@ -144,15 +142,15 @@ def initialize_parameter(name: str, parameter: Tensor, std: float, generator: to
 
 
 class BertBase(nn.Module):
-    """What BERT is under any head.
+    """BERT without heads: the base class of the models.
 
     Args:
         config: shape.
         dtype: precision of the encoder's and heads' products and activations (float32, bfloat16 or float16); parameters
             are float32.
-        sparse_last_layer: do the last layer's per-token work only for the tokens that the heads read. The logits are
-            the same.
-        fp8_products: which products of the encoder's linear layers run in FP8; sizes must be multiples of 16.
+        sparse_last_layer: run the last layer's per-token work only for the tokens that the heads read. The logits do
+            not change.
+        fp8_products: the products of the encoder's linear layers that run in FP8; sizes must be multiples of 16.
     """
 
     POOLED: ClassVar[bool] = True  # whether a head reads [CLS] through the pooler
@@ -170,19 +168,19 @@ class BertBase(nn.Module):
         self._add_heads()
 
     def _add_heads(self) -> None:
-        """Parameters beyond the encoder's."""
+        """Add the parameters of the heads."""
 
     @property
     def architecture(self) -> str:
-        """Hugging Face's name of the class with these parameters."""
+        """Return the name of the Hugging Face class with these parameters."""
         return type(self).__name__
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draws the weights as the reference does: normal cut at two deviations, zero biases, unit LayerNorm gains.
+        """Initialize like the reference: normal truncated at two deviations, zero biases, unit LayerNorm gains.
 
-        Rows of the vocabulary's padding are zero, so that they never matter. Heads of a rotary model's first layer look
-        at neighbours (`mlbert.models.bert`).
+        Rows of the vocabulary's padding are zero, so that they have no effect. In a rotary model, heads of the first
+        layer start with attention to neighbours (see the module docstring).
         """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -195,7 +193,7 @@ class BertBase(nn.Module):
                 part.bias.copy_(bias)
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters in flat-buffer order: query, key and value lie side by side, weights first."""
+        """Return all parameters in flat-buffer order: query, key and value are adjacent, weights first."""
         names = dict(self.named_parameters())
         ordered: dict[str, nn.Parameter] = {}
         for name, parameter in names.items():
@@ -209,42 +207,42 @@ class BertBase(nn.Module):
         return list(ordered.items())
 
     def dropout_keys(self, seed: int, step: int) -> Tensor:
-        """The keys of one optimizer step's masks: int32 [layers + 1, NUM_SITES] on the host; see `Keys`."""
+        """Return the dropout keys of one optimizer step: int32 [layers + 1, NUM_SITES] on the host; see `Keys`."""
         return ops.dropout_keys(seed, step, self.config.num_hidden_layers + 1, NUM_SITES)
 
     def training_flops(self, batch: flops.Counted) -> int:
-        """FLOPs of forward and backward of a batch; `mlbert.models.flops` says what counts."""
+        """Return the FLOPs of forward and backward of a batch, counted as in `mlbert.models.flops`."""
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
-        """Why forward and backward of sequences of at most so many tokens can't be part of a CUDA graph with the ops
-        that are selected; None: they can."""
+        """Return why the selected ops cannot run forward and backward in a CUDA graph, or None if they can. Sequences
+        have at most ``max_seqlen`` tokens."""
         alibi = self.config.position_embedding_type == "alibi"
         return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi, max_seqlen)
 
     def use_products(self, products: Products | None) -> None:
-        """From now on these products run in FP8, with scales that are not known yet; None: none."""
+        """Switch these products to FP8 (None: no product). Scales start uncalibrated."""
         self.bert.use_linears(products)
 
     def weights_changed(self) -> None:
-        """Notes on the host that weights are others now: copies are made anew when they are next needed."""
+        """Mark the FP8 copies of the weights as outdated, on the host. They are rebuilt when next needed."""
         self.bert.linears.weights_changed()
 
     def refresh(self) -> None:
-        """Makes the copies that are to be made now, so that a graph only reads them."""
+        """Rebuild outdated FP8 copies now, so that a CUDA graph only reads them."""
         self.bert.refresh()
 
     def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
-        """After each update: takes in the step's magnitudes; the argument raises a tensor to the ranks' largest."""
+        """Add the step's magnitudes to the history after an update. ``over_ranks_max``: in-place all-reduce MAX."""
         self.bert.linears.end_step(over_ranks_max)
 
     def forget_step(self) -> None:
-        """Drops the magnitudes that a pass has left which is no training."""
+        """Discard the magnitudes recorded by a pass that was not a training step."""
         self.bert.linears.forget_step()
 
     @property
     def is_calibrated(self) -> bool:
-        """False: FP8 scales are not known yet, so a step has to run outside a graph, each tensor finding its own."""
+        """Return False while FP8 scales are unknown: a step must then run outside a graph and measure each tensor."""
         return self.bert.linears.is_calibrated
 
     @is_calibrated.setter
@@ -253,31 +251,31 @@ class BertBase(nn.Module):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""
-        own = self.bert.linears
-        kept, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, own.is_calibrated
-        own.is_calibrated = True
+        """Treat the model as calibrated during warm-up or capture passes, and restore its state afterwards."""
+        linears = self.bert.linears
+        saved, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, linears.is_calibrated
+        linears.is_calibrated = True
         try:
             yield
         finally:
             for name, buffer in self.named_buffers():
-                buffer.copy_(kept[name])
-            own.weights_changed()
-            own.is_calibrated = calibrated
+                buffer.copy_(saved[name])
+            linears.weights_changed()
+            linears.is_calibrated = calibrated
 
     def derived_state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps beside the weights, by name: the live tensors, valid between steps."""
+        """Return the tensors that a checkpoint saves with the weights, by name: live tensors, valid between steps."""
         return self.bert.linears.derived_state()
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `derived_state` gave, by copy; what another precision gave leaves all as it is."""
+        """Copy in the result of `derived_state`. State saved with another precision is ignored."""
         self.bert.linears.load_derived_state(state)
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         raise NotImplementedError
 
     def _hidden(self, batch: Batch, keys: Keys | None, rows: Tensor) -> Tensor:
-        """The last hidden states of these rows, [R, D]."""
+        """Return the last hidden states of these rows, [R, D]."""
         if self.sparse_last_layer:
             return self.bert(batch, keys, rows)
         return self.bert(batch, keys, None).index_select(0, rows)
@@ -290,7 +288,7 @@ class BertBase(nn.Module):
         return torch.tanh(ops.linear(first_SD, dense.weight, dense.bias))
 
     def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
-        """Vocabulary logits [M, V] of hidden states, in the compute precision."""
+        """Return vocabulary logits [M, V] of hidden states, in the compute precision."""
         dense, norm = predictions.transform.dense, predictions.transform.LayerNorm
         inner = ops.linear_gelu(hidden_MD, dense.weight, dense.bias, self.config.exact_gelu)
         inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
@@ -307,7 +305,7 @@ class BertForPreTraining(BertBase):
         self.cls = _Heads(self.config, next_sentence=True)
 
     def forward(self, batch: Batch, keys: Keys | None) -> PreTrainingLogits:
-        """Logits of both heads; ``keys`` None means evaluation."""
+        """Return the logits of both heads; ``keys`` None means evaluation."""
         hidden = self._hidden(batch, keys, torch.cat([batch.masked_positions, first_tokens(batch)]))
         masked_MD, first_SD = hidden[: batch.num_masked], hidden[batch.num_masked :]
         masked = self._masked_logits(masked_MD, self.cls.predictions)
@@ -318,10 +316,10 @@ class BertForPreTraining(BertBase):
 
 
 class BertForMaskedLM(BertBase):
-    """BERT with the masked-LM head only, without pooler.
+    """BERT with only the masked-LM head, without pooler.
 
-    Every masked token counts in the loss and in the metrics, also one whose label is id 0. MosaicBERT's loss leaves
-    id 0 out while its metrics count it; Hugging Face's model and its metrics do as we do.
+    Every masked token counts in the loss and in the metrics, including those with label id 0, as in Hugging Face's
+    model. MosaicBERT's loss ignores id 0, but its metrics count it.
     """
 
     POOLED = False
@@ -330,7 +328,7 @@ class BertForMaskedLM(BertBase):
         self.cls = _Heads(self.config, next_sentence=False)
 
     def forward(self, batch: Batch, keys: Keys | None) -> MaskedLogits:
-        """Logits of the masked tokens; ``keys`` None means evaluation."""
+        """Return the logits of the masked tokens; ``keys`` None means evaluation."""
         hidden_MD = self._hidden(batch, keys, batch.masked_positions)
         return MaskedLogits(self._masked_logits(hidden_MD, self.cls.predictions))
 
@@ -339,7 +337,7 @@ class BertForMaskedLM(BertBase):
 
 
 class BertForSequenceClassification(BertBase):
-    """BERT with pooler, dropout and a linear classifier of ``num_labels`` outputs; 1 is for regression."""
+    """BERT with pooler, dropout and a linear classifier of ``num_labels`` outputs (1 for regression)."""
 
     def __init__(
         self,
@@ -354,7 +352,7 @@ class BertForSequenceClassification(BertBase):
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
     def forward(self, batch: Batch, keys: Keys | None) -> SequenceLogits:
-        """Logits of each sequence; ``keys`` None means evaluation."""
+        """Return the logits of each sequence; ``keys`` None means evaluation."""
         first = first_tokens(batch)
         pooled_SD = self._pooled(self._hidden(batch, keys, first))
         if keys is not None:
@@ -368,5 +366,5 @@ class BertForSequenceClassification(BertBase):
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """int64 [S], each sequence's [CLS]. Sequences without tokens, which fill a batch up, may begin behind the end."""
+    """Return the index of each sequence's [CLS], int64 [S]. Empty sequences may start past the end, so clamp."""
     return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)

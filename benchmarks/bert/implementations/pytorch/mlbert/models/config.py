@@ -14,19 +14,19 @@ class ModelConfig(Section):
     bert_config_file: Path = setting("BERT_CONFIG", "Model shape, a bert_config.json.", key="bert_config_file")
     model_options: str | None = setting(
         "MODEL_OPTIONS",
-        "Values in place of those of BERT_CONFIG, name=value with blanks between.",
+        "Values that override BERT_CONFIG: name=value, separated by spaces.",
         key="model_options",
         default=None,
     )
     model_implementation: Literal["mlbert", "huggingface"] | None = setting(
         "MODEL_IMPLEMENTATION",
-        "Whose model runs: ours, unpadded, or Hugging Face's of the same shape, padded.",
+        "mlbert: our unpadded model; huggingface: Hugging Face's padded model of the same shape.",
         key="model_implementation",
         default=None,
     )
     init_checkpoint: Path | None = setting(
         "INIT_CHECKPOINT",
-        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA's or Composer's; none: random.",
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer; none: random.",
         key="init_checkpoint",
         default=None,
     )

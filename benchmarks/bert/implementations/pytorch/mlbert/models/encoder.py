@@ -1,18 +1,14 @@
-"""The encoder on the flat token stream of `Batch`: embeddings and layers, in the shapes that `BertConfig` names.
+"""The encoder on the flat token stream of `Batch`: embeddings and layers, in the shapes of `BertConfig`.
 
-Nothing is ever padded: attention is bounded by ``cu_seqlens``, and the last layer's per-token work is done only where
-the heads read it. Products run in the compute precision or in FP8 (`mlbert.models.encoder`). In 16-bit precision
-LayerNorm is what Composer calls low-precision LayerNorm, or fused: it reads and writes 16 bits and computes in float32.
+Nothing is padded: attention is bounded by ``cu_seqlens``, and the last layer runs per-token work only for the tokens
+that the heads read. In 16-bit precision LayerNorm is Composer's low-precision LayerNorm, or fused: it reads and writes
+16 bits and computes in float32.
 
-Legend: S sequences, T tokens, R rows asked for, D hidden, N heads, H head size.
+Each layer computes its four linear layers through a `LayerLinears`, in the activations' dtype (`PlainLinears`) or in
+FP8 (`Fp8Linears`). The latter owns the FP8 state: scales from the magnitudes of past steps, and the FP8 copies of the
+weights (`mlbert.ops.fp8_scaling`).
 
-The encoder's linear layers behind one interface: their products in the activations' type, or in FP8.
-
-`PlainLinears` derives nothing from the weights. `Fp8Linears` owns what FP8 does: scales that follow the magnitudes of
-past steps, and the weights' FP8 copies (`mlbert.ops.fp8_scaling`). A layer sees its four linear layers as a
-`LayerLinears` and cannot tell which it has.
-
-Legend: T tokens, D hidden.
+Legend: S sequences, T tokens, R requested rows, D hidden, N heads, H head size.
 """
 
 from __future__ import annotations
@@ -30,20 +26,20 @@ from mlbert.ops import api as ops
 from mlbert.ops import fp8
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantised
 
-# Linear layers of one encoder layer, as rows of FP8 scales are numbered; the one behind them is the next layer's first.
+# Linear layers of one encoder layer, in the order of the FP8 scales; the last is the first of the next layer.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
 
-# The weights of each encoder layer's linear layers, each as its parts.
+# For each encoder layer, for each of its linear layers: the tensors that make up its weight.
 LayerWeights = Iterable[Sequence[Sequence[Tensor]]]
 
 
 class Hidden(NamedTuple):
-    """A hidden state [T, D] with two readers, whose gradients the pass that made it adds.
+    """A hidden state [T, D] with two readers; the function that produced it adds their gradients.
 
     Attributes:
         residual: for the residual sum.
-        product: the same numbers, for the next linear layer.
-        small: their FP8 copies with that layer's scale; None where the layer has to make them.
+        product: the same values, for the next linear layer.
+        small: their FP8 copies with that layer's scale, or None if that layer has to quantise them.
     """
 
     residual: Tensor
@@ -52,38 +48,38 @@ class Hidden(NamedTuple):
 
 
 class LayerLinears:
-    """The four linear layers of one encoder layer, products in the activations' type."""
+    """The four linear layers of one encoder layer, with products in the activations' dtype."""
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        """Query, key and value [T, 3 D]; see `mlbert.ops.api.linear_qkv`."""
+        """Return query, key and value, [T, 3 D]; see `mlbert.ops.api.linear_qkv`."""
         return ops.linear_qkv(hidden.product, *weights, *biases)
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
-        """x W^T of one linear layer."""
+        """Return x W^T for linear layer ``which``."""
         return ops.linear(x, weight)
 
     def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        """Both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
+        """Return both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
         return ops.feed_forward(x, w1, b1, w2, exact)
 
     def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
-        """LayerNorm(residual + dropout(context W^T + b)).
+        """Return LayerNorm(residual + dropout(context W^T + b)).
 
         Args:
-            norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, b being the last one.
+            norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on; b is the last one.
         """
         x = self.product(ATTENTION_OUTPUT, context, weight)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
 
     def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
-        """LayerNorm(residual + dropout(feed-forward + b)); ``weights`` as in `feed_forward`, ``norm`` as above."""
+        """Return LayerNorm(residual + dropout(feed-forward + b)); ``weights`` are w1, b1, w2, ``norm`` as above."""
         w1, b1, w2 = weights
         x = self.feed_forward(hidden.product, w1, b1, w2, exact)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, hidden.residual, *norm))
 
 
 class _SomeFp8(LayerLinears):
-    """The same where some of the products run in FP8: each linear layer is by itself."""
+    """Linear layers with only some products in FP8: each is a separate autograd function."""
 
     def __init__(self, table: FP8Scaling, first: int) -> None:
         self._table, self._first = table, first
@@ -100,7 +96,7 @@ class _SomeFp8(LayerLinears):
 
 
 class _AllFp8(_SomeFp8):
-    """The same where all of them do: with the LayerNorm behind them they are one function for autograd."""
+    """Linear layers with all products in FP8: one autograd function each with the LayerNorm after them."""
 
     def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
         rows = self._first + ATTENTION_OUTPUT, self._first + INTERMEDIATE
@@ -109,15 +105,15 @@ class _AllFp8(_SomeFp8):
     def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
         reader = self._first + NEXT_QKV if self._first + NEXT_QKV < self._table.num_linears else None
         rows = self._first + INTERMEDIATE, reader
-        assert hidden.small is not None, "attention_output_norm has made it"
+        assert hidden.small is not None, "attention_output_norm sets it"
         states = hidden.product, hidden.residual, hidden.small
         return Hidden(*fp8.feed_forward(*states, weights, exact, norm, self._table, *rows))
 
 
 class PlainLinears(nn.Module):
-    """Nothing is derived from the weights: there is nothing to refresh, to measure or to save.
+    """Linear layers without FP8 state: nothing to refresh, to measure or to save.
 
-    Methods are those of `Fp8Linears` and `mlbert.ops.fp8_scaling.FP8Scaling`, which tell what they are for.
+    The methods are documented in `Fp8Linears` and `mlbert.ops.fp8_scaling.FP8Scaling`.
     """
 
     is_calibrated = True
@@ -127,7 +123,7 @@ class PlainLinears(nn.Module):
         self._num_layers = num_layers
 
     def layers(self) -> list[LayerLinears]:
-        """What each encoder layer works with in this pass."""
+        """Return the linear layers of each encoder layer, for this pass."""
         return [LayerLinears()] * self._num_layers
 
     def weights_changed(self) -> None: ...
@@ -145,18 +141,18 @@ class PlainLinears(nn.Module):
 
 
 class Fp8Linears(FP8Scaling):
-    """Scales and FP8 copies of all linear layers; ``products`` run in FP8."""
+    """FP8 scales and weight copies of all linear layers; ``products`` run in FP8."""
 
     def __init__(self, num_layers: int, products: Products) -> None:
         super().__init__(LINEARS_PER_LAYER * num_layers, products)
 
     def layers(self) -> list[LayerLinears]:
-        """As `PlainLinears.layers`."""
+        """Return the linear layers of each encoder layer, for this pass."""
         kind = _AllFp8 if self.products.all else _SomeFp8
         return [kind(self, first) for first in range(0, self.num_linears, LINEARS_PER_LAYER)]
 
     def refresh(self, weights: LayerWeights) -> None:
-        """Makes the copies that are to be made, now."""
+        """Rebuild the outdated FP8 copies of the weights now."""
         self.note_pass()
         for row, parts in enumerate(linear for layer in weights for linear in layer):
             products = self.products_of(row)
@@ -165,27 +161,27 @@ class Fp8Linears(FP8Scaling):
 
 
 def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Linears:
-    """Those of an encoder whose ``products`` run in FP8; None: none."""
+    """Return the linear layers of an encoder, with these ``products`` in FP8 (None: no product)."""
     return Fp8Linears(num_layers, products) if products else PlainLinears(num_layers)
 
 
-# Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
+# Dropout sites of one layer; the embeddings and heads are layer 0. Each site draws a separate mask.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
 SITE_CLASSIFIER = 1  # of layer 0
 NUM_SITES = 4
 
-# The 32-bit keys of a step's masks, used as keys[layer][site]: an int32 table on the device, which a graph reads anew
-# at each replay, or numbers of the host, which C kernels need. None in evaluation.
+# The 32-bit dropout keys of a step, used as keys[layer][site]: an int32 table on the device, which a CUDA graph rereads
+# at each replay, or numbers on the host, which C kernels need. None in evaluation.
 Keys = Tensor | Sequence[Sequence[int]]
-# What names one mask: probability, key, and the mask's row of each token.
+# Identifies one dropout mask: probability, key, and the mask row of each token.
 Mask = tuple[float, ops.Key, Tensor]
 
 
 class Positions(NamedTuple):
-    """What attention knows of positions.
+    """Position information for attention; None for the kinds that the model does not use.
 
     Attributes:
-        slopes: float32 [N], ALiBi's.
+        slopes: ALiBi's, float32 [N].
         rotations: `mlbert.ops.api.rotations` of the batch.
     """
 
@@ -194,7 +190,7 @@ class Positions(NamedTuple):
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word embeddings and, where there are any, segment and position embeddings; LayerNorm; dropout."""
+    """Sum of word embeddings and, if the model has them, segment and position embeddings; LayerNorm; dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -207,7 +203,7 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
-        """Returns float32 [T, D]."""
+        """Return float32 [T, D]."""
         total = self._total(batch)
         mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
         return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
@@ -230,11 +226,11 @@ class _SelfAttention(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre") or behind it ("post"), or None."""
+    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre"), after it ("post"), or none (None)."""
 
     def __init__(self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True) -> None:
         super().__init__()
-        # The order of a module's parameters is that in which they are drawn and lie in the flat buffer.
+        # The definition order is the order of initialization and of the flat buffer.
         if norm == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dense = nn.Linear(columns, rows, bias=bias)
@@ -243,7 +239,7 @@ class Dense(nn.Module):
 
 
 def _output(config: BertConfig, columns: int) -> Dense:
-    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
+    """Return a linear layer whose output is added to a residual, with a LayerNorm after that in post-norm models."""
     return Dense(config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None)
 
 
@@ -277,17 +273,17 @@ class BertLayer(nn.Module):
         rows: Tensor | None,
         linears: LayerLinears,
     ) -> Hidden:
-        """Encodes every token, or only those named by ``rows`` (int64 [R]): attention still reads all tokens.
+        """Encode all tokens, or only those at ``rows`` (int64 [R]); attention always reads all tokens.
 
         Args:
             hidden: [T, D] in the compute precision.
-            positions: what attention knows of them.
+            positions: for attention.
             linears: how the linear layers are computed.
 
         Returns:
-            [T, D], or [R, D] where rows are given.
+            [T, D], or [R, D] if ``rows`` is given.
         """
-        hidden = self._before(hidden, self.attention)
+        hidden = self._sublayer_input(hidden, self.attention)
         context_TD = self._attend(linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions)
         residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
         if rows is not None:
@@ -300,7 +296,7 @@ class BertLayer(nn.Module):
             hidden = linears.attention_output_norm(context_TD, residual_TD, part.dense.weight, norm)
         else:
             hidden = _sum(residual_TD, linears.product(ATTENTION_OUTPUT, context_TD, part.dense.weight), part, mask)
-        hidden = self._before(hidden, self.intermediate)
+        hidden = self._sublayer_input(hidden, self.intermediate)
         mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
             inner_TD, mask = self._gated(hidden.product, mask, linears), (0.0, 0, dropout_rows)
@@ -316,7 +312,7 @@ class BertLayer(nn.Module):
         return _sum(hidden.residual, inner_TD, self.output, mask)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
-        """The weights of the four linear layers, each as its parts."""
+        """Return the weights of the four linear layers, each as a list of tensors (query, key, value for the first)."""
         dense = (self.attention.output.dense, self.intermediate.dense, self.output.dense)
         return (self._qkv_parameters()[0], *([part.weight] for part in dense))
 
@@ -337,13 +333,13 @@ class BertLayer(nn.Module):
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
-        """dropout(gelu(x A) * (x B)) W."""
+        """Return dropout(gelu(x A) * (x B)) W."""
         pre = linears.product(INTERMEDIATE, x, self.intermediate.dense.weight)
         inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask)
         return linears.product(OUTPUT, inner, self.output.dense.weight)
 
-    def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
-        """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
+    def _sublayer_input(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
+        """Return the input of a sublayer's product: the hidden state, or its LayerNorm in pre-norm models."""
         if self.config.norm_position == "post" or not hasattr(part, "LayerNorm"):
             return hidden
         return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm))
@@ -367,11 +363,11 @@ class BertModel(nn.Module):
     Args:
         config: shape.
         dtype: of activations and products.
-        products: which products run in FP8; None: none.
-        pooled: whether there is a pooler.
+        products: the products that run in FP8, or None.
+        pooled: whether the model has a pooler.
 
     Attributes:
-        linears: how the encoder's products are computed, and what is derived from the weights for it.
+        linears: the encoder's linear layers and their FP8 state.
     """
 
     def __init__(self, config: BertConfig, dtype: torch.dtype, products: Products | None, pooled: bool) -> None:
@@ -386,41 +382,41 @@ class BertModel(nn.Module):
         self.register_buffer("alibi_slopes", slopes, persistent=False)
 
     def forward(self, batch: Batch, keys: Keys | None, last_rows: Tensor | None) -> Tensor:
-        """Returns the last hidden states [T, D], or [R, D] of the rows asked for, in the compute precision."""
+        """Return the last hidden states [T, D], or [R, D] for ``last_rows``, in the compute precision."""
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden, layers = Hidden(hidden_TD, hidden_TD), self.encoder.layers
         rotary = self.config.is_rotary
         rotations = ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta) if rotary else None
         positions = Positions(cast(Tensor | None, self.alibi_slopes), rotations)
-        for i, (layer, own_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
+        for i, (layer, layer_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None
-            hidden = layer(hidden, batch, keys, positions, rows, own_linears)
+            hidden = layer(hidden, batch, keys, positions, rows, layer_linears)
         if self.config.norm_position == "pre":
             return _layer_norm(hidden.residual, self.encoder.LayerNorm)
         return hidden.residual
 
     def use_linears(self, products: Products | None) -> None:
-        """From now on these products run in FP8, with scales that are not known yet; None: none."""
+        """Switch these products to FP8 (None: no product). Scales start uncalibrated."""
         device = self.embeddings.word_embeddings.weight.device
         self.linears = linears(len(self.encoder.layer), products).to(device)
 
     def refresh(self) -> None:
-        """Makes what is derived from weights that changed."""
+        """Rebuild the FP8 copies of weights that changed."""
         self.linears.refresh(layer.linear_weights() for layer in self.encoder.layers)
 
 
 def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Tensor) -> Mask:
-    """What names one dropout mask; without keys nothing is dropped."""
+    """Return the dropout mask of a site; without keys nothing is dropped."""
     return (0.0, 0, rows) if keys is None else (probability, keys[layer][site], rows)
 
 
 def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:
-    """Arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, behind this linear layer."""
+    """Return the arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, after this linear layer."""
     return part.LayerNorm.weight, part.LayerNorm.bias, part.LayerNorm.eps, *mask, part.dense.bias
 
 
 def _sum(residual: Tensor, x: Tensor, part: Dense, mask: Mask) -> Hidden:
-    """residual + dropout(x + bias)."""
+    """Return residual + dropout(x + bias)."""
     total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
     return Hidden(total, total)
 

@@ -1,4 +1,4 @@
-"""What a masked-LM model puts in the place of [MASK], by how probable it finds it."""
+"""Predict the word at [MASK] with a masked-LM model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HEAD = "cls.predictions."
 
 
 def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
-    """Model and tokenizer of what `mlbert.models.weights.load.open_saved` takes. Raises UserError: it holds no
-    masked-LM model or no vocabulary."""
+    """Return model and tokenizer of a path that `mlbert.models.weights.load.open_saved` accepts. Raise UserError if it
+    has no masked-LM model or no vocabulary."""
     if not weights_file(source).is_file():
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
         if not source.is_dir():
-            raise UserError("file.missing", source, "there is no such folder", remedy)
-        raise UserError("checkpoint.missing", source, "holds no model", remedy)
+            raise UserError("file.missing", source, "does not exist", remedy)
+        raise UserError("checkpoint.missing", source, "contains no model", remedy)
     model, report, vocabulary = open_saved(source)
     fast = vocabulary.with_name(TOKENIZER_JSON)
     tokenizer = load_tokenizer_json(fast) if fast.is_file() and not vocabulary.exists() else load_tokenizer(vocabulary)
@@ -36,8 +36,8 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
         raise UserError(
             "vocabulary.mismatch", tokenizer.file, reason, "Give the vocabulary that the model was trained with"
         )
-    is_whole = not any(name.startswith(_HEAD) for name in report.missing)
-    if not is_whole or not isinstance(model, BertForMaskedLM | BertForPreTraining):
+    has_head = not any(name.startswith(_HEAD) for name in report.missing)
+    if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
         raise UserError(
             "checkpoint.shape", source, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned"
         )
@@ -46,17 +46,17 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:
-    """The ``top`` most probable entries for the one [MASK] of a text, each with its probability. Raises UserError: the
-    text has no or more than one [MASK], or is too long for the model."""
+    """Return the ``top`` most probable entries for the [MASK] of a text, each with its probability. Raise UserError if
+    the text does not have exactly one [MASK] or is too long for the model."""
     before, after = (tokenizer.encode(part) for part in check_text(text))
     return fill_tokens(model, tokenizer, [*before, tokenizer.mask_id, *after], len(before), top)
 
 
 def check_text(text: str) -> list[str]:
-    """What stands before and after the one [MASK] of a text. Raises UserError: it has none, or several."""
+    """Return the text before and after its [MASK]. Raise UserError if it has none, or several."""
     parts = text.split(MASK)
     if len(parts) != 2:
-        reason = f"has {len(parts) - 1} times {MASK}" if len(parts) > 2 else f"has no {MASK}"
+        reason = f"has {MASK} {len(parts) - 1} times" if len(parts) > 2 else f"has no {MASK}"
         raise UserError("config.value", f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
     return parts
 
@@ -65,15 +65,13 @@ def check_text(text: str) -> list[str]:
 def fill_tokens(
     model: AnyBert, tokenizer: Tokenizer, tokens: Sequence[int], place: int, top: int
 ) -> list[tuple[str, float]]:
-    """As `fill`, of tokens without [CLS] and [SEP], of which that at ``place`` is [MASK]."""
+    """Like `fill`, for tokens without [CLS] and [SEP]. The token at index ``place`` is [MASK]."""
     config, size = model.config, len(tokenizer.vocabulary)
     if not 1 <= top <= size:
-        raise UserError(
-            "config.range", f"top {top}", "is no number of guesses", f"Use 1 to {size}, the size of the vocabulary"
-        )
+        raise UserError("config.range", f"top {top}", "is out of range", f"Use 1 to {size}, the size of the vocabulary")
     row = [tokenizer.cls_id, *tokens, tokenizer.sep_id]
     if len(row) > config.max_position_embeddings:
-        reason = f"is {len(row)} tokens long, the model takes {config.max_position_embeddings}"
+        reason = f"is {len(row)} tokens long, the model allows {config.max_position_embeddings}"
         raise UserError("data.too-long", "text", reason, "Give less text around the [MASK]")
     rows = Ragged.from_rows([(row, len(row), False, [place + 1], [0])])
     batch = HostBatch.of_sequences(rows, np.zeros(1, np.int64), len(row))

@@ -1,15 +1,15 @@
-"""Model FLOPs of a training step: the arithmetic that the losses ask for, not what an implementation spends.
+"""Count the model FLOPs of a training step: the arithmetic that the losses require, not what an implementation runs.
 
-A multiply-add counts 2, the backward pass twice the forward, element-wise work nothing. What no loss reads is not
-counted: padding, vocabulary logits of unmasked tokens, and the last layer's per-token work outside the tokens that the
-heads read. (Published figures count the last layer on all tokens.) With T tokens, hidden size D, inner size F, and L
-the length of each sequence:
+A multiply-add counts 2, the backward pass twice the forward, element-wise work 0. Results that no loss reads are not
+counted: padding, vocabulary logits of unmasked tokens, and the last layer's per-token work for tokens that the heads
+do not read. (Published figures count the last layer on all tokens.) With T tokens, hidden size D, inner size F, and
+sequences of length L:
 
     Q K V of a layer              2 T 3 D^2
-    its scores and their values   4 sum(L^2) D
-    output and feed-forward       2 T (D^2 + 2 D F), or 3 D F where it is gated; of the last layer for the rows read
-    masked-LM head                2 M (D^2 + D V) of M masked tokens
-    pooler and what reads it      2 S (D^2 + D outputs) of S sequences
+    attention scores and values   4 sum(L^2) D
+    output and feed-forward       2 T (D^2 + 2 D F), or 3 D F if gated; in the last layer, only for the rows read
+    masked-LM head                2 M (D^2 + D V) for M masked tokens
+    pooler and linear layer       2 S (D^2 + D outputs) for S sequences
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch, HostBatch
 
 BACKWARD_FACTOR = 3  # forward and backward
-Counted = Batch | HostBatch  # what both tell on the host of a batch's sizes
+Counted = Batch | HostBatch  # both know the batch's sizes on the host
 
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What a batch holds: tokens, sum of squared sequence lengths, masked tokens, sequences."""
+    """Sizes of a batch: tokens, sum of squared sequence lengths, masked tokens, sequences."""
 
     tokens: int
     squared_lengths: int
@@ -36,13 +36,13 @@ class BatchWork:
 
     @classmethod
     def of(cls, batch: Counted) -> BatchWork:
-        """Counts one batch (reads ``cu_seqlens``: a host synchronisation for a batch on an accelerator)."""
+        """Count one batch. Reads ``cu_seqlens``, which synchronizes the host if the batch is on an accelerator."""
         lengths = torch.diff(batch.cu_seqlens.long())
         return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
 
 
 def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:
-    """FLOPs of the encoder's forward pass, of whose last layer ``rows_read`` tokens are read."""
+    """Return the FLOPs of the encoder's forward pass, with ``rows_read`` tokens read from its last layer."""
     d = config.hidden_size
     attention = work.tokens * 2 * 3 * d * d + 4 * work.squared_lengths * d
     per_token = 2 * (d * d + d * (config.inner_rows + config.intermediate_size))
@@ -51,31 +51,31 @@ def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:
 
 
 def masked_lm_head(config: BertConfig, work: BatchWork) -> int:
-    """FLOPs of the masked-LM head's forward pass."""
+    """Return the FLOPs of the masked-LM head's forward pass."""
     return work.masked * 2 * (config.hidden_size**2 + config.hidden_size * config.vocab_size)
 
 
 def sequence_head(config: BertConfig, work: BatchWork, outputs: int) -> int:
-    """FLOPs of the forward pass of the pooler and a linear layer behind it."""
+    """Return the FLOPs of the forward pass of the pooler and the linear layer after it."""
     return work.sequences * 2 * (config.hidden_size**2 + outputs * config.hidden_size)
 
 
 def masked_lm(config: BertConfig, work: BatchWork) -> int:
-    """FLOPs of one forward pass of a masked-LM model."""
+    """Return the FLOPs of one forward pass of a masked-LM model."""
     return encoder(config, work, work.masked) + masked_lm_head(config, work)
 
 
 def classifier(config: BertConfig, work: BatchWork, num_labels: int) -> int:
-    """FLOPs of one forward pass of a model with one classifier a sequence."""
+    """Return the FLOPs of one forward pass of a sequence classifier."""
     return encoder(config, work, work.sequences) + sequence_head(config, work, num_labels)
 
 
 def forward_flops(config: BertConfig, work: BatchWork) -> int:
-    """FLOPs of one forward pass of `BertForPreTraining`."""
+    """Return the FLOPs of one forward pass of `BertForPreTraining`."""
     heads = masked_lm_head(config, work) + sequence_head(config, work, 2)
     return encoder(config, work, work.masked + work.sequences) + heads
 
 
 def training_flops(config: BertConfig, work: BatchWork) -> int:
-    """FLOPs of forward and backward of `BertForPreTraining`."""
+    """Return the FLOPs of forward and backward of `BertForPreTraining`."""
     return BACKWARD_FACTOR * forward_flops(config, work)

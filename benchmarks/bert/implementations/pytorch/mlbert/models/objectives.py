@@ -1,11 +1,11 @@
-"""What a model is trained for: the loss of a batch, what a step's losses are divided by, the metrics of an evaluation.
+"""Training objectives: the loss of a batch, its divisors, and the metrics of an evaluation.
 
-A step's batch is spread over micro-batches and ranks. Each computes sums and divides them by counts of the whole step
-(scope "step"), so that any split adds up to the same loss, or by the counts of its own rank where a method averages
-over ranks afterwards ("rank"). An evaluation adds up float64 sums, or gathers a row of each sequence, and its metrics
-are made of the whole.
+A step's batch is split into micro-batches and over ranks. Each divides its sums by the counts of the full step (scope
+"step"), so that the loss does not depend on the split, or by the counts of its rank if the method averages over ranks
+afterwards ("rank"). An evaluation adds up float64 sums, or gathers one row per sequence, and computes its metrics from
+the total.
 
-Sequences without tokens, which fill a batch up to fixed sizes, take no part, nor do labels that are IGNORED_LABEL.
+Empty sequences, which fill a batch up to a static shape, and labels equal to IGNORED_LABEL are ignored.
 
 Legend: S sequences, M masked tokens, L labels.
 """
@@ -38,16 +38,16 @@ REGRESSION_METRICS = ("pearson", "spearman")
 
 
 class ObjectiveModel(Protocol):
-    """What an objective asks of a model."""
+    """The model interface that objectives need."""
 
     config: BertConfig
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
-        """Logits; ``keys`` None means evaluation."""
+        """Return logits; ``keys`` None means evaluation."""
 
 
 class _Objective:
-    """What all have in common: where the divisor's counts come from, and no rows."""
+    """Base of all objectives: the scope of the divisor's counts, and no rows."""
 
     num_columns = 0
 
@@ -55,12 +55,12 @@ class _Objective:
         self.scope = _known("scope", scope, SCOPES)
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
-        """float64 [S, num_columns]: asked for only where there are columns."""
+        """Return float64 [S, num_columns]. Called only if there are columns."""
         return torch.empty(batch.num_samples, 0, dtype=torch.float64)
 
 
 class MaskedLM(_Objective):
-    """Cross-entropy of the masked tokens, for models that give `MaskedLogits`.
+    """Cross-entropy of the masked tokens, for models that return `MaskedLogits`.
 
     Metrics: "mlm_accuracy", the share of masked tokens whose most probable token is the label; "loss", their mean.
     """
@@ -69,27 +69,27 @@ class MaskedLM(_Objective):
     sum_names: tuple[str, ...] = ("correct", "mlm_loss", "masked")
 
     def counts(self, batch: Counted) -> tuple[int, ...]:
-        """Masked tokens."""
+        """Return the number of masked tokens."""
         return (batch.num_masked,)
 
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """What the reference divides by."""
+        """Return the reference's divisor."""
         return (counts[0] + MLM_DIVISOR_EPS,)
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
-        """float32 scalar."""
+        """Return the loss, a float32 scalar."""
         loss_sum, _ = self._masked(model, batch, model(batch, keys))
         return loss_sum / divisors[0]
 
     def sums(self, model: ObjectiveModel, batch: Batch) -> Tensor:
-        """float64 [3]."""
+        """Return float64 [3] in the order of `sum_names`."""
         loss_sum, correct = self._masked(model, batch, model(batch, None))
         masked = (batch.masked_labels != IGNORED_LABEL).sum()
         return torch.stack([correct.double(), loss_sum.double(), masked.double()])
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Each token counts once: tokens are summed before the division, so sharding does not change the accuracy.
-        Raises UserError: nothing was masked."""
+        """Return the metrics of all tokens. Sums are divided at the end, so sharding does not change them. Raise
+        UserError if nothing was masked."""
         correct, loss, masked = sums
         if not masked:
             reason = "holds no token that could be masked: its words are [UNK] to the vocabulary, or there are none"
@@ -102,21 +102,20 @@ class MaskedLM(_Objective):
 
 
 class PreTraining(MaskedLM):
-    """The benchmark's loss: masked-LM plus next-sentence cross-entropy, for models that give `PreTrainingLogits`.
-
-    Metrics as of `MaskedLM`: the next-sentence head takes no part.
+    """The benchmark's loss: masked-LM plus next-sentence cross-entropy, for models that return
+    `PreTrainingLogits`. Metrics are those of `MaskedLM`, without the next-sentence head.
     """
 
     def counts(self, batch: Counted) -> tuple[int, ...]:
-        """Masked tokens and sequences."""
+        """Return the numbers of masked tokens and of sequences."""
         return batch.num_masked, batch.num_samples
 
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """What the reference divides the two losses by."""
+        """Return the reference's divisors of the two losses."""
         return counts[0] + MLM_DIVISOR_EPS, float(counts[1])
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
-        """float32 scalar."""
+        """Return the loss, a float32 scalar."""
         logits: PreTrainingLogits = model(batch, keys)
         mlm_loss_sum, _ = self._masked(model, batch, logits)
         nsp_loss_sum = F.cross_entropy(logits.next_sentence.float(), batch.next_sentence_labels, reduction="sum")
@@ -124,12 +123,12 @@ class PreTraining(MaskedLM):
 
 
 class _SequenceObjective(_Objective):
-    """Of one label a sequence, with metrics of all predictions together.
+    """Base of objectives with one label per sequence, with metrics over all predictions.
 
     Args:
         scope: see the module docstring.
-        parts: name -> number of sequences, of evaluations that one set holds one after the other; metrics of all but
-            the one named "" have the name in front. None: one evaluation.
+        parts: name -> number of sequences, if the set consists of several evaluations in a row. Names prefix the
+            metrics, except "". None means one evaluation.
 
     Attributes:
         latest: float64 [sequences, num_columns], the rows of the last evaluation, in the order of the set.
@@ -143,19 +142,19 @@ class _SequenceObjective(_Objective):
         self.parts = parts
 
     def counts(self, batch: Counted) -> tuple[int, ...]:
-        """Sequences."""
+        """Return the number of sequences."""
         return (batch.num_samples,)
 
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """Their number."""
+        """Return the number of sequences."""
         return (float(counts[0]),)
 
     def sums(self, model: ObjectiveModel, batch: Batch) -> Tensor:
-        """float64 [1]: sequences with tokens."""
+        """Return the number of sequences with tokens, float64 [1]."""
         return (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).sum().double()[None]
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Of the rows of each part."""
+        """Return the metrics of each part, from its rows."""
         assert rows is not None, "these metrics need the rows"
         self.latest = rows[~rows[:, 0].isnan()].numpy()
         parts = self.parts or {"": len(self.latest)}
@@ -163,7 +162,7 @@ class _SequenceObjective(_Objective):
         found: dict[str, float] = {}
         first = 0
         for name, count in parts.items():
-            with warnings.catch_warnings(action="ignore"):  # a set of one class is no mistake of the metric's caller
+            with warnings.catch_warnings(action="ignore"):  # a set of one class is valid
                 of_part = self._metrics_of(self.latest[first : first + count])
             found |= {f"{name}_{metric}" if name else metric: float(value) for metric, value in of_part.items()}
             first += count
@@ -174,16 +173,15 @@ class _SequenceObjective(_Objective):
 
 
 class Classification(_SequenceObjective):
-    """Cross-entropy of one of ``num_labels`` labels a sequence, for models that give `SequenceLogits`.
+    """Cross-entropy with one of ``num_labels`` labels per sequence, for models that return `SequenceLogits`.
 
     Args:
         num_labels: L.
         scope: see the module docstring.
-        metric: the one that counts: "accuracy", "matthews_correlation", or for two labels "f1" of label 1.
+        metric: the target metric: "accuracy", "matthews_correlation", or for two labels "f1" of label 1.
         parts: see `_SequenceObjective`.
 
-    Metrics: all of them, by scikit-learn, and "loss", the mean. Rows: the predicted label, its probability, the loss,
-    the label.
+    Metrics: all of these, by scikit-learn, and "loss", the mean. Rows: predicted label, its probability, loss, label.
     """
 
     num_columns = 4
@@ -196,41 +194,41 @@ class Classification(_SequenceObjective):
         self._sklearn = _library("sklearn.metrics", "scikit-learn")
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
-        """float32 scalar."""
-        labels, there = self._labels(batch)
+        """Return the loss, a float32 scalar."""
+        labels, has_tokens = self._labels(batch)
         losses = F.cross_entropy(model(batch, keys).labels.float(), labels, reduction="none")
-        return torch.where(there, losses, 0.0).sum() / divisors[0]
+        return torch.where(has_tokens, losses, 0.0).sum() / divisors[0]
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
-        """float64 [S, 4]."""
-        logits, (labels, there) = model(batch, None).labels.float(), self._labels(batch)
-        probability, taken_for = logits.softmax(dim=1).max(dim=1)
+        """Return float64 [S, 4]; columns as in the class docstring."""
+        logits, (labels, has_tokens) = model(batch, None).labels.float(), self._labels(batch)
+        probability, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels, reduction="none")
-        return _masked_rows(there, taken_for, probability, losses, labels)
+        return _masked_rows(has_tokens, predicted, probability, losses, labels)
 
     def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
-        taken_for, labels = rows[:, 0].astype(int), rows[:, 3].astype(int)
-        found = {"accuracy": self._sklearn.accuracy_score(labels, taken_for)}
+        predicted, labels = rows[:, 0].astype(int), rows[:, 3].astype(int)
+        found = {"accuracy": self._sklearn.accuracy_score(labels, predicted)}
         if self.num_labels == 2:
-            found["f1"] = self._sklearn.f1_score(labels, taken_for, zero_division=0.0)
-        found["matthews_correlation"] = self._sklearn.matthews_corrcoef(labels, taken_for)
+            found["f1"] = self._sklearn.f1_score(labels, predicted, zero_division=0.0)
+        found["matthews_correlation"] = self._sklearn.matthews_corrcoef(labels, predicted)
         return found | {"loss": rows[:, 2].mean()}
 
     @staticmethod
     def _labels(batch: Batch) -> tuple[Tensor, Tensor]:
-        labels, there = _labels_of(batch)
-        return torch.where(there, labels, 0.0).long(), there
+        labels, has_tokens = _labels_of(batch)
+        return torch.where(has_tokens, labels, 0.0).long(), has_tokens
 
 
 class Regression(_SequenceObjective):
-    """Squared error of one number a sequence, for models that give `SequenceLogits` of one output.
+    """Squared error of one number per sequence, for models that return `SequenceLogits` with one output.
 
     Args:
         scope: see the module docstring.
-        metric: the one that counts: "pearson" or "spearman".
+        metric: the target metric: "pearson" or "spearman".
         parts: see `_SequenceObjective`.
 
-    Metrics: both, by SciPy, 0 where one is undefined, and "loss", the mean. Rows: prediction and label.
+    Metrics: both, by SciPy (0 if undefined), and "loss", the mean. Rows: prediction and label.
     """
 
     num_columns = 2
@@ -241,14 +239,14 @@ class Regression(_SequenceObjective):
         self._stats = _library("scipy.stats", "scipy")
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
-        """float32 scalar."""
-        predictions, labels, there = self._pairs(model, batch, keys)
-        return torch.where(there, predictions - labels, 0.0).square().sum() / divisors[0]
+        """Return the loss, a float32 scalar."""
+        predictions, labels, has_tokens = self._pairs(model, batch, keys)
+        return torch.where(has_tokens, predictions - labels, 0.0).square().sum() / divisors[0]
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
-        """float64 [S, 2]."""
-        predictions, labels, there = self._pairs(model, batch, None)
-        return _masked_rows(there, predictions, labels)
+        """Return float64 [S, 2]: prediction and label."""
+        predictions, labels, has_tokens = self._pairs(model, batch, None)
+        return _masked_rows(has_tokens, predictions, labels)
 
     def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
         x, y = rows.T
@@ -259,32 +257,32 @@ class Regression(_SequenceObjective):
 
     @staticmethod
     def _pairs(model: ObjectiveModel, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Predictions and labels float32 [S], 0 for sequences without tokens, and which have some."""
-        labels, there = _labels_of(batch)
+        """Return predictions and labels, float32 [S], 0 for empty sequences, and which sequences have tokens."""
+        labels, has_tokens = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)
-        return torch.where(there, predictions, 0.0), torch.where(there, labels, 0.0), there
+        return torch.where(has_tokens, predictions, 0.0), torch.where(has_tokens, labels, 0.0), has_tokens
 
 
 def _known(subject: str, choice: str, known: Sequence[str]) -> str:
-    """The choice; raises UserError for one that is not known."""
+    """Return the choice; raise UserError if it is unknown."""
     if choice not in known:
         raise UserError("config.choice", subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
     return choice
 
 
 def _labels_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    """A task's labels float32 [S], and which sequences have tokens."""
+    """Return a task's labels, float32 [S], and which sequences have tokens."""
     assert batch.labels is not None, "this objective needs a task's labels"
     return batch.labels, batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]
 
 
-def _masked_rows(there: Tensor, *columns: Tensor) -> Tensor:
-    """float64 [S, columns], NaN for sequences without tokens."""
-    return torch.where(there[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan)
+def _masked_rows(has_tokens: Tensor, *columns: Tensor) -> Tensor:
+    """Return float64 [S, columns], NaN for empty sequences."""
+    return torch.where(has_tokens[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan)
 
 
 def _library(module: str, package: str) -> Any:
-    """A module that only metrics need; raises UserError where it is not installed."""
+    """Import a module that only metrics need; raise UserError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

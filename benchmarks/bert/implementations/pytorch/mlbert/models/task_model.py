@@ -1,10 +1,10 @@
-"""A fine-tuned model as files, and predictions of one: what a run folder of a task holds beside any run's.
+"""Write a fine-tuned model and its predictions. The run folder of a task additionally has:
 
-weights/task.json       what the model is for: columns, classes, length
+weights/task.json       the task: columns, classes, length
 weights/vocab.txt       its vocabulary
 huggingface/config.json the classes' names as ``id2label``
-predictions.csv         a line for each evaluation row
-confusion_matrix.png    classes that are taken for each other; predictions over labels where these are numbers
+predictions.csv         one line per evaluation row
+confusion_matrix.png    confused classes; for regression, predictions over labels
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
 
 
 class TaskCard(Document, extra="forbid"):
-    """What a fine-tuned model is for: ``task.json``. ``classes`` is () for a number, ``header`` names the columns of
+    """The task of a fine-tuned model: ``task.json``. ``classes`` is () for regression; ``header`` names the columns of
     files without a header."""
 
     text_columns: Names
@@ -49,12 +49,12 @@ class TaskCard(Document, extra="forbid"):
 
     @property
     def num_labels(self) -> int:
-        """1 for a number."""
+        """Return the number of the model's outputs (1 for regression)."""
         return max(1, len(self.classes))
 
     @property
     def form(self) -> TaskForm:
-        """How the task's files look."""
+        """Return the form of the task's files."""
         classes = self.classes or None
         return TaskForm(self.text_columns, self.label_column, self.num_labels, classes, self.header, self.lenient)
 
@@ -62,7 +62,7 @@ class TaskCard(Document, extra="forbid"):
 def write_task_model(
     model: AnyBert, folder: Path, facts: Mapping[str, object], card: TaskCard, tokenizer: Tokenizer
 ) -> None:
-    """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
+    """Write the weights, vocabulary and card, and the class names for Hugging Face. Raise UserError as `write_weights`
     does."""
     write_weights(model, folder, facts, tokenizer.file)
     write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
@@ -75,7 +75,7 @@ def write_task_model(
 
 
 def read_card(weights: Path) -> TaskCard:
-    """The card of a ``weights/`` folder. Raises UserError: there is none, or it is damaged."""
+    """Return the card of a ``weights/`` folder. Raise UserError if it is missing or damaged."""
     return read_model(TaskCard, weights / TASK, "Name the run folder of a fine-tuned model")
 
 
@@ -83,7 +83,7 @@ def read_card(weights: Path) -> TaskCard:
 def predict(
     weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer, device: torch.device, batch_size: int = 32
 ) -> np.ndarray:
-    """float64 [N, 2] of each row: the class and its probability; or the number, and NaN."""
+    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression."""
     model = BertForSequenceClassification(BertConfig.from_json(weights / "bert_config.json"), card.num_labels)
     model.initialize(0)
     load_weights(model.to(device), weights)
@@ -102,17 +102,17 @@ def predict(
 
 
 def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard) -> None:
-    """A line for each row: its texts, its label where it has one, the prediction and the class's probability; as JSON
-    lines or CSV by the suffix.
+    """Write one line per row: its texts, label if any, prediction and the class's probability. The suffix selects JSON
+    lines (.jsonl) or CSV.
 
     Args:
         path: to write.
-        parts: files, one after the other.
+        parts: the files, in order.
         predicted: float64 [N, 2], see `predict`.
         card: of the model.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     lines = _prediction_lines(parts, predicted, card)
     try:
@@ -153,7 +153,7 @@ def _prediction_lines(
 
 
 def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: TaskCard) -> None:
-    """A PNG of how often each class is taken for each; of predictions over labels where these are numbers."""
+    """Draw the confusion matrix as a PNG; for regression, predictions over labels."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -181,7 +181,7 @@ def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: 
 
 
 def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """int64 [L, L]: how many rows of label i are taken for j."""
+    """Return int64 [L, L]: how many rows with label i are predicted as j."""
     counts = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
     return counts

@@ -1,9 +1,7 @@
-"""Kernels and their plain twins. Each op is one public function here; which implementation runs is decided once by
-`select`, and `describe` reports it.
+"""The public ops. `select` chooses the implementation of each once, and `describe` reports the choice.
 
-Loads what the forms of the ops need beyond Python: C kernels, Triton, cublasLt, CUDA kernels.
-
-It stands above all forms, so that the registry below them knows none.
+This module also registers the loaders of C kernels, Triton, cublasLt and CUDA kernels, so that the registry does not
+depend on any implementation.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ def _native(kind: str) -> None:
 @registry.loader("triton")
 def _triton(kind: str) -> None:
     if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
-        raise NativeUnavailable("needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1")
-    importlib.import_module("mlbert.ops.triton")  # registers its forms; Triton need not be installed
+        raise NativeUnavailable("needs a CUDA device (for tests on a CPU, TRITON_INTERPRET=1 runs the interpreter)")
+    importlib.import_module("mlbert.ops.triton")  # registers its implementations; Triton may not be installed
 
 
 @registry.loader("cublaslt")

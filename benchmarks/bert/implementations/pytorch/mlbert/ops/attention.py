@@ -1,14 +1,17 @@
 """Attention with dropout over sequences in a flat token stream.
 
-Forms: ``plain`` (`mlbert.ops.reference.attention`) and ``native``: a C kernel that gives each thread a sequence and
-head at a time (``csrc/cpu/ops_attention.c``), or in bfloat16 on a processor with a matrix unit the same algorithm in
-its tiles (``csrc/cpu/ops_attention_tiles.c``), once that has reproduced the first kernel's results on a small problem.
-``triton`` is `mlbert.ops.triton.attention`. ``flash`` is the FlashAttention 2 inside PyTorch, which draws its dropout
-from PyTorch's generator of the device instead of `key` and `rows`; ``fmha`` is `mlbert.ops.fmha`. These two run only
-where they are asked for.
+Implementations:
 
-All ops are plain `autograd.Function`s and not `torch.library.custom_op`s: measured with torch 2.13, the latter add
-60 us to a forward and 140 us to a forward and backward, and a small model calls some dozens of ops in a step.
+    plain    `mlbert.ops.reference.attention`
+    native   a C kernel in which each thread takes one sequence and head at a time (``csrc/cpu/ops_attention.c``). In
+             bfloat16, on processors with a matrix unit, the same algorithm in tiles
+             (``csrc/cpu/ops_attention_tiles.c``), after it has reproduced the first kernel on a small problem
+    triton   `mlbert.ops.triton.attention`
+    flash    PyTorch's FlashAttention 2, with dropout from PyTorch's generator instead of `key` and `rows`; opt-in
+    fmha     `mlbert.ops.fmha`; opt-in
+
+All ops are `autograd.Function`s rather than `torch.library.custom_op`s: with torch 2.13 the latter add 60 us to a
+forward and 140 us to a forward and backward, and even a small model calls dozens of ops in a step.
 
 Legend: S sequences, T tokens, N heads, H head size.
 """
@@ -26,10 +29,10 @@ from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
-TRITON_HEAD_SIZES = (32, 64, 128)  # others run plain
-HALF_TYPES = (torch.bfloat16, torch.float16)  # what flash and fmha take
+TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
+HALF_TYPES = (torch.bfloat16, torch.float16)  # supported by flash and fmha
 FMHA_HEAD_SIZE, FMHA_LENGTH = 64, 512
-# Two bfloat16 results differ by about 0.3 %; a wrong instruction or layout by more than 10 %.
+# Correct bfloat16 results differ by about 0.3 %; a wrong instruction or layout causes more than 10 %.
 _TILE_TOLERANCE = 0.02
 
 
@@ -42,41 +45,41 @@ def attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence, bidirectional.
+    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence, bidirectional.
 
     Args:
         qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
-        cu_seqlens: int32 [S+1]; sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1]. Empty sequences are allowed.
+        cu_seqlens: int32 [S+1]; sequence s has tokens cu_seqlens[s] to cu_seqlens[s+1]. Empty sequences are allowed.
         max_seqlen: longest sequence, tokens.
-        dropout_p: dropout probability of attention weights, in [0, 1); used to the nearest 1/256.
+        dropout_p: dropout probability of attention weights, in [0, 1); rounded to 1/256.
         key: `dropout_key` of this layer and step.
-        rows: int32 [T], `Batch.dropout_rows`: the mask's row of each query token; its columns are key positions within
+        rows: int32 [T], `Batch.dropout_rows`: the mask row of each query token. Mask columns are key positions within
             the sequence, and each head has its own key (`mlbert.ops.dropout.head_key`).
         alibi_slopes: float32 [N]; the bias of query i and key j of a sequence is -slope * |i - j| (Press et al., arXiv
-            2108.12409, in both directions). None: no bias. It takes no gradient.
+            2108.12409, in both directions). None means no bias. Not differentiated.
 
     Returns:
-        [T, N, H] of the type of qkv; zero for tokens behind the last sequence.
+        [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.
     """
-    form = registry.implementation("attention", qkv)
-    return form(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    implementation = registry.implementation("attention", qkv)
+    return implementation(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
 
 
 def capture_obstacle(
     device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool, max_seqlen: int
 ) -> str | None:
-    """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
+    """Return why the selected implementation cannot run this attention in a CUDA graph, or None if it can."""
     form = registry.selected(device)["attention"]
-    left_to_plain = {
+    unsupported = {
         "triton": head_size not in TRITON_HEAD_SIZES,
         "flash": alibi or dtype not in HALF_TYPES,
         "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES or max_seqlen > FMHA_LENGTH,
     }
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
-    if left_to_plain.get(form):
+    if unsupported.get(form):
         kind = f"{dtype} attention of {max_seqlen} tokens with heads of {head_size}{' and ALiBi' if alibi else ''}"
-        return f"{kind} has no {form} form and runs plain, which reads the sequences' lengths on the host"
+        return f"{kind} has no {form} implementation and runs plain, which reads the sequences' lengths on the host"
     return None
 
 
@@ -103,17 +106,17 @@ def _flash(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
+    """Run `attention` with PyTorch's kernel. Unsupported cases (float32, ALiBi) run plain."""
     if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
 
 
 class _Flash(torch.autograd.Function):
-    """Reads Q, K and V where they lie in qkv; each gradient is copied once, into its slice of the gradient of qkv.
+    """FlashAttention that reads Q, K and V in place and copies each gradient into its slice of the gradient of qkv.
 
-    The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradients: the copy zeroes
-    them. (It allocates its three gradients itself, so that the copy can't be spared.)
+    The kernel does not write tokens after the last sequence, in output and gradients; we zero them. The copy cannot be
+    avoided, because the kernel allocates its three gradients.
     """
 
     @staticmethod
@@ -122,19 +125,19 @@ class _Flash(torch.autograd.Function):
         out, log_sums, *generator_state, _ = torch.ops.aten._flash_attention_forward(
             *qkv.unbind(1), cu_seqlens, cu_seqlens, *ctx.settings, return_debug_mask=False
         )
-        behind = torch.arange(qkv.shape[0], device=qkv.device) >= cu_seqlens[-1]
-        out.masked_fill_(behind[:, None, None], 0)
-        ctx.save_for_backward(qkv, cu_seqlens, behind, out, log_sums, *generator_state)
+        is_tail = torch.arange(qkv.shape[0], device=qkv.device) >= cu_seqlens[-1]
+        out.masked_fill_(is_tail[:, None, None], 0)
+        ctx.save_for_backward(qkv, cu_seqlens, is_tail, out, log_sums, *generator_state)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cu_seqlens, behind, out, log_sums, *generator_state = ctx.saved_tensors
+        qkv, cu_seqlens, is_tail, out, log_sums, *generator_state = ctx.saved_tensors
         saved = (out, log_sums, cu_seqlens, cu_seqlens, *ctx.settings, *generator_state)
         gradients = torch.ops.aten._flash_attention_backward(d_out.contiguous(), *qkv.unbind(1), *saved)
         d_qkv, zero = torch.empty_like(qkv), qkv.new_zeros(())
         for gradient, part in zip(gradients, d_qkv.unbind(1), strict=True):
-            torch.where(behind[:, None, None], zero, gradient, out=part)
+            torch.where(is_tail[:, None, None], zero, gradient, out=part)
         return d_qkv, None, None, None
 
 
@@ -148,14 +151,14 @@ def native_attention(
     *,
     tiles: bool,
 ) -> Tensor:
-    """`attention` by one of the two C kernels; `tiles` (bfloat16, H a multiple of 32): the one for the matrix unit."""
+    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32)."""
     threshold = dropout_threshold(dropout_p)
     return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, threshold, key, rows, tiles, alibi_slopes)
 
 
 @functools.cache
 def tiles_work() -> bool:
-    """Whether the processor has a matrix unit for bfloat16 that gives the other kernel's results on a small problem."""
+    """Return whether the bfloat16 matrix unit exists and reproduces the other kernel on a small problem."""
     if not library().attention_tiles_available():
         return False
     generator = torch.Generator().manual_seed(0)
@@ -180,11 +183,11 @@ class _NativeAttention(torch.autograd.Function):
         check_rows(rows, num_tokens, threshold)
         assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
         lengths = cu_seqlens.diff()
-        # Long sequences first: the threads then finish together.
+        # Long sequences first, so that the threads finish together.
         order = lengths.argsort(descending=True, stable=True).int()
         ctx.longest, ctx.end = int(lengths.max()), int(cu_seqlens[-1])
-        assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must rise from 0"
-        assert ctx.end <= num_tokens, f"cu_seqlens ends at {ctx.end} of {num_tokens} tokens"
+        assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must increase from 0"
+        assert ctx.end <= num_tokens, f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
         ctx.threshold, ctx.key, ctx.tiles = threshold, key, tiles
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         out[ctx.end :].zero_()
@@ -209,7 +212,7 @@ class _NativeAttention(torch.autograd.Function):
 def _arguments(
     ctx: Any, qkv: Tensor, cu_seqlens: Tensor, order: Tensor, rows: Tensor | None, slopes: Tensor | None
 ) -> tuple[tuple[int | None, ...], Tensor]:
-    """Both directions' leading arguments, and the scratch tensor among them to keep alive."""
+    """Return the leading arguments of both directions, and the scratch tensor, which must stay alive."""
     _, _, num_heads, head_size = qkv.shape
     threads = torch.get_num_threads()
     floats = library().attention_tiles_scratch_floats if ctx.tiles else library().attention_scratch_floats

@@ -1,21 +1,19 @@
-"""Compares an implementation of an op with its plain twin by the rule of `mlbert.ops.comparison`, forward and backward.
+"""Compare an implementation of an op with the PyTorch reference, forward and backward. This decides whether a fast
+implementation is accurate enough: in the check before a run, in tests and in tools/gpu_check.sh.
 
-PyTorch's own at a precision is the twin itself in it, and, where the twin keeps more between its parts than PyTorch's
-own models do (attention, the residual sum), the op in such steps too.
+The rule: relative to the op in float64, the error of an implementation may be at most twice that of PyTorch in the same
+precision. This applies to the root mean square (RMS) error of the output and of each gradient and, if a draw of the
+inputs gives at least `NUMBERS` numbers, to the largest error of a draw, averaged over the draws.
+
+PyTorch's error is that of the reference in that precision or, if larger, of the op as in PyTorch's own models, for ops
+of which the reference keeps intermediate results in higher precision (attention, the residual sum).
+
+A single draw of few numbers is not enough: of two equally good implementations, one exceeds twice the other's error in
+every third draw of a single number. So inputs are drawn until `NUMBERS` results have been compared (`draws_for`), and
+the RMS is taken over all of them. The largest error of few numbers, or of one ill-conditioned draw, remains random. In
+case PyTorch happens to be exact, `FLOOR_STEPS` of a rounding step of the results' dtype are always allowed.
 
 Legend: T tokens, N heads, H head size.
-
-When a fast implementation is exact enough, in one place: for the proof before a run, tests and tools/gpu_check.sh.
-
-The rule: against the op in float64, the error of an implementation is at most twice that of PyTorch in the same
-precision. That holds for the root mean square error of the output and of each gradient, and where a draw of the inputs
-gives at least `NUMBERS` numbers, for the largest one of a draw, averaged over the draws.
-
-A single draw of few numbers does not do: their error is chance, and of two equally good implementations one exceeds
-twice the other's in every third draw of a single number. So inputs are drawn until `NUMBERS` results have been compared
-(`draws_for`), and the root mean square runs over all of them; the largest of few, or of a single ill-conditioned draw,
-stays chance. Where PyTorch happens to be exact, `FLOOR_STEPS` of a rounding step of the results' type are
-allowed besides.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ MIN_DRAWS, MAX_DRAWS = 2, 32
 
 
 def draws_for(numbers: int) -> int:
-    """How often to draw the inputs where the smallest result of one draw has so many numbers."""
+    """Return how many draws to make if the smallest result of one draw has this many numbers."""
     return min(MAX_DRAWS, max(MIN_DRAWS, math.ceil(NUMBERS / max(1, numbers)))) if numbers else 1
 
 
 class _Size:
-    """Root mean square of what was added, and the mean of each draw's largest magnitude; NaN stays NaN."""
+    """RMS of all added numbers, and the mean over draws of the largest magnitude. NaN stays NaN."""
 
     def __init__(self) -> None:
-        self._draws, self._count, self._squares, self._largest = 0, 0, 0.0, 0.0  # the last a sum over draws
+        self._draws, self._count, self._squares, self._largest = 0, 0, 0.0, 0.0  # _largest is a sum over draws
 
     def add(self, x: Tensor) -> None:
         self._draws += 1
@@ -58,7 +56,7 @@ class _Size:
             self._largest += float(x.abs().max())
 
     def is_large(self) -> bool:
-        """Whether each draw has held enough numbers for a rule on the largest."""
+        """Return whether each draw has had enough numbers for the rule on the largest error."""
         return self._count >= NUMBERS * self._draws
 
     def values(self) -> tuple[float, float]:
@@ -67,13 +65,14 @@ class _Size:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rule says.
+    """Result of the rule.
 
     Attributes:
-        passed: it holds.
-        worst_ratio: an error to PyTorch's and half the floor, at most 2; None where one is not finite.
-        errors: result -> (relative root mean square error, PyTorch's).
-        why: the first violation in words, empty where there is none.
+        passed: no error is too large.
+        worst_ratio: largest ratio of an error to (PyTorch's error + half the floor); passes up to 2. None if one is
+            not finite.
+        errors: result -> (relative RMS error, PyTorch's).
+        why: the first violation, or "".
     """
 
     passed: bool
@@ -83,21 +82,21 @@ class Verdict:
 
 
 class ErrorRule:
-    """Collects draws; `verdict` applies the rule of the module docstring to all of them.
+    """Collect draws; `verdict` applies the rule of the module docstring to all of them.
 
     Args:
-        eps: rounding step of the results' type, relative (`torch.finfo(dtype).eps`).
+        eps: relative rounding step of the results' dtype (`torch.finfo(dtype).eps`).
     """
 
     def __init__(self, eps: float) -> None:
         self._floor = FLOOR_STEPS * eps
-        # Result -> its size, our error's, and that of PyTorch in each way.
+        # Result -> size of the exact values, of our error, and of each of PyTorch's errors.
         self._sizes: dict[str, tuple[_Size, _Size, list[_Size]]] = {}
 
     def add(
         self, exact: Mapping[str, Tensor], found: Mapping[str, Tensor], rivals: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """One draw: name -> float64 result, ours, and PyTorch's in one or several ways, of which the worst counts."""
+        """Add one draw: name -> float64 result, ours, and PyTorch's variants, of which the worst counts."""
         for name, wanted in exact.items():
             size, ours, theirs = self._sizes.setdefault(name, (_Size(), _Size(), [_Size() for _ in rivals]))
             size.add(wanted.double())
@@ -106,7 +105,7 @@ class ErrorRule:
                 error.add(rival[name].double() - wanted.double())
 
     def verdict(self) -> Verdict:
-        """The rule over all draws."""
+        """Return the result of the rule over all draws."""
         ratios, table, why = [0.0], {}, ""
         for name, (size, ours, theirs) in self._sizes.items():
             scales, errors = size.values(), ours.values()
@@ -128,8 +127,8 @@ class Case(Protocol):
 
     Attributes:
         op: its name in the registry.
-        arguments: draw -> the positional arguments; floating ones are of the wanted type, other numbers each draw.
-        gradient_of: places of the arguments whose gradients are taken.
+        arguments: draw -> the positional arguments, different in each draw, with activations in the dtype to test.
+        gradient_of: indices of the arguments to differentiate.
     """
 
     @property
@@ -143,10 +142,10 @@ class Case(Protocol):
 
 
 def compare(case: Case, form: Callable[..., Any], dtype: torch.dtype) -> tuple[Verdict, int, bool]:
-    """The rule over as many draws as it takes: its verdict, how many they were, and whether two runs of each agreed.
+    """Apply the rule to as many draws as needed. Return verdict, number of draws, and whether repeated runs agree.
 
     Args:
-        case: what is computed.
+        case: the call to compare.
         form: the implementation.
         dtype: of the activations.
     """
@@ -165,14 +164,14 @@ def compare(case: Case, form: Callable[..., Any], dtype: torch.dtype) -> tuple[V
 
 
 def _floats(arguments: tuple[Any, ...]) -> list[Tensor]:
-    """The arguments whose precision the results have: the activations', where weights are wider."""
+    """Return the floating-point arguments; the results have the precision of the coarsest, the activations."""
     return [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def _results(
     function: Callable[..., Any], case: Case, arguments: tuple[Any, ...], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Output and gradients; floats of `dtype` stay so, others are weights, in float32 or the twin's float64."""
+    """Return output and gradients. For float64 all floating-point arguments are converted, else they stay as given."""
     prepared = []
     for place, value in enumerate(arguments):
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -199,7 +198,7 @@ def _half_attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """`reference.attention` with products and probabilities in the type of qkv, as PyTorch's eager models compute."""
+    """Like `reference.attention`, with products and probabilities in the dtype of qkv, as in PyTorch's eager models."""
     del max_seqlen
     heads, size = qkv.shape[2:]
     bounds, outputs = cu_seqlens.tolist(), [qkv[:0, 0]]
@@ -232,7 +231,7 @@ def _half_dropout_add_layer_norm(
     rows: Tensor | None,
     x_bias: Tensor | None = None,
 ) -> Tensor:
-    """`reference.dropout_add_layer_norm` with the sums in the type of x, as PyTorch's eager models compute."""
+    """Like `reference.dropout_add_layer_norm`, with sums in the dtype of x, as in PyTorch's eager models."""
     total = x if x_bias is None else x + x_bias.to(x.dtype)
     if threshold := dropout_threshold(dropout_p):
         assert rows is not None, "dropout needs rows"
@@ -240,14 +239,14 @@ def _half_dropout_add_layer_norm(
     return F.layer_norm((residual + total).float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
 
 
-_IN_STEPS: dict[str, Callable[..., Any]] = {
+_EAGER: dict[str, Callable[..., Any]] = {
     "attention": _half_attention,
     "dropout_add_layer_norm": _half_dropout_add_layer_norm,
 }
 
 
 def pytorchs_own(op: str, dtype: torch.dtype) -> list[Callable[..., Any]]:
-    """What PyTorch computes an op by in a precision: the plain twin, and the op in the steps of its own models."""
-    in_steps = [_IN_STEPS[op]] if op in _IN_STEPS and dtype != torch.float32 else []
-    twin: Callable[..., Any] = getattr(reference, op, None) or registry.form(op, "plain")
-    return [twin, *in_steps]
+    """Return PyTorch's variants of an op: the reference and, below float32, the op as in PyTorch's eager models."""
+    eager = [_EAGER[op]] if op in _EAGER and dtype != torch.float32 else []
+    plain: Callable[..., Any] = getattr(reference, op, None) or registry.form(op, "plain")
+    return [plain, *eager]

@@ -1,4 +1,4 @@
-"""Settings of what computes."""
+"""Settings of precision, ops, threads and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from mlbert.config.section import MOST_CPUS, MOST_STEPS, Section, setting
 
 
 class ComputeConfig(Section):
-    """What computes: number formats, implementations of the ops, threads and graphs."""
+    """Number formats, implementations of the ops, threads and CUDA graphs."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = setting(
         "PRECISION",
-        "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
+        "Number format of matrix products. fp8: in the encoder; fp8-forward: without the gradients' products.",
         key="precision",
         default="auto",
         fixed_on_resume=True,
     )
     fp8_fast_accumulation: Literal["forward", "all"] = setting(
         "FP8_FAST_ACCUMULATION",
-        "Which FP8 products let the tensor cores of Hopper add with fewer bits; all adds those of gradients.",
+        "FP8 products that Hopper's tensor cores accumulate with fewer bits; all: also the gradients' products.",
         key="fp8_fast_accumulation",
         default="forward",
     )
     loss_scale: float = setting(
         "LOSS_SCALE",
-        "What fp16 multiplies the loss by at first; halved at an overflow.",
+        "Initial loss scale of fp16; halved on overflow.",
         key="loss_scale",
         default=131072.0,
         gt=0,
@@ -33,7 +33,7 @@ class ComputeConfig(Section):
     )
     loss_scale_window: int = setting(
         "LOSS_SCALE_WINDOW",
-        "Steps without an overflow after which it doubles.",
+        "Steps without overflow after which LOSS_SCALE doubles.",
         key="loss_scale_window",
         default=2000,
         unit="steps",
@@ -42,7 +42,7 @@ class ComputeConfig(Section):
     )
     cpu_threads: int | None = setting(
         "CPU_THREADS",
-        "none takes every core that the rank may use.",
+        "none: every core that the rank may use.",
         key="cpu_threads",
         default=None,
         unit="threads per rank",
@@ -50,11 +50,11 @@ class ComputeConfig(Section):
         le=MOST_CPUS,
     )
     ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"] = setting(
-        "OPS", "Which implementation of the ops runs.", key="ops", default="auto"
+        "OPS", "Implementation of the ops.", key="ops", default="auto"
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
         "CUDA_GRAPH_MODE",
-        "What is replayed as a CUDA graph: forward and backward of a micro-batch, or the whole step.",
+        "What to replay as a CUDA graph: forward and backward of a micro-batch, or the full step.",
         key="cuda_graph_mode",
         default="none",
     )

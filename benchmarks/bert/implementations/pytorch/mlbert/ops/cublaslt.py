@@ -1,16 +1,13 @@
-"""Linear layers whose products do their surroundings as well: bias, GELU and bias gradients in cublasLt's epilogues.
+"""Linear layers with bias, GELU and bias gradients fused into the products by cublasLt's epilogues:
 
-What runs beside the products in other forms is done while a product's tile is still on the chip:
-
-    forward   x W^T + b                        the bias
-              gelu(x W^T + b)                  bias and GELU; the pre-activation is kept for backward
+    forward   x W^T + b                        bias
+              gelu(x W^T + b)                  bias and GELU; also stores the pre-activation for backward
     backward  (d_out W2) gelu'(pre)            GELU's derivative and the gradient of W1's bias
-              d_out^T x                        the bias gradient, where it was not had before
+              d_out^T x                        bias gradient, if not computed before
 
-Sums are float32. Weight gradients come out in the weights' own type, usually float32, so nothing is rounded to the
-activations' type in between, and the product writes or adds them where they are kept (`mlbert.ops.weights`). cublasLt's
-GELU is the tanh form, so the erf form takes the plain implementation. Where cublasLt has no algorithm for a product,
-PyTorch's kernels do the same in several steps; `Library.product` says so once.
+Sums are float32. Weight gradients have the weights' dtype, usually float32, without rounding to the activations' dtype,
+and are written or added in place (`mlbert.ops.weights`). cublasLt's GELU is the tanh form; the erf form runs plain. If
+cublasLt has no algorithm for a product, PyTorch's kernels run instead, and `Library.product` warns once.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -28,22 +25,22 @@ from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
 from mlbert.ops.linear import needs_gradient
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
-_given: Library | None = None
+_override: Library | None = None
 
 
 def use(given: Library | None) -> None:
-    """Takes this library in place of the one that belongs to PyTorch; None takes that again. For tests."""
-    global _given
-    _given = given
+    """Use this library instead of PyTorch's, for tests. None restores PyTorch's."""
+    global _override
+    _override = given
 
 
 def library() -> Library:
-    """The cublasLt in use.
+    """Return the cublasLt in use.
 
     Raises:
         mlbert.host.native.NativeUnavailable: there is none.
     """
-    return _given or cublaslt_library.library()
+    return _override or cublaslt_library.library()
 
 
 def _remark() -> str:
@@ -53,19 +50,19 @@ def _remark() -> str:
 
 @registry.register("linear_qkv", "cublaslt", remark=_remark)
 def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-    """`mlbert.ops.api.linear_qkv`."""
+    """See `mlbert.ops.api.linear_qkv`."""
     return _CublasLtLinearQKV.apply(x, *weights_and_biases)
 
 
 @registry.register("linear", "cublaslt")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
-    """`mlbert.ops.linear`."""
+    """See `mlbert.ops.api.linear`."""
     return _CublasLtLinear.apply(x, weight, bias, has_other_users)
 
 
 @registry.register("linear_gelu", "cublaslt")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    """`mlbert.ops.api.linear_gelu`."""
+    """See `mlbert.ops.api.linear_gelu`. The erf form runs plain."""
     if exact:
         return reference.linear_gelu(x, weight, bias, exact)
     return _CublasLtLinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
@@ -73,7 +70,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
 
 @registry.register("feed_forward", "cublaslt")
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    """`mlbert.ops.api.feed_forward`."""
+    """See `mlbert.ops.api.feed_forward`. The erf form runs plain."""
     if exact:
         return reference.feed_forward(x, w1, b1, w2, exact)
     return _CublasLtFeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
@@ -164,12 +161,12 @@ class _CublasLtFeedForward(torch.autograd.Function):
 
 
 def _product(out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
-    """`Library.product`; False as well where there is nothing to multiply, which cublasLt does not take."""
+    """Call `Library.product`. Also return False for empty operands, which cublasLt does not accept."""
     return min(*out.shape, *left.shape) > 0 and library().product(out, left, right, **arguments)
 
 
 def _bias_gelu(x: Tensor, weight: Tensor, bias: Tensor, keep_pre: bool) -> tuple[Tensor, Tensor | None]:
-    """gelu(x W^T + b) [T, F] and, if wanted, the pre-activation."""
+    """Return gelu(x W^T + b), [T, F], and the pre-activation if ``keep_pre``."""
     shape = x.shape[0], weight.shape[0]
     if shape[1] % AUX_MULTIPLE == 0:
         out, pre = x.new_empty(shape), x.new_empty(shape) if keep_pre else None
@@ -181,7 +178,7 @@ def _bias_gelu(x: Tensor, weight: Tensor, bias: Tensor, keep_pre: bool) -> tuple
 
 
 def _gelu_backward(d_out: Tensor, weight: Tensor, pre: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(d_out W) gelu'(pre), [T, F], of d_out [T, D] and W [D, F], and its sum over tokens [F] if that came with it."""
+    """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F] if fused."""
     if pre.shape[1] % AUX_MULTIPLE == 0:
         d_pre, d_bias = torch.empty_like(pre), pre.new_empty(pre.shape[1])
         if _product(d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
@@ -192,19 +189,19 @@ def _gelu_backward(d_out: Tensor, weight: Tensor, pre: Tensor) -> tuple[Tensor, 
 def _weight_gradients(
     parts: tuple[Tensor, ...], d_out: Tensor, x: Tensor, d_bias: Tensor | None = None, last: bool = True
 ) -> tuple[Tensor | None, ...]:
-    """d_out^T x, of d_out [T, F] and x [T, D], for the weight [F, D] in parts: None for each where it lies already.
+    """Return d_out^T x, for d_out [T, F] and x [T, D], one tensor per part of the weight; None if written in place.
 
     Args:
-        d_bias: [F], where the sum of d_out over tokens is put.
+        d_bias: [F], written with the sum of d_out over tokens.
         last: as in `mlbert.ops.weights.written`.
     """
     room = gradient_room(parts)
     out, adds = room or (x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)), False)
-    told = {"left_transposed": True, "adds": adds}
-    if d_bias is None or not _product(out, d_out, x, **told, epilogue=Epilogue.BGRADB, bias=d_bias):
+    options = {"left_transposed": True, "adds": adds}
+    if d_bias is None or not _product(out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias):
         if d_bias is not None:
             torch.sum(d_out, 0, dtype=d_bias.dtype, out=d_bias)
-        if not _product(out, d_out, x, **told):
+        if not _product(out, d_out, x, **options):
             product = d_out.t() @ x
             out.add_(product) if adds else out.copy_(product)
     if room is None:
@@ -214,10 +211,10 @@ def _weight_gradients(
 
 
 def _bias_room(parts: tuple[Tensor, ...], d_out: Tensor) -> Tensor:
-    """Room for the gradient of a bias, of the type that the weight's has."""
+    """Return an empty tensor for a bias gradient, of the weight gradient's dtype."""
     return d_out.new_empty(d_out.shape[1], dtype=_gradient_type(parts, d_out))
 
 
 def _gradient_type(parts: tuple[Tensor, ...], x: Tensor) -> torch.dtype:
-    """A type that the product of a weight gradient can have."""
+    """Return a dtype in which cublasLt can compute the weight gradient."""
     return x.dtype if parts[0].dtype == x.dtype else torch.float32

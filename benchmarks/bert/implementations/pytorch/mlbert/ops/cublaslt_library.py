@@ -1,11 +1,11 @@
-"""NVIDIA's cublasLt as Python functions: where it lies, handles, workspaces, and one matrix product.
+"""Find NVIDIA's cublasLt, manage its handles and workspaces, and compute a matrix product with it.
 
-The C part, ``csrc/mhalib``, opens cublasLt at run time and keeps one plan for each problem it has seen. A handle is
-made when a device is first used, a workspace when a stream is. Nothing here waits for the device, and a product that
-was computed before allocates nothing, so it may be captured in a CUDA graph.
+The C part, ``csrc/mhalib``, opens cublasLt at run time and caches one plan per problem. A handle is created when a
+device is first used, a workspace when a stream is. Nothing here synchronizes with the device, and a repeated product
+allocates nothing, so it can be captured in a CUDA graph.
 
-Tensors are row-major, cublasLt is column-major: a product ``left right`` is handed over as ``right^T left^T``, so what
-cublasLt calls A is `right` and what it calls B is `left`.
+Tensors are row-major, cublasLt is column-major: a product ``left right`` is passed as ``right^T left^T``, so
+cublasLt's A is `right` and its B is `left`.
 
 Legend: R rows and C columns of the result, K the inner dimension.
 """
@@ -26,9 +26,9 @@ from mlbert.host import native
 
 WORKSPACE_BYTES = 32 << 20
 LARGEST_ALIGNMENT = 256
-FIRST, APART = 0, -1  # choices beside the numbers from 1 on: what the heuristic says first; no epilogue, see `choices`
-AUX_MULTIPLE = 8  # columns of a result whose epilogue keeps or reads a pre-activation
-FP8_MULTIPLE = 16  # every size and address of an FP8 product
+FIRST, APART = 0, -1  # choices besides 1, 2, ...: the heuristic's first; without epilogue, see `choices`
+AUX_MULTIPLE = 8  # required multiple of the columns if the epilogue writes or reads a pre-activation
+FP8_MULTIPLE = 16  # required multiple of every size and address of an FP8 product
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 _NO_TYPE = -1
 _COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77
@@ -48,9 +48,9 @@ _MESSAGE_BYTES = 1024
 
 
 class Epilogue(enum.IntEnum):
-    """What cublasLt does with a product y = left right before it is stored (GELU in the tanh form).
+    """Operation on a product y = left right before it is stored. GELU is the tanh form.
 
-    ``bias`` and ``aux`` are the arguments of `Library.product` that it reads or writes.
+    ``bias`` and ``aux`` are arguments of `Library.product`.
     """
 
     NONE = 1
@@ -62,13 +62,13 @@ class Epilogue(enum.IntEnum):
 
 
 class MatmulProblem(NamedTuple):
-    """What makes one algorithm or another the fastest for a product: all of it but the addresses.
+    """Everything that determines the fastest algorithm for a product: all but the addresses.
 
     Attributes:
         rows, columns, inner: R, C and K.
         types: of left, right and the result.
         left_transposed, right_transposed, epilogue, fast, adds: as in `Library.product`.
-        alignments: bytes that the addresses of result, left, right, bias and aux are multiples of; 0: there is none.
+        alignments: in bytes, of the addresses of result, left, right, bias and aux; 0 for an absent tensor.
     """
 
     rows: int
@@ -90,7 +90,7 @@ class MatmulProblem(NamedTuple):
 
 
 class CublasLtError(RuntimeError):
-    """cublasLt refused a call; the text has its status."""
+    """A failed call of cublasLt; the message has its status."""
 
 
 class _Product(ctypes.Structure):
@@ -112,16 +112,16 @@ class Library:
     """An opened cublasLt.
 
     Args:
-        path: of the shared library, or its name.
+        path: path or name of the shared library.
 
     Raises:
         mlbert.host.native.NativeUnavailable: the C part can't be compiled, or the library can't be opened.
 
     Attributes:
         version: 10000 major + 100 minor + patch.
-        choices: the algorithm of a problem, by its number in the heuristic's list, from 1 on; `FIRST` where it has
-            none here. `APART`: its product and what its epilogue does are faster one after the other.
-        noted: problems as they come, while there is a place for them.
+        choices: problem -> number of its algorithm in the heuristic's list, from 1; missing means `FIRST`. `APART`
+            means that product and epilogue are faster as separate kernels.
+        noted: records problems as keys while it is not None.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -154,24 +154,23 @@ class Library:
         fast: bool = False,
         adds: bool = False,
     ) -> bool:
-        """out [R, C] = epilogue(left [R, K] right [K, C]), summed in float32, on the current stream.
+        """Compute out [R, C] = epilogue(left [R, K] right [K, C]), summed in float32, on the current stream.
 
         Args:
-            out: contiguous, as all tensors here; written. No size may be 0.
-            left, right: of one type, or two FP8 types; stored as [K, R] and [C, K] where said to be transposed.
-            epilogue, bias, aux: see `Epilogue`; ``bias`` and ``aux`` have the type of `out` (bfloat16 for FP8).
-            inverse_left, inverse_right: float32 scalars on the device that FP8 operands are multiplied by.
-            scale_out, amax_out: float32 scalars on the device, for an FP8 result: its scale, and where to put its
+            out: output. All tensors must be contiguous, and no size may be 0.
+            left, right: of one dtype, or two FP8 dtypes; stored as [K, R] and [C, K] if transposed.
+            epilogue, bias, aux: see `Epilogue`; ``bias`` and ``aux`` have the dtype of `out` (bfloat16 for FP8).
+            inverse_left, inverse_right: float32 scalars on the device; factors of FP8 operands.
+            scale_out, amax_out: float32 scalars on the device, for an FP8 result: its scale, and the output for its
                 largest magnitude before scaling.
-            fast: lets FP8 products add with fewer bits.
-            adds: adds to what `out` holds.
+            fast: accumulate FP8 products with fewer bits.
+            adds: add to `out`.
 
         Returns:
-            False where cublasLt has no algorithm for this, which is said once in a warning, or the choice is `APART`;
-            then nothing was computed.
+            False if nothing was computed: cublasLt has no algorithm (warns once per kind), or the choice is `APART`.
 
         Raises:
-            CublasLtError: any other refusal.
+            CublasLtError: cublasLt fails in any other way.
         """
         rows, columns, inner = sizes = _sizes(out, left, right, left_transposed, right_transposed)
         _check(out, left, right, bias, aux, rows if epilogue == Epilogue.BGRADB else columns)
@@ -185,7 +184,7 @@ class Library:
             return False
         stream = 0
         if out.is_cuda:
-            assert out.device.index == torch.cuda.current_device(), "cublasLt works on the current device"
+            assert out.device.index == torch.cuda.current_device(), "cublasLt uses the current device"
             stream = torch.cuda.current_stream(out.device).cuda_stream
         workspace = self._workspace(out.device, stream)
         call = _Product(
@@ -197,17 +196,17 @@ class Library:
             *(workspace.numel(), stream),
         )
         status = self._code.mhalib_matmul(self._context(out.device), ctypes.byref(call))
-        # A list of choices may be shorter than asked for.
+        # The heuristic may return fewer algorithms than requested.
         if status != _SUCCESS and not (status == _NO_ALGORITHM and choice):
-            self._remark_or_raise(status, epilogue, left.dtype, out.dtype, f"{rows}x{columns}x{inner}")
+            self._warn_or_raise(status, epilogue, left.dtype, out.dtype, f"{rows}x{columns}x{inner}")
         return bool(status == _SUCCESS)
 
     def plans_made(self, device: torch.device) -> int:
-        """How many different products the device has seen; one that came again made no plan."""
+        """Return the number of plans for a device: one per distinct product."""
         return int(self._code.mhalib_plans_made(self._context(device)))
 
     def close(self) -> None:
-        """Gives back handles and workspaces; the products must have been waited for."""
+        """Free handles and workspaces. All products must have finished."""
         for context in self._contexts.values():
             self._code.mhalib_close(context)
         self._contexts.clear()
@@ -223,12 +222,12 @@ class Library:
     def _context(self, device: torch.device) -> int:
         if device not in self._contexts:
             context = self._open()
-            # A handle belongs to the device that is current when it is made.
+            # A handle belongs to the device that is current at its creation.
             with torch.cuda.device(device if device.type == "cuda" else -1):
                 status = self._code.mhalib_create_handle(context)
             if status != _SUCCESS:
                 self._code.mhalib_close(context)
-                raise CublasLtError(f"cublasLt: {_STATUS.get(status, status)} when making a handle")
+                raise CublasLtError(f"cublasLt: {_STATUS.get(status, status)} when creating a handle")
             self._contexts[device] = context
         return self._contexts[device]
 
@@ -238,31 +237,31 @@ class Library:
         return self.choices.get(problem, FIRST)
 
     def _workspace(self, device: torch.device, stream: int) -> Tensor:
-        place = device, stream
-        if place not in self._workspaces:
-            self._workspaces[place] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        return self._workspaces[place]
+        key = device, stream
+        if key not in self._workspaces:
+            self._workspaces[key] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        return self._workspaces[key]
 
-    def _remark_or_raise(
+    def _warn_or_raise(
         self, status: int, epilogue: Epilogue, type_in: torch.dtype, type_out: torch.dtype, sizes: str
     ) -> None:
-        words = f"{sizes}, {type_in} to {type_out}, epilogue {epilogue.name}"
+        problem = f"{sizes}, {type_in} to {type_out}, epilogue {epilogue.name}"
         if status != _NO_ALGORITHM:
             reason = _STATUS.get(status, status)
-            raise CublasLtError(f"cublasLt: {reason} for {words} (OPS=triton does without cublasLt)")
+            raise CublasLtError(f"cublasLt: {reason} for {problem} (OPS=triton does not use cublasLt)")
         kind = epilogue, type_in, type_out
         if kind not in self._refused:
             self._refused.add(kind)
-            text = f"cublasLt has no algorithm for {words}: PyTorch's product runs"
+            text = f"cublasLt has no algorithm for {problem}; PyTorch's product runs instead"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 @functools.cache
 def library() -> Library:
-    """The cublasLt that belongs to this PyTorch.
+    """Return the cublasLt of this PyTorch.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: PyTorch is not built for CUDA, or what `Library` raises.
+        mlbert.host.native.NativeUnavailable: PyTorch is built without CUDA, or as `Library`.
     """
     if torch.version.cuda is None:
         raise native.NativeUnavailable(f"PyTorch {torch.__version__} is built without CUDA")
@@ -270,8 +269,8 @@ def library() -> Library:
 
 
 def find(major: str) -> str:
-    """Path of the cublasLt for CUDA `major`: the one in this process, else the one installed beside PyTorch, else its
-    bare name, which the system's loader knows or not."""
+    """Return the path of cublasLt for CUDA `major`: already loaded in this process, else installed with PyTorch, else
+    its bare name for the system's loader."""
     name = f"libcublasLt.so.{major}"
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
@@ -301,20 +300,20 @@ def _compiled() -> ctypes.CDLL:
 def _sizes(
     out: Tensor, left: Tensor, right: Tensor, left_transposed: bool, right_transposed: bool
 ) -> tuple[int, int, int]:
-    """R, C and K."""
+    """Return R, C and K; check all shapes."""
     inner, rows = left.shape if left_transposed else (left.shape[1], left.shape[0])
     columns = out.shape[1]
     shapes = (rows, columns), ((columns, inner) if right_transposed else (inner, columns))
     assert (out.shape, right.shape) == shapes, f"{left.shape} times {right.shape} is not {out.shape}"
     if left.element_size() == 1:
-        assert (left_transposed, right_transposed) == (False, True), "FP8 operands lie along the inner dimension"
-        assert not any(size % FP8_MULTIPLE for size in (columns, inner)), "FP8 sizes are multiples of 16"
+        assert (left_transposed, right_transposed) == (False, True), "FP8 operands must be [R, K] and [C, K]"
+        assert not any(size % FP8_MULTIPLE for size in (columns, inner)), "FP8 sizes must be multiples of 16"
     return rows, columns, inner
 
 
 def _check(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, aux: Tensor | None, bias_size: int) -> None:
-    assert bias is None or bias.shape == (bias_size,), "bias of another size"
-    assert aux is None or aux.shape == out.shape, "aux of another shape"
+    assert bias is None or bias.shape == (bias_size,), "bias has the wrong size"
+    assert aux is None or aux.shape == out.shape, "aux has the wrong shape"
     for tensor in (out, left, right, bias, aux):
         assert tensor is None or (tensor.is_contiguous() and tensor.device == out.device), "contiguous, one device"
 
@@ -328,7 +327,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _alignment(tensor: Tensor | None) -> int:
-    """As the C part finds it."""
+    """Return the alignment of the address in bytes, as the C part computes it."""
     if tensor is None:
         return 0
     bits = tensor.data_ptr() | LARGEST_ALIGNMENT

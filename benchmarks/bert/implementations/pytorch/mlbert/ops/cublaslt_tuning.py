@@ -1,11 +1,11 @@
-"""Which of cublasLt's algorithms is the fastest for each product of a step: found by timing, before a run.
+"""Find cublasLt's fastest algorithm for each product of a step by timing, before a run.
 
-    with every product of a warm-up noted  ->  each on operands of its own, by each of the heuristic's first algorithms
-    ->  the least median of the launches   ->  rank 0's choices on all ranks, so that all compute the same bits
+    record the products of a warm-up  ->  time each with the heuristic's first algorithms, on dummy operands
+    ->  take the lowest median  ->  use rank 0's choices on all ranks, so that all compute the same bits
 
-The heuristic orders algorithms by what it estimates. An algorithm whose results differ from the first one's by more
-than rounding is left out. The sum over tokens in a weight gradient's epilogue is compared with a sum of its own. What
-was found is kept (`mlbert.ops.registry`), so that a problem is timed once on a kind of device.
+The heuristic orders algorithms by estimated speed. Algorithms whose results differ from the first one's by more than
+rounding are excluded. For a sum over tokens in a weight gradient's epilogue, a separate sum is timed as well. Results
+are cached per kind of device (`mlbert.ops.device_cache`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
-from mlbert.ops import cublaslt, registry
+from mlbert.ops import cublaslt, device_cache
 from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, MatmulProblem
 
 CANDIDATES = 8  # as in csrc/mhalib/matmul.c
 LAUNCHES = 5
 CACHE = "cublaslt"
-QUEUED_CYCLES = 4_000_000  # of the device's clock, 2 ms: while they pass, the host queues what is timed
-# Of a result's norm, what sums in another order may differ by; in FP8 with few bits they are far less alike.
+QUEUED_CYCLES = 4_000_000  # device clock cycles, 2 ms: time for the host to queue the timed work
+# Allowed difference relative to a result's norm, for another order of summation; larger for fast FP8 accumulation.
 ALLOWED, ALLOWED_FAST = 2**-7, 2**-5
 
-Times = Sequence[float]  # of launches of the same work
+Times = Sequence[float]  # seconds of repeated launches
 Timer = Callable[[Callable[[], object]], Times]
 
 
@@ -44,14 +44,14 @@ def tuned(
     say: Callable[[str], object],
     warm_up: Callable[[], None],
 ) -> None:
-    """Runs `warm_up` and chooses an algorithm for each product that it has made by cublasLt; all ranks together.
+    """Run `warm_up` and choose an algorithm for each cublasLt product in it. Call it on all ranks.
 
     Args:
-        device: where it computes.
-        is_first: whether this rank's choices count.
-        over_ranks: raises a tensor of the host to the ranks' largest values, in place.
-        say: told how long it took, or that ranks differ.
-        warm_up: computes what the run will compute, with the same sizes.
+        device: of the run.
+        is_first: whether this rank's choices are used.
+        over_ranks: in-place all-reduce MAX of a host tensor.
+        say: logs how long it took, or that ranks differ.
+        warm_up: computes the same products as the run.
     """
     try:
         library = cublaslt.library()
@@ -77,33 +77,33 @@ def tune(
     say: Callable[[str], object],
     timer: Timer | None = None,
 ) -> None:
-    """Sets `library.choices` for these problems; arguments as in `tuned`, `timer` in place of the device's clock."""
+    """Set `library.choices` for these problems; arguments as in `tuned`. `timer`: for tests."""
     started = time.perf_counter()
     if not _same_on_all(problems, over_ranks):
-        say("cublasLt: the ranks' products differ, and each runs by the heuristic's first algorithm")
+        say("cublasLt: the ranks' products differ, so each runs with the heuristic's first algorithm")
         return
     found = _known(device, say) if is_first else {}
     known = len(found)
-    for problem in problems if is_first else ():  # a twin comes before the problem that is compared with it
+    for problem in problems if is_first else ():  # the variant without epilogue precedes the problem itself
         if str(problem) not in found:
             found[str(problem)] = choose(library, problem, device, timer or functools.partial(time_launches, device))
         library.choices[problem] = found[str(problem)]
-    # As numbers from 0 on, of which those of the other ranks are the least.
+    # Offset so that choices start at 0; other ranks send 0, so MAX gives rank 0's.
     chosen = torch.tensor([found[str(problem)] - APART if is_first else 0 for problem in problems])
     over_ranks(chosen)
     library.choices.update(zip(problems, (chosen + APART).tolist(), strict=True))
-    for problem in problems:  # loads their kernels, which must not happen while a graph is recorded
+    for problem in problems:  # loads their kernels, which must not happen during graph capture
         operands = _Operands(problem, device)
         (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(library)
     if timed := len(found) - known:
-        registry.store(CACHE, device, found)
+        device_cache.store(CACHE, device, found)
     others = sum(library.choices[problem] not in (FIRST, 1) for problem in problems)
     seconds = time.perf_counter() - started
-    say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {others} not by the first algorithm")
+    say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {others} not with the first algorithm")
 
 
 def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
-    """The problems, before each that sums over tokens in its epilogue the one without; each once."""
+    """Return the distinct problems; before each with a sum over tokens in its epilogue, the one without epilogue."""
     found: dict[MatmulProblem, None] = {}
     for problem in noted:
         if problem.epilogue == Epilogue.BGRADB:
@@ -113,13 +113,13 @@ def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
 
 
 def twin(problem: MatmulProblem) -> MatmulProblem:
-    """The problem without epilogue."""
+    """Return the problem without epilogue."""
     out, left, right, _, _ = problem.alignments
     return problem._replace(epilogue=Epilogue.NONE, alignments=(out, left, right, 0, 0))
 
 
 def choose(library: Library, problem: MatmulProblem, device: torch.device, timer: Timer) -> int:
-    """The fastest choice for one problem; `FIRST` where nothing could be timed."""
+    """Return the fastest choice for a problem, or `FIRST` if memory is insufficient to time it."""
     try:
         return fastest(_times(library, problem, _Operands(problem, device), timer))
     except torch.OutOfMemoryError:
@@ -129,12 +129,12 @@ def choose(library: Library, problem: MatmulProblem, device: torch.device, timer
 
 
 def fastest(times: Mapping[int, Times]) -> int:
-    """The choice with the least median time, of equals the first in order; `FIRST` where there are no times."""
+    """Return the choice with the lowest median time, the first of equals; `FIRST` without times."""
     return min(times, key=lambda choice: statistics.median(times[choice]), default=FIRST)
 
 
 def time_launches(device: torch.device, work: Callable[[], object]) -> list[float]:
-    """Seconds of each of some launches of work on the device's current stream."""
+    """Return the seconds of each of `LAUNCHES` launches of work on the device's current stream."""
     work()
     if device.type != "cuda":
         marks = [time.perf_counter()]
@@ -153,7 +153,7 @@ def time_launches(device: torch.device, work: Callable[[], object]) -> list[floa
 
 
 def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer: Timer) -> dict[int, Times]:
-    """Choice -> times of its launches, for each algorithm that computes what the first one does."""
+    """Return choice -> times, for each algorithm that agrees with the first one."""
     times: dict[int, Times] = {}
     expected: list[Tensor] = []
     allowed = ALLOWED_FAST if problem.fast else ALLOWED
@@ -167,7 +167,7 @@ def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer:
             expected = expected or [result.clone() for result in results]
             if all(_agree(result, first, allowed) for result, first in zip(results, expected, strict=True)):
                 times[choice] = timer(lambda: operands.multiply(library))
-        except CublasLtError:  # listed, and yet it does not run
+        except CublasLtError:  # listed by the heuristic, but fails
             continue
     if problem.epilogue == Epilogue.BGRADB:
         library.choices[problem] = APART
@@ -176,7 +176,7 @@ def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer:
 
 
 class _Operands:
-    """Made-up operands of a problem, of the sizes, types and alignments that it has."""
+    """Random operands with a problem's sizes, dtypes and alignments."""
 
     def __init__(self, problem: MatmulProblem, device: torch.device) -> None:
         self.problem, self._device = problem, device
@@ -192,11 +192,11 @@ class _Operands:
         self._scale = torch.ones((), device=device) if left.itemsize == 1 else None
 
     def multiply(self, library: Library) -> bool:
-        """The product by the library's choice; whether there is such an algorithm."""
+        """Compute the product with the library's choice. Return whether that algorithm exists."""
         return self._product(library, self.problem.epilogue, self.bias, self.aux)
 
     def multiply_apart(self, library: Library) -> bool:
-        """The product without its epilogue, and the sum over tokens."""
+        """Compute the product without its epilogue, and the sum over tokens."""
         assert self.bias is not None
         torch.sum(self.left, 0, dtype=self.bias.dtype, out=self.bias)
         return self._product(library, Epilogue.NONE, None, None)
@@ -217,15 +217,15 @@ class _Operands:
         )
 
     def results(self) -> list[Tensor]:
-        """What the product has written, but for the pre-activation."""
+        """Return the outputs of the product, except the pre-activation."""
         sums = self.problem.epilogue in (Epilogue.BGRADB, Epilogue.DGELU_BGRAD)
         return [self.out, self.bias] if sums and self.bias is not None else [self.out]
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
         storage = torch.empty(size + 2 * LARGEST_ALIGNMENT, dtype=torch.uint8, device=self._device)
-        skipped = -storage.data_ptr() % LARGEST_ALIGNMENT + alignment % LARGEST_ALIGNMENT
-        return storage[skipped : skipped + size].view(dtype).view(shape)
+        skip = -storage.data_ptr() % LARGEST_ALIGNMENT + alignment % LARGEST_ALIGNMENT
+        return storage[skip : skip + size].view(dtype).view(shape)
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> Tensor:
         room = self._room(shape, dtype, alignment)
@@ -233,12 +233,12 @@ class _Operands:
 
 
 def _agree(result: Tensor, expected: Tensor, allowed: float) -> bool:
-    """Whether it differs by no more than this share of its norm; NaN is not."""
+    """Return whether the difference is within ``allowed`` times the norm; False for NaN."""
     return float((result - expected).norm()) <= allowed * float(expected.norm())
 
 
 def _known(device: torch.device, say: Callable[[str], object]) -> dict[str, int]:
-    found = registry.load(CACHE, device, say)
+    found = device_cache.load(CACHE, device, say)
     return {key: choice for key, choice in found.items() if choice in range(APART, CANDIDATES + 1)}
 
 

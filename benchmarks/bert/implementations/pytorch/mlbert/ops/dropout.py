@@ -1,8 +1,8 @@
-"""Counter-based dropout masks: one definition that every implementation of every op draws from.
+"""Counter-based dropout masks, shared by all implementations of all ops.
 
-A mask is a pure function of a 32-bit key, a row number and a column number, so no generator state is kept, the
-backward pass draws the same mask again, and a step's masks do not depend on how its tokens are spread over ranks,
-accumulation steps or threads.
+A mask is a pure function of a 32-bit key, a row number and a column number. There is no generator state, the backward
+pass recomputes the same mask, and a step's masks do not depend on how its tokens are split over ranks, accumulation
+steps or threads.
 
 Definition (all arithmetic modulo 2**32)::
 
@@ -15,7 +15,7 @@ Definition (all arithmetic modulo 2**32)::
     head_key(k, n)      mix32(k + (n + 1) * 0x9E3779B9): attention's key for head n; its rows are query tokens, its
                         columns key positions within the sequence
 
-mix32 is a bijection with avalanche bias below 0.2 % a bit (constants found by C. Wellons' search, public domain).
+mix32 is a bijection with an avalanche bias below 0.2 % per bit (constants from C. Wellons' search, public domain).
 
 Legend: R rows, N heads.
 """
@@ -25,20 +25,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A key as ops take it: a number, or an int32 scalar tensor on the device that holds the bits of one, so that a captured
-# graph can be replayed with other masks. C kernels take numbers only.
+# A number, or its bits as an int32 scalar tensor on the device, so that replays of a captured graph can use new masks.
+# C kernels only accept numbers.
 Key = int | Tensor
 
 MASK32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
 MULTIPLIER_1 = 0x7FEB352D
 MULTIPLIER_2 = 0x846CA68B
-# The same multiplier as a signed number: a 32-bit word times it stays within int64.
+# The same multiplier as a signed number: its product with a 32-bit word fits in int64.
 _MULTIPLIER_2_SIGNED = MULTIPLIER_2 - (1 << 32)
 
 
 def mix32(x: int) -> int:
-    """The integer mix of the module docstring on one 32-bit word."""
+    """Apply mix32 of the module docstring to one 32-bit word."""
     x &= MASK32
     x = ((x ^ (x >> 16)) * MULTIPLIER_1) & MASK32
     x = ((x ^ (x >> 15)) * MULTIPLIER_2) & MASK32
@@ -52,13 +52,13 @@ def _mix32_tensor(x: Tensor) -> Tensor:
 
 
 def dropout_key(seed: int, step: int, layer: int, site: int) -> int:
-    """The 32-bit key of one dropout site.
+    """Return the 32-bit key of one dropout site.
 
     Args:
-        seed: the run's seed (64 bits count).
-        step: optimizer step, the same for all accumulation steps of it.
-        layer: layer number; any number not used by a layer for embeddings and heads.
-        site: which dropout of the layer.
+        seed: the run's seed (64 bits are used).
+        step: optimizer step, the same for all its accumulation steps.
+        layer: layer number; for embeddings and heads, any number not used by a layer.
+        site: number of the dropout within the layer.
     """
     key = _step_key(seed, step)
     for word in (layer, site):
@@ -74,7 +74,7 @@ def _step_key(seed: int, step: int) -> int:
 
 
 def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tensor:
-    """`dropout_key` of all layers and sites from 0: int32 [num_layers, num_sites], on the CPU, the bits of each key."""
+    """Return `dropout_key` of all layers and sites: bits as int32 [num_layers, num_sites] on the CPU."""
     layer, site = torch.arange(num_layers)[:, None], torch.arange(num_sites)
     keys = _mix32_tensor(((_step_key(seed, step) + GOLDEN) & MASK32) ^ layer)
     keys = _mix32_tensor(((keys + GOLDEN) & MASK32) ^ site)
@@ -82,12 +82,12 @@ def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tenso
 
 
 def head_key(key: int, head: int) -> int:
-    """The key of attention head `head` (see the module docstring)."""
+    """Return the key of attention head `head` (see the module docstring)."""
     return mix32(key + (head + 1) * GOLDEN)
 
 
 def dropout_threshold(probability: float) -> int:
-    """Bytes of 256 that drop an element: round(256 p), so 0.1 becomes 26/256 = 0.1016.
+    """Return how many of 256 byte values drop an element: round(256 p), so 0.1 becomes 26/256 = 0.1016.
 
     Raises:
         ValueError: p is not in [0, 1).
@@ -99,24 +99,24 @@ def dropout_threshold(probability: float) -> int:
 
 
 def dropout_scale(threshold: int) -> float:
-    """What kept elements are multiplied by."""
+    """Return the factor of kept elements."""
     return 256.0 / (256 - threshold)
 
 
 def keep_mask(key: Key, rows: Tensor, columns: int, probability: float) -> Tensor:
-    """Which elements stay: bool [R, columns] for rows int32 [R]."""
+    """Return which elements are kept: bool [R, columns] for rows int32 [R]."""
     return _keep_mask(_key_tensor(key, rows), rows, columns, probability)[0]
 
 
 def attention_keep_mask(key: Key, rows: Tensor, num_heads: int, columns: int, probability: float) -> Tensor:
-    """Which attention probabilities stay: bool [N, R, columns] for query rows int32 [R]."""
+    """Return which attention probabilities are kept: bool [N, R, columns] for query rows int32 [R]."""
     heads = (torch.arange(1, num_heads + 1, device=rows.device) * GOLDEN) & MASK32
     keys = _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32)
     return _keep_mask(keys, rows, columns, probability)
 
 
 def _key_tensor(key: Key, rows: Tensor) -> Tensor:
-    """The key as int64 [1] beside the rows."""
+    """Return the key as int64 [1] on the device of the rows."""
     if isinstance(key, Tensor):
         return key.reshape(1).to(torch.int64) & MASK32
     return torch.full((1,), key & MASK32, dtype=torch.int64, device=rows.device)

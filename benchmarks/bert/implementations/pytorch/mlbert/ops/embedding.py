@@ -1,6 +1,6 @@
 """The sum of word, position and segment embeddings.
 
-The ``native`` gradient goes through the tokens once, its threads sharing the columns: cost T * D, no atomics.
+The ``native`` gradient reads the tokens once, with threads splitting the columns: cost T * D, no atomics.
 
 Legend: T tokens, D hidden, V vocabulary.
 """
@@ -25,12 +25,12 @@ def embedding_sum(
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """word[input_ids] + position[position_ids] + segment[segment_ids].
+    """Return word[input_ids] + position[position_ids] + segment[segment_ids].
 
     Args:
         input_ids, segment_ids, position_ids: int64 [T].
-        word, position, segment: [V, D], [longest sequence, D], [2, D]; without `position` the sum of two, plain.
-        dtype: type of the result; None: that of `word`.
+        word, position, segment: [V, D], [longest sequence, D], [2, D]. `position` None runs plain.
+        dtype: of the result; by default that of `word`.
 
     Returns:
         [T, D].
@@ -55,7 +55,7 @@ def _native(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     tables = (word, position, segment)
-    # The kernels read float32 tables; converting a whole table of another type would cost more than the op.
+    # The kernels read float32 tables; converting another table would cost more than the op.
     if any(table.dtype != torch.float32 for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
     _check_ids(input_ids, word)
@@ -69,15 +69,15 @@ def _check_ids(ids: Tensor, table: Tensor) -> None:
         return
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= table.shape[0]:
-        raise IndexError(f"id {low if low < 0 else high} is outside of an embedding table of {table.shape[0]} rows")
+        raise IndexError(f"id {low if low < 0 else high} is not in an embedding table of {table.shape[0]} rows")
 
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *tables: Tensor) -> Tensor:
         ids, tables = tuple(x.contiguous() for x in ids), tuple(table.contiguous() for table in tables)
-        assert len({x.shape for x in ids}) == 1, "three ids a token"
-        assert len({table.shape[1] for table in tables}) == 1, "tables of one width"
+        assert len({x.shape for x in ids}) == 1, "three ids per token"
+        assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
         out = torch.empty(ids[0].numel(), tables[0].shape[1], dtype=dtype)
         library().embedding_forward(
             *(pointer(x, torch.int64) for x in ids),

@@ -1,8 +1,8 @@
-"""Attention by the CUDA kernels of ``csrc/fmha``: at most 512 tokens a sequence, heads of 64, 16-bit types.
+"""Attention with the CUDA kernels of ``csrc/fmha``: at most 512 tokens per sequence, head size 64, 16-bit dtypes.
 
-``tools/build_cuda.sh`` compiles them where there is ``nvcc``; nothing needs them. They draw the masks of
-`mlbert.ops.dropout`, give the same bits in every run, and run on PyTorch's current stream without waiting for it, so
-they may be part of a CUDA graph. They have never been measured, so they run only where they are asked for.
+The kernels are optional; ``tools/build_cuda.sh`` compiles them with ``nvcc``. They use the masks of
+`mlbert.ops.dropout`, are deterministic, and run asynchronously on PyTorch's current stream, so they work in a CUDA
+graph. They have never been measured, so they are opt-in.
 
 Legend: S sequences, T tokens, N heads, H head size.
 """
@@ -29,7 +29,7 @@ _KEYS_AT_ONCE = 128
 _FOLDER = native.SOURCE_FOLDER.with_name("fmha")
 
 
-_given: ctypes.CDLL | None = None
+_override: ctypes.CDLL | None = None
 
 
 class _Problem(ctypes.Structure):
@@ -43,7 +43,7 @@ class _Problem(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Where the compiled kernels of these very sources belong."""
+    """Return the path for the compiled kernels; it has a hash of the sources."""
     digest = hashlib.sha256()
     for path in sorted(path for path in _FOLDER.iterdir() if path.is_file()):
         digest.update(path.read_bytes())
@@ -51,33 +51,33 @@ def library_path() -> Path:
 
 
 def use(given: ctypes.CDLL | None) -> None:
-    """Takes this library in place of the compiled one; None takes that again. For tests."""
-    global _given
-    _given = given
+    """Use this library instead of the compiled one, for tests. None restores the compiled one."""
+    global _override
+    _override = given
 
 
 def library() -> ctypes.CDLL:
-    """The library in use.
+    """Return the library in use.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: there is none for these sources, or it can't be loaded.
+        mlbert.host.native.NativeUnavailable: it has not been built from these sources, or cannot be loaded.
     """
-    return _given or _built()
+    return _override or _built()
 
 
 @functools.cache
 def _built() -> ctypes.CDLL:
     path = library_path()
     if not path.is_file():
-        raise NativeUnavailable(f"{path} is not there; tools/build_cuda.sh makes it")
+        raise NativeUnavailable(f"{path} does not exist; build it with tools/build_cuda.sh")
     return load(path)
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at `path`, with the types of its functions.
+    """Load the library at `path` and declare its functions.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: it can't be loaded.
+        mlbert.host.native.NativeUnavailable: it cannot be loaded.
     """
     try:
         code = ctypes.CDLL(str(path))
@@ -93,10 +93,10 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def check_device() -> None:
-    """Whether the current device can run the kernels.
+    """Check that the current device can run the kernels.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: it can't.
+        mlbert.host.native.NativeUnavailable: it cannot.
     """
     if error := library().fmha_check():
         raise NativeUnavailable(f"csrc/fmha: {library().fmha_error(error).decode()}")
@@ -112,7 +112,7 @@ def attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """`mlbert.ops.attention.attention`; longer sequences, other head sizes and wider types run plain."""
+    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain."""
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     threshold = dropout_threshold(dropout_p)
@@ -128,7 +128,7 @@ class _FmhaAttention(torch.autograd.Function):
         check_rows(rows, num_tokens, threshold)
         assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
         ctx.max_seqlen, ctx.threshold = max_seqlen, threshold
-        # A key on the device has to outlive this pass; a number is kept as one.
+        # A key on the device must stay alive until backward; a number is passed by value.
         ctx.key, key_place = (0, key) if isinstance(key, Tensor) else (key & MASK32, None)
         out = qkv.new_empty(num_tokens, num_heads, FMHA_HEAD_SIZE)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
@@ -147,7 +147,7 @@ class _FmhaAttention(torch.autograd.Function):
 
 
 def _call(name: str, ctx: Any, inputs: Any, *tensors: Tensor | None) -> None:
-    """Queues one direction on the current stream."""
+    """Launch forward or backward on the current stream."""
     qkv, cu_seqlens, rows, slopes, key_place = inputs
     problem = _Problem(
         qkv=pointer(qkv),

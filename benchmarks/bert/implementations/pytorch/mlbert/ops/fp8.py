@@ -1,37 +1,32 @@
-"""Linear layers whose matrix products run in FP8: E4M3 for activations and weights, E5M2 for gradients.
+"""Linear layers with matrix products in FP8: E4M3 for activations and weights, E5M2 for gradients.
 
-A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales. What
-exceeds the range becomes the largest FP8 number; NaN stays NaN. Activations around the products stay bfloat16, weight
-gradients come out in float32. Scales lie in one table, a row a linear layer (`mlbert.ops.fp8_scaling.FP8Scaling`).
+A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales.
+Values out of range become the largest FP8 number; NaN stays NaN. Activations around the products stay bfloat16, weight
+gradients are float32. Scales are in one table with a row per linear layer (`mlbert.ops.fp8_scaling.FP8Scaling`).
 
-Hopper's products read both operands along their inner dimension, so every operand is wanted by rows and transposed. One
-pass makes both (`cast`), and where an element-wise op touches the tensor anyway, that op's kernel makes them:
+Hopper's products read both operands along their inner dimension, so every operand is stored by rows and transposed. One
+pass writes both (`cast`), fused with an element-wise op if there is one:
 
-    input of Q K V and of the feed-forward   LayerNorm before it, beside the bfloat16 result that the residual sum
-                                             needs; the first layer's in a pass of its own
-    input of the attention output            a pass of its own
+    input of Q K V and of the feed-forward   the LayerNorm before it, which also writes the bfloat16 result for the
+                                             residual sum; a separate pass in the first layer
+    input of the attention output            a separate pass
     input of the second feed-forward layer   bias and GELU: no activation of that width is written in bfloat16
-    gradient of Q K V                        a pass of its own, which sums the bias gradient
+    gradient of Q K V                        a separate pass, which sums the bias gradient
     gradient of both outputs                 LayerNorm's backward, which sums their biases' gradients
     gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient
-    weights                                  a pass of its own, once a step and once an evaluation
+    weights                                  a separate pass, once per step and once per evaluation
 
-An encoder layer is three functions for autograd: `linear_qkv`, then, behind attention, `attention_output` and
-`feed_forward`, each with the LayerNorm that follows it. Each has a list of calls forward and a list of calls backward.
-A hidden state has two names, for the residual sum and for the product, whose gradients LayerNorm's backward adds.
-Where some products do not run in FP8, `linear` does what is left.
+An encoder layer is three autograd functions: `linear_qkv` and, after attention, `attention_output` and `feed_forward`,
+each with the LayerNorm that follows. A hidden state is returned twice, for the residual sum and for the product, so
+LayerNorm's backward can add both gradients. If only some products run in FP8, layers use `linear` instead.
 
 Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations: ``plain`` quantises in
-PyTorch, at the same points, and takes the product of the dequantised numbers in float32; ``triton`` quantises in
-kernels; all but ``plain`` call `torch._scaled_mm`, which exists for CUDA (compute capability 8.9 and higher) and,
-slower than bfloat16, for the CPU, where it serves tests.
+PyTorch, at the same points, and multiplies the dequantised numbers in float32; ``triton`` quantises in kernels.
+Products of ``cublaslt`` call cublasLt directly, so that algorithms can be timed (`mlbert.ops.cublaslt_tuning`). The
+others except ``plain`` call `torch._scaled_mm`, which uses the first algorithm of cublasLt's heuristic. It supports
+CUDA (compute capability 8.9 and higher) and, slower than bfloat16 and for tests only, CPUs.
 
 Legend: T tokens, D columns of the input, F columns of the output.
-
-The matrix product of FP8 operands, as `mlbert.ops.fp8` takes it: by cublasLt, PyTorch's own, and their plain twin.
-
-PyTorch's runs on cublasLt too, by the heuristic's first algorithm; called directly, algorithms can be timed
-(`mlbert.ops.cublaslt_tuning`).
 """
 
 from __future__ import annotations
@@ -60,12 +55,13 @@ def product(
     bias: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """a b^T of FP8 matrices a [M, K] and b [N, K], times the reciprocals of their scales, plus bias: [M, N] in `dtype`.
+    """Return a b^T of FP8 matrices a [M, K] and b [N, K], times inverse_a inverse_b, plus bias: [M, N] in `dtype`.
 
     Args:
-        fast: lets the tensor cores of Hopper add with fewer bits.
-        bias: [N] in `dtype`, which is bfloat16 then.
-        out: where the result goes; None: new memory.
+        inverse_a, inverse_b: reciprocals of the scales.
+        fast: accumulate with fewer bits on Hopper.
+        bias: [N] in `dtype`, which must be bfloat16 then.
+        out: output tensor; by default a new one.
     """
     if not a.numel():
         zeros = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
@@ -100,11 +96,11 @@ def _scaled_product(
     bias: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    inside = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
-    options: dict[str, Any] = {"bias": inside, "out_dtype": dtype, "use_fast_accum": fast}
+    fused_bias = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
+    options: dict[str, Any] = {"bias": fused_bias, "out_dtype": dtype, "use_fast_accum": fast}
     options |= {} if out is None else {"out": out}
     result = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, **options)
-    return result if bias is None or bias is inside else result + bias
+    return result if bias is None or bias is fused_bias else result + bias
 
 
 def _library_product(
@@ -134,18 +130,18 @@ for _name in ("native", "triton"):
     registry.register("fp8_product", _name)(_scaled_product)
 
 
-# A LayerNorm's output for its two readers, and its FP8 copies for the second; None: nobody asked for them.
+# A LayerNorm's output for its two readers, and its FP8 copies for the second, or None if not requested.
 Hidden = tuple[Tensor, Tensor, Quantised | None]
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, table: FP8Scaling, row: int, small: Quantised | None = None
 ) -> Tensor:
-    """x W^T + b: x [T, D] in the activations' type, weight [F, D] and bias [F] float32 -> [T, F].
+    """Return x W^T + b: x [T, D] in the activations' dtype, weight [F, D] and bias [F] float32 -> [T, F].
 
     Args:
-        table, row: the scales, and this linear layer's row.
-        small: x in FP8 with this layer's scale, if it is there already.
+        table, row: the scales, and this layer's row.
+        small: x in FP8 with this layer's scale, if already quantised.
     """
     table.note_pass()
     return _FP8Linear.apply(x, small, table, row, 1, weight, *(() if bias is None else (bias,)))
@@ -159,7 +155,7 @@ def linear_qkv(
     row: int,
     small: Quantised | None = None,
 ) -> Tensor:
-    """`mlbert.ops.api.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
+    """Compute `mlbert.ops.api.linear_qkv` in FP8: three weights [D, D], which share one scale, and biases [D]."""
     table.note_pass()
     return _FP8Linear.apply(x, small, table, row, len(weights), *weights, *biases)
 
@@ -173,14 +169,13 @@ def attention_output(
     row: int,
     reader: int | None,
 ) -> Hidden:
-    """LayerNorm(residual + dropout(context W^T + b)), all products in FP8.
+    """Return LayerNorm(residual + dropout(context W^T + b)), all products in FP8.
 
     Args:
         context, residual: [T, D] bfloat16.
         weight: [D, D].
-        norm: LayerNorm's and dropout's arguments of `mlbert.ops.api.dropout_add_layer_norm`, from ``weight`` on; the
-            last one is b.
-        reader: row of the linear layer that reads the result; None: none in FP8.
+        norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on; the last one is b.
+        reader: row of the FP8 linear layer that reads the result, or None.
     """
     table.note_pass()
     return _hidden(_AttentionOutput.apply(context, residual, weight, table, row, reader, *norm), reader)
@@ -197,15 +192,15 @@ def feed_forward(
     row: int,
     reader: int | None,
 ) -> Hidden:
-    """LayerNorm(residual + dropout(gelu(x W1^T + b1) W2^T + b2)), all products in FP8.
+    """Return LayerNorm(residual + dropout(gelu(x W1^T + b1) W2^T + b2)), all products in FP8.
 
     Args:
-        x, residual: the same numbers, [T, D] bfloat16.
+        x, residual: the same values, [T, D] bfloat16.
         small: x in FP8.
         weights: W1 [F, D], b1 [F], W2 [D, F].
         exact: the erf form of GELU; otherwise the benchmark's tanh form.
         norm: as in `attention_output`; the last one is b2.
-        row: of W1; W2's is the next one.
+        row: of W1; W2 has the next row.
         reader: as in `attention_output`.
     """
     table.note_pass()
@@ -213,9 +208,9 @@ def feed_forward(
 
 
 def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
-    """What a quantising op makes of its arguments with the table's scale for a tensor of this kind.
+    """Run a quantising op with the table's scale for a tensor of this kind.
 
-    While scales are unknown it runs twice, the first time for the maximum alone.
+    Until the scales are calibrated, run it twice, first only to find the maximum.
     """
     form, scale = registry.implementation(op, arguments[0]), table.scale[row, kind]
     if not table.is_calibrated:
@@ -226,9 +221,9 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
 
 
 def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantised:
-    """The FP8 copies of a weight [F, D], in parts that share a scale: made if they are not since it changed."""
+    """Return the FP8 copies of a weight [F, D], given in parts that share a scale; quantise if it has changed."""
     for part in parts:
-        assert not any(n % INNER_MULTIPLE for n in part.shape), f"FP8 needs sizes in 16s, not {tuple(part.shape)}"
+        assert not any(n % INNER_MULTIPLE for n in part.shape), f"FP8 needs multiples of 16, not {tuple(part.shape)}"
     copies = table.weight_copies(row, parts[0].device)
     if copies is None or not table.are_fresh(row):
         weight = joined([part.detach() for part in parts]).contiguous()
@@ -238,7 +233,7 @@ def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Qua
 
 
 def quantise(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantised:
-    """A tensor [T, F] quantised in a pass of its own."""
+    """Quantise a tensor [T, F] in a separate pass."""
     copies: Quantised = cast("fp8_quantise", table, row, kind, x.contiguous(), dtype=TYPES[kind])
     return copies
 
@@ -246,7 +241,7 @@ def quantise(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantised:
 def _forward_product(
     x: Quantised, weight: Quantised, table: FP8Scaling, row: int, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """x W^T, [T, F]."""
+    """Return x W^T, [T, F]."""
     scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
     return product(x.rows, weight.rows, *scales, dtype, fast=True, bias=bias)
 
@@ -254,7 +249,7 @@ def _forward_product(
 def _input_gradient(
     d_out: Quantised, weight_columns: Tensor, table: FP8Scaling, row: int, dtype: torch.dtype
 ) -> Tensor:
-    """d_out W, [T, D]."""
+    """Return d_out W, [T, D]."""
     scales = table.inverse[row, GRADIENT], table.inverse[row, WEIGHT]
     return product(d_out.rows, weight_columns, *scales, dtype, fast=table.products.fast)
 
@@ -262,7 +257,7 @@ def _input_gradient(
 def _weight_gradients(
     d_out: Quantised, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """d_out^T x, for the weight [F, D] in parts: None for each where it lies in its place already."""
+    """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
     room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
     out = None if room is None or room.adds else room.out
     d_weight = product(d_out.columns, x_columns, *scales, torch.float32, fast=table.products.fast, out=out)
@@ -275,7 +270,7 @@ def _weight_gradients(
 
 
 class _FP8Linear(torch.autograd.Function):
-    """A linear layer with each product in FP8 or in the activations' type, as the table says."""
+    """A linear layer with each product in FP8 or in the activations' dtype, as in ``table.products``."""
 
     @staticmethod
     def forward(
@@ -295,7 +290,7 @@ class _FP8Linear(torch.autograd.Function):
             out = _forward_product(small, copies, table, row, x.dtype, bias)
         else:
             out = F.linear(x, in_type(weights, x.dtype), bias)
-        # What backward multiplies by: the transposed FP8 copies where its products run in FP8, else the operands.
+        # Operands of backward: the transposed FP8 copies for products in FP8, else the originals.
         ctx.save_for_backward(
             small.columns if products.weight_gradient and small is not None else x,
             copies.columns if products.input_gradient and copies is not None else in_type(weights, x.dtype),
@@ -376,12 +371,12 @@ class _FP8FeedForward(torch.autograd.Function):
 def _norm(
     ctx: Any, x: Tensor, residual: Tensor, table: FP8Scaling, row: int, reader: int | None, norm: Sequence[Any]
 ) -> tuple[Tensor, Quantised, list[Tensor | None]]:
-    """LayerNorm(residual + dropout(x + b)) behind a linear layer: the result, its FP8 copies, what backward reads."""
+    """Return LayerNorm(residual + dropout(x + b)), its FP8 copies, and the tensors that backward needs."""
     op, arguments = "fp8_dropout_add_layer_norm_forward", (x, residual, *norm)
     if reader is None:
-        # Only the last layer, which has few rows, makes copies in vain.
-        unread = {"scale": table.scale[row, INPUT], "amax": table.unread[INPUT]}
-        out, small, saved = registry.implementation(op, x)(*arguments, **unread)
+        # Only the last layer, which has few rows, makes unused copies.
+        unused = {"scale": table.scale[row, INPUT], "amax": table.unread[INPUT]}
+        out, small, saved = registry.implementation(op, x)(*arguments, **unused)
     else:
         out, small, saved = cast(op, table, reader, INPUT, *arguments)
     gain, shift, _, dropout_p, key, rows, x_bias = norm
@@ -394,11 +389,11 @@ def _norm(
 def _norm_backward(
     ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, saved: Sequence[Any], table: FP8Scaling, row: int
 ) -> NormGradients:
-    """The norm's gradients, that of x for the products of the linear layer in `row`."""
+    """Return the norm's gradients, with that of x quantised for the linear layer in `row`."""
     *passed, gain, rows = saved
     if d_out is None:
         d_out, d_twin = d_twin, None
-    assert d_out is not None, "some reader has a gradient"
+    assert d_out is not None, "at least one reader must have a gradient"
     d_twin = None if d_twin is None else d_twin.contiguous()
     arguments = (d_out.contiguous(), d_twin, NormSaved(*passed), gain, *ctx.dropout, rows)
     gradients: NormGradients = cast("fp8_dropout_add_layer_norm_backward", table, row, GRADIENT, *arguments)
@@ -406,7 +401,7 @@ def _norm_backward(
 
 
 def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
-    """Of the arguments ``norm`` of `attention_output`."""
+    """Return the gradients of the arguments ``norm`` of `attention_output`."""
     d_gain, d_shift, d_bias = (
         g.to(dtype) for g, dtype in zip((norm.weight, norm.bias, norm.x_bias), ctx.vector_types, strict=True)
     )

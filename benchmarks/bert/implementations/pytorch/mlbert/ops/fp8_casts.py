@@ -1,7 +1,7 @@
-"""Plain twins of the kernels that make FP8 tensors: they quantise in PyTorch, at the same points.
+"""Reference versions of the kernels that quantise to FP8, in PyTorch, with the same rounding points.
 
-What each op takes and gives is told where `mlbert.ops.fp8` calls it, or here. A quantising op takes the scale, raises
-`amax` to the largest magnitude that it saw and gives `Quantised`, by rows and transposed.
+Every op takes a scale, raises `amax` to the largest magnitude of its values, and returns `Quantised`, by rows and
+transposed. Other arguments are documented here or at the caller in `mlbert.ops.fp8`.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden.
 """
@@ -20,11 +20,11 @@ from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantised, padded_tok
 
 
 class NormSaved(NamedTuple):
-    """What LayerNorm's backward pass reads of its forward pass.
+    """Tensors saved by LayerNorm's forward pass for backward.
 
     Attributes:
-        total: [T, D] of the activations' type, residual + dropout(x + x_bias), rounded.
-        mean, inverse: float32 [T], mean and 1 / deviation of its rows.
+        total: residual + dropout(x + x_bias), rounded to the activations' dtype, [T, D].
+        mean, inverse: mean and 1 / deviation of its rows, float32 [T].
     """
 
     total: Tensor
@@ -33,12 +33,12 @@ class NormSaved(NamedTuple):
 
 
 class NormGradients(NamedTuple):
-    """What LayerNorm's quantising backward pass makes.
+    """Gradients from LayerNorm's quantising backward pass.
 
     Attributes:
-        residual: [T, D] of the activations' type.
-        x: in e5m2, rows [T, D] and columns [D, U], times the scale: of the unrounded numbers.
-        x_bias: float32 [D], the sum of the unrounded gradient of x over tokens.
+        residual: [T, D] of the activations' dtype.
+        x: unrounded gradient times the scale, in e5m2, rows [T, D] and columns [D, U].
+        x_bias: float32 [D], the sum over tokens of the unrounded gradient of x.
         weight, bias: float32 [D].
     """
 
@@ -93,7 +93,7 @@ def _plain_norm_forward(
     scale: Tensor,
     amax: Tensor,
 ) -> tuple[Tensor, Quantised, NormSaved]:
-    """LayerNorm(residual + dropout(x + x_bias)) without autograd, and its rounded result in e4m3.
+    """Compute LayerNorm(residual + dropout(x + x_bias)) without autograd, and its rounded result in e4m3.
 
     Args:
         x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in `mlbert.ops.api.dropout_add_layer_norm`.
@@ -101,7 +101,7 @@ def _plain_norm_forward(
         amax: float32 scalar, raised to the largest |result|.
 
     Returns:
-        (result [T, D] of the type of x, its e4m3 copies, what the backward pass reads).
+        (result [T, D] of the dtype of x, its e4m3 copies, tensors for backward).
     """
     wide = x.float() if x_bias is None else x.float() + x_bias.float()
     exact = residual.float() + reference.apply_dropout(wide, dropout_p, key, rows)
@@ -123,16 +123,16 @@ def _plain_norm_backward(
     scale: Tensor,
     amax: Tensor,
 ) -> NormGradients:
-    """Gradients of `_plain_norm_forward`, that of x in e5m2 for the products of the linear layer that made x.
+    """Return the gradients of `_plain_norm_forward`, with that of x in e5m2 for the linear layer that computed x.
 
-    With h = (total - mean) / deviation and g = weight * d: (g - mean(g) - h mean(g h)) / deviation is the residual's
-    gradient; that of x is the same where dropout kept the element, scaled, else 0.
+    With h = (total - mean) / deviation and g = weight * d, the residual's gradient is
+    (g - mean(g) - h mean(g h)) / deviation. The gradient of x is the same, scaled, for kept elements, else 0.
 
     Args:
-        d_out: [T, D] of the activations' type.
-        d_twin: [T, D] or None, the gradient of the result's second reader, added in float32.
-        saved: of the forward pass.
-        weight, dropout_p, key, rows: as given to the forward pass.
+        d_out: [T, D] of the activations' dtype.
+        d_twin: gradient from the result's second reader, added in float32, [T, D] or None.
+        saved: from the forward pass.
+        weight, dropout_p, key, rows: as in the forward pass.
         scale: float32 scalar; quantised = d_x * scale.
         amax: float32 scalar, raised to the largest |d_x|.
     """

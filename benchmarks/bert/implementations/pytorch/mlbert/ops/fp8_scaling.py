@@ -1,13 +1,13 @@
-"""Scales of FP8 linear layers: delayed, one power of two a tensor, all on the device; and the weights' FP8 copies.
+"""Delayed scaling for FP8 linear layers, one power of two per tensor, on the device; and the weights' FP8 copies.
 
-A step uses the scale that the largest magnitudes of the steps before it allow, so quantising needs no pass of its own
-to find a maximum and the host waits for nothing:
+A step's scales follow from the largest magnitudes of previous steps, so quantising needs no extra pass to find a
+maximum and no host synchronization:
 
     scale = 2^floor(log2(largest FP8 number / largest magnitude of the last HISTORY steps))
 
-The first step, which has no history, scales each tensor by its own maximum. A weight is quantised when it is first
-needed after `FP8Scaling.weights_changed`, once for all micro-batches of a step and once for an evaluation, and always
-into the same memory, so that a captured graph finds it there.
+The first step has no history and scales each tensor by its current maximum. A weight is quantised on first use after
+`FP8Scaling.weights_changed`, once for all micro-batches of a step and once per evaluation, always into the same memory,
+so that captured graphs stay valid.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input, F of the output, n linear layers.
 """
@@ -26,29 +26,29 @@ INPUT, WEIGHT, GRADIENT = range(3)
 TYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 LARGEST = tuple(torch.finfo(dtype).max for dtype in TYPES)
 SCALE_BOUND = 2.0**100  # keeps scale and 1 / scale normal float32 numbers
-INNER_MULTIPLE = 16  # cublasLt's FP8 products need inner and output dimensions in multiples of it
+INNER_MULTIPLE = 16  # cublasLt's FP8 products need multiples of it as inner and output dimensions
 LINEARS_PER_LAYER = 4
 
 
 class Quantised(NamedTuple):
-    """A matrix [T, F] in FP8: `rows` as it lies, `columns` [F, U] transposed, 0 behind T; both contiguous."""
+    """A matrix [T, F] in FP8: `rows` [T, F], and `columns` [F, U], transposed and 0 from column T; both contiguous."""
 
     rows: Tensor
     columns: Tensor
 
 
 def padded_tokens(tokens: int) -> int:
-    """U of the legend."""
+    """Return U: tokens rounded up to a multiple of 16."""
     return -(-tokens // INNER_MULTIPLE) * INNER_MULTIPLE
 
 
 @dataclass(frozen=True)
 class Products:
-    """Which of a linear layer's three matrix products run in FP8; the others run in the activations' type.
+    """Which of a linear layer's three matrix products run in FP8; the others use the activations' dtype.
 
     Attributes:
-        linears: whether any of them do in an encoder layer's Q K V, attention output, first and second feed-forward.
-        fast: whether the gradients' products, too, let the tensor cores add with fewer bits, as the forward ones do.
+        linears: whether to use FP8 in an encoder layer's Q K V, attention output, first and second feed-forward.
+        fast: whether the gradients' products also accumulate with fewer bits, as the forward products do.
     """
 
     forward: bool = True
@@ -59,7 +59,7 @@ class Products:
 
     @property
     def all(self) -> bool:
-        """Whether the three products of the four linear layers run in FP8."""
+        """Return whether all three products of all four linear layers run in FP8."""
         return self.forward and self.input_gradient and self.weight_gradient and all(self.linears)
 
 
@@ -67,15 +67,15 @@ _NONE = Products(forward=False, input_gradient=False, weight_gradient=False)
 
 
 class FP8Scaling(nn.Module):
-    """A row for each FP8 linear layer of a model, a column each for INPUT, WEIGHT and GRADIENT; moves with the model.
+    """Scales of a model: a row per FP8 linear layer, columns INPUT, WEIGHT and GRADIENT. Moves with the model.
 
     Args:
         num_linears: n, rows.
-        products: what runs in FP8.
+        products: the products that run in FP8.
 
     Attributes:
-        amax: float32 [n, 3], largest magnitudes of the present step.
-        history: float32 [n, 3, HISTORY], of the steps before it, the last one first.
+        amax: float32 [n, 3], largest magnitudes of the current step.
+        history: float32 [n, 3, HISTORY], of previous steps, the latest first.
         scale, inverse: float32 [n, 3].
         is_calibrated: whether a step has set the scales.
     """
@@ -91,8 +91,8 @@ class FP8Scaling(nn.Module):
         super().__init__()
         self.products, self.is_calibrated = products, False
         self.num_linears, self._counts = num_linears, True
-        self._copies: dict[int, Quantised] = {}  # their memory stays when they are made anew
-        self._made: dict[int, bool] = {}  # rows whose copies are those of the present weights -> magnitude counted
+        self._copies: dict[int, Quantised] = {}  # memory is reused when they are rebuilt
+        self._made: dict[int, bool] = {}  # rows with up-to-date copies -> whether their magnitude was counted
         for name, value in (
             ("amax", torch.zeros(num_linears, 3)),
             ("history", torch.zeros(num_linears, 3, HISTORY)),
@@ -104,45 +104,45 @@ class FP8Scaling(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def products_of(self, row: int) -> Products:
-        """What runs in FP8 in this linear layer."""
+        """Return the products that run in FP8 in this linear layer."""
         return self.products if self.products.linears[row % LINEARS_PER_LAYER] else _NONE
 
     def note_pass(self) -> None:
-        """Call before a forward pass: where no gradient is wanted, what passes leaves no trace in `amax`."""
+        """Call before a forward pass. Without gradients, as in evaluation, magnitudes do not count in `amax`."""
         self._counts = torch.is_grad_enabled()
 
     def counter(self, row: int, kind: int) -> Tensor:
-        """What is raised to the largest magnitude of a tensor: of `amax`, or something that nobody reads."""
+        """Return the scalar to raise to a tensor's largest magnitude: in `amax`, or a dummy if it does not count."""
         return self.amax[row, kind] if self._counts or kind == GRADIENT else self.unread[kind]
 
     def calibrate(self, row: int, kind: int, seen: Tensor) -> None:
-        """Sets a scale by the largest magnitude of the one tensor that it is for; while no step has set it."""
+        """Set a scale from the largest magnitude of its current tensor, before the first step has set it."""
         scale = self.scale[row, kind]
         scale.copy_(torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale))
         self.inverse[row, kind].copy_(scale.reciprocal())
 
     def weight_copies(self, row: int, device: torch.device) -> Quantised | None:
-        """The weight's FP8 copies, or the memory for new ones; None: there is none on this device."""
+        """Return the weight's FP8 copies, possibly outdated, or None if there are none on this device."""
         copies = self._copies.get(row)
         return copies if copies is not None and copies.rows.device == device else None
 
     def are_fresh(self, row: int) -> bool:
-        """Whether the copies are those of the present weight. Made in an evaluation, they do for evaluations alone:
+        """Return whether the copies match the current weight. Copies from an evaluation are only valid in evaluations:
         their magnitude was not counted."""
         return row in self._made and (self._made[row] or not self._counts)
 
     def keep_copies(self, row: int, copies: Quantised) -> None:
-        """Keeps new copies of a weight."""
+        """Store new copies of a weight."""
         self._copies[row], self._made[row] = copies, self._counts
 
     @torch.no_grad()
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
-        """Call after each optimizer step: takes the step's magnitudes into the history and sets the next scales.
+        """Add the step's magnitudes to the history and set the next scales. Call it after each optimizer step.
 
         Args:
-            over_ranks: raises a tensor to its largest values over all ranks, in place; so all ranks scale alike.
+            over_ranks: in-place all-reduce MAX, so that all ranks use the same scales.
 
-        Magnitudes that are not finite are passed over, and a tensor that was zero throughout keeps its scale.
+        Non-finite magnitudes are ignored, and a tensor that was always zero keeps its scale.
         """
         over_ranks(self.amax)
         seen = torch.where(self.amax.isfinite(), self.amax, 0.0)
@@ -155,13 +155,13 @@ class FP8Scaling(nn.Module):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Weights or scales are not those of the FP8 copies any more. Touches the host's notes only: call it as well
-        after replaying a graph that holds an update."""
+        """Mark the FP8 copies as outdated after a change of weights or scales. Host state only, so also call it after
+        replaying a graph that contains an update."""
         self._made.clear()
 
     def forget_step(self) -> None:
-        """Drops what the present step has left: magnitudes, and scales if no step has set them yet; the weights'
-        magnitudes come again when they are quantised anew."""
+        """Discard the current step's magnitudes, and its scales if no step has set them yet. Weights are quantised and
+        counted again."""
         self.amax.zero_()
         if not self.is_calibrated:
             self.scale.fill_(1.0)
@@ -169,11 +169,11 @@ class FP8Scaling(nn.Module):
         self.weights_changed()
 
     def derived_state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs: the live tensors. Valid between `end_step` and the next step."""
+        """Return the live tensors that a checkpoint saves. Valid between `end_step` and the next step."""
         return {"fp8.history": self.history, "fp8.scale": self.scale}
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `derived_state` gave, by copy; that of a run in another precision leaves the scales."""
+        """Copy in the result of `derived_state`. State of a run without FP8 leaves the scales unchanged."""
         self.weights_changed()
         if "fp8.scale" in state:
             self.history.copy_(state["fp8.history"])
@@ -183,7 +183,7 @@ class FP8Scaling(nn.Module):
 
 
 def scale_for(amax: Tensor, largest: Tensor | float) -> Tensor:
-    """The largest power of two that keeps `amax` (positive) within `largest`; exact on every device."""
+    """Return the largest power of two that keeps `amax` (positive) within `largest`; exact on every device."""
     ratio = (largest / amax).clamp(1.0 / SCALE_BOUND, SCALE_BOUND)
     exponent = torch.frexp(ratio).exponent
     return torch.ldexp(torch.ones_like(ratio), exponent - 1)

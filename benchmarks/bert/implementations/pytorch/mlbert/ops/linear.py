@@ -1,9 +1,8 @@
-"""Linear layers with what surrounds them: one product for Q, K and V, bias with GELU after the product, and the two
-products of the feed-forward part.
+"""Linear layers: one product for Q, K and V, a product with bias and GELU, and the two products of the feed-forward.
 
-The products are PyTorch's in all forms here; `mlbert.ops.cublaslt` has one that calls cublasLt. ``native`` adds C
-kernels for bias + GELU each way (the bias gradient comes out of the same pass) and for the sums over tokens. Weights of
-another type than the activations are converted, their gradients converted back.
+All products here are PyTorch's; `mlbert.ops.cublaslt` calls cublasLt. ``native`` adds C kernels for bias + GELU,
+forward and backward (with the bias gradient in the same pass), and for sums over tokens. Weights are converted to the
+activations' dtype, and their gradients back.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -22,27 +21,27 @@ from mlbert.ops.weights import in_type, joined
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
-    """The three projections as one product: x [T, D] to [T, 3 D], q then k then v.
+    """Return the three projections as one product: x [T, D] to [T, 3 D], q then k then v.
 
     Args:
         x: [T, D] float32 or bfloat16.
-        wq, wk, wv: [D, D]. If they lie one after another in one storage, they are used where they are.
+        wq, wk, wv: [D, D]; used without a copy if adjacent in one storage.
         bq, bk, bv: [D], likewise.
     """
     return registry.implementation("linear_qkv", x)(x, wq, wk, wv, bq, bk, bv)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, has_other_users: bool = False) -> Tensor:
-    """x W^T + b: x [T, D], weight [F, D], bias [F] or None -> [T, F].
+    """Return x W^T + b: x [T, D], weight [F, D], bias [F] or None -> [T, F].
 
     Args:
-        has_other_users: whether something else, that came before, reads the weight as well and gives it gradients.
+        has_other_users: whether an earlier op uses the weight too and also gives it gradients.
     """
     return registry.implementation("linear", x)(x, weight, bias, has_other_users)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    """gelu(x W^T + b), x [T, D], weight [F, D], bias [F] -> [T, F].
+    """Return gelu(x W^T + b): x [T, D], weight [F, D], bias [F] -> [T, F].
 
     Args:
         exact: the erf form; otherwise the benchmark's tanh form,
@@ -52,12 +51,12 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
 
 
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D].
+    """Return gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D].
 
     Args:
         exact: as in `linear_gelu`.
 
-    W2's bias is left to what follows, which adds it on its way (`mlbert.ops.api.dropout_add_layer_norm`).
+    The next op adds W2's bias (`mlbert.ops.api.dropout_add_layer_norm`).
     """
     return registry.implementation("feed_forward", x)(x, w1, b1, w2, exact)
 
@@ -92,7 +91,7 @@ def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: b
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
-    """Whether a backward pass may follow; within a Function's forward nobody can tell."""
+    """Return whether a backward pass may follow. Call it outside of a Function's forward, where this is unknown."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -117,7 +116,7 @@ class _LinearQKV(torch.autograd.Function):
 class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.types, ctx.spent = (weight.dtype, bias.dtype), False
+        ctx.types, ctx.consumed = (weight.dtype, bias.dtype), False
         weight, bias = in_type((weight,), x.dtype), bias.float().contiguous()
         pre = x @ weight.t()
         out = torch.empty_like(pre) if needs_gradient else pre
@@ -130,9 +129,9 @@ class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, pre = ctx.saved_tensors
-        # The gradient takes the place of the pre-activation: one buffer of the widest layer less.
-        assert not ctx.spent, "linear_gelu's backward runs once"
-        ctx.spent = True
+        # The gradient overwrites the pre-activation, which saves one buffer of the widest layer.
+        assert not ctx.consumed, "linear_gelu's backward runs once"
+        ctx.consumed = True
         num_tokens, columns = pre.shape
         d_out = d_out.contiguous()
         partial = torch.empty(token_chunks(num_tokens), columns)

@@ -1,4 +1,4 @@
-"""Cross-entropy of the masked tokens, its gradient written over the logits.
+"""Cross-entropy of the masked tokens. The gradient overwrites the logits.
 
 Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
 """
@@ -17,17 +17,17 @@ IGNORED = -100  # as in PyTorch's cross_entropy
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy and the number of right predictions.
+    """Return the summed cross-entropy and the number of correct predictions.
 
     Args:
-        logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on take no part. In native form its memory
-            holds the gradient after the backward pass, so nothing else may read the logits then.
-        labels: int64 [M], each below `vocab_size`; rows with label -100 take no part.
+        logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on are ignored. The native and Triton
+            backward passes overwrite them with the gradient, so nothing else may read them then.
+        labels: int64 [M], each below `vocab_size`; rows with label -100 are ignored.
         vocab_size: V.
 
     Returns:
-        (loss_sum, num_correct): scalars, float32 (float64 for float64) and int64; 0 for M = 0. A prediction is the
-        lowest of the classes with the largest logit.
+        (loss_sum, num_correct): scalars, float32 (float64 for float64) and int64; 0 for M = 0. The prediction is
+        the lowest class with the largest logit.
     """
     return registry.implementation("masked_cross_entropy", logits)(logits, labels, vocab_size)
 
@@ -59,7 +59,7 @@ class _CrossEntropy(torch.autograd.Function):
             *(torch.get_num_threads(), pointer(statistics), pointer(losses), pointer(correct)),
         )
         ctx.save_for_backward(logits, labels, statistics)
-        ctx.vocab_size, ctx.spent = vocab_size, False
+        ctx.vocab_size, ctx.consumed = vocab_size, False
         num_correct = correct.sum(dtype=torch.int64)
         ctx.mark_non_differentiable(num_correct)
         return losses.sum(dtype=torch.float64).float(), num_correct
@@ -67,8 +67,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, statistics = ctx.saved_tensors
-        assert not ctx.spent, "masked_cross_entropy's backward runs once: it overwrites the logits"
-        ctx.spent = True
+        assert not ctx.consumed, "masked_cross_entropy's backward runs once: it overwrites the logits"
+        ctx.consumed = True
         library().cross_entropy_backward(
             *(pointer(logits), pointer(labels), *logits.shape, ctx.vocab_size, float(d_loss), is_bf16(logits)),
             *(torch.get_num_threads(), pointer(statistics)),

@@ -1,6 +1,6 @@
-"""The C kernels of ``csrc/cpu/ops_*.c`` as Python functions: argument types, pointers, thread count.
+"""Bindings for the C kernels of ``csrc/cpu/ops_*.c``.
 
-Callers pass contiguous CPU tensors of the documented types; `pointer` asserts it. Results do not depend on the number
+Callers pass contiguous CPU tensors of the documented dtypes, checked by `pointer`. Results do not depend on the number
 of threads.
 
 Legend: T tokens.
@@ -26,7 +26,7 @@ SOURCES = (
     "ops_rotary.c",
 )
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
-# Sums over tokens are taken in at most this many chunks; enough for any number of cores, few enough to add up cheaply.
+# Maximum number of chunks of a sum over tokens: enough for any number of cores, few enough to add up cheaply.
 _MAX_CHUNKS = 64
 _MIN_CHUNK_TOKENS = 32
 
@@ -51,10 +51,10 @@ _SIGNATURES = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels.
+    """Return the compiled kernels.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: they can't be compiled or loaded here.
+        mlbert.host.native.NativeUnavailable: they cannot be compiled or loaded.
     """
     lib = native.load("ops", SOURCES)
     for name, signature in _SIGNATURES.items():
@@ -67,39 +67,39 @@ def library() -> ctypes.CDLL:
 
 
 def pointer(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int | None:
-    """The address of a contiguous CPU tensor, None (null) for None."""
+    """Return the address of a contiguous tensor, or None (null) for None."""
     if tensor is None:
         return None
-    assert tensor.is_contiguous(), "native kernels take contiguous tensors"
+    assert tensor.is_contiguous(), "native kernels need contiguous tensors"
     assert dtype is None or tensor.dtype == dtype, f"expected {dtype}, got {tensor.dtype}"
     return tensor.data_ptr()
 
 
 def is_bf16(tensor: Tensor) -> int:
-    """The kernels' type flag: 1 for bfloat16, 0 for float32."""
+    """Return the kernels' dtype flag: 1 for bfloat16, 0 for float32."""
     assert tensor.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {tensor.dtype}"
     return int(tensor.dtype == torch.bfloat16)
 
 
 def check_rows(rows: Tensor | None, num_tokens: int, threshold: int) -> None:
-    """Dropout reads one row number for each token."""
+    """Assert that there is one dropout row number per token, if dropout is on."""
     if threshold:
         assert rows is not None, "dropout needs rows"
         assert rows.shape == (num_tokens,), f"rows {tuple(rows.shape)} for {num_tokens} tokens"
 
 
 def token_chunk(num_tokens: int) -> int:
-    """Tokens a chunk for sums over tokens: a function of T alone, so that sums are the same for any thread count."""
+    """Return the tokens per chunk of a sum. Depends on T only, so that sums are the same for any thread count."""
     return max(_MIN_CHUNK_TOKENS, -(-num_tokens // _MAX_CHUNKS))
 
 
 def token_chunks(num_tokens: int) -> int:
-    """How many chunks of `token_chunk` tokens there are."""
+    """Return the number of chunks of `token_chunk` tokens."""
     return -(-num_tokens // token_chunk(num_tokens))
 
 
 def sum_tokens(x: Tensor) -> Tensor:
-    """Sum over the first dimension of [T, F], float32 [F]."""
+    """Return the sum over the first dimension of [T, F], float32 [F]."""
     num_tokens, columns = x.shape
     partial = torch.empty(token_chunks(num_tokens), columns)
     chunk = token_chunk(num_tokens)

@@ -1,4 +1,4 @@
-"""LayerNorm joined with dropout and the residual sum, one pass over memory each way; masks are drawn again backward.
+"""LayerNorm fused with dropout and residual sum: one pass over memory each way. Backward recomputes the masks.
 
 Legend: T tokens, D hidden.
 """
@@ -26,27 +26,27 @@ def dropout_add_layer_norm(
     rows: Tensor | None,
     x_bias: Tensor | None = None,
 ) -> Tensor:
-    """LayerNorm(residual + dropout(x + x_bias)).
+    """Return LayerNorm(residual + dropout(x + x_bias)).
 
     Args:
-        x, residual: [T, D] float32 or bfloat16, of one type.
+        x, residual: [T, D] float32 or bfloat16, of one dtype.
         weight, bias: [D], LayerNorm's.
         eps: added to the variance.
-        dropout_p: in [0, 1), used to the nearest 1/256.
+        dropout_p: in [0, 1), rounded to 1/256.
         key: `dropout_key` of this site.
-        rows: int32 [T], the mask's row of each token; may be None without dropout.
-        x_bias: [D] or None, the bias of the linear layer that made x: added here, it costs no pass of its own.
+        rows: int32 [T], the mask row of each token; may be None without dropout.
+        x_bias: [D] or None, the bias of the linear layer before it; adding it here saves a pass.
 
     Returns:
-        [T, D] of the type of x.
+        [T, D] of the dtype of x.
     """
     return dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)[0]
 
 
 def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """`dropout_add_layer_norm` under two names, for two readers.
+    """Return the result of `dropout_add_layer_norm` twice, for two readers.
 
-    Triton's backward kernel adds the gradients of both; in the other forms autograd adds them, in a pass of its own.
+    Triton's backward kernel adds both gradients; in other implementations autograd does, in a separate pass.
     """
     first, second = registry.implementation("dropout_add_layer_norm", x)(x, *arguments)
     return first, second
@@ -55,7 +55,7 @@ def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Te
 def layer_norm_dropout(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
 ) -> Tensor:
-    """dropout(LayerNorm(x)), arguments as in `dropout_add_layer_norm`; dropout_p = 0 is a plain LayerNorm."""
+    """Return dropout(LayerNorm(x)); arguments as in `dropout_add_layer_norm`."""
     return registry.implementation("layer_norm_dropout", x)(x, weight, bias, eps, dropout_p, key, rows)
 
 
@@ -82,7 +82,7 @@ def _native_layer_norm_dropout(x: Tensor, *settings: Any) -> Tensor:
 class _DropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x)).
 
-    The settings are the arguments of `dropout_add_layer_norm` from ``weight`` on.
+    ``settings`` are the arguments of `dropout_add_layer_norm` from ``weight`` on.
     """
 
     @staticmethod
@@ -116,7 +116,7 @@ class _DropoutNorm(torch.autograd.Function):
         num_tokens, columns = total.shape
         d_out, d_total = d_out.contiguous(), torch.empty_like(total)
         sums = 2 if x_bias_type is None else 3
-        # Without dropout the gradients of x and of the residual are one tensor.
+        # Without dropout, x and residual share one gradient tensor.
         d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
         chunk = token_chunk(num_tokens)
         partial = torch.empty(token_chunks(num_tokens), sums, columns)

@@ -1,7 +1,4 @@
-"""The precision of the matrix products.
-
-The matrix-product rate that this process reaches, measured: the yardstick for model FLOP/s.
-"""
+"""Select the precision of matrix products, and measure the peak rate, as a reference for model FLOP/s."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ FP8_CAPABILITY = (8, 9)
 
 
 def compute_dtype(precision: str, device: torch.device | None = None) -> torch.dtype:
-    """float32, bfloat16 or float16, the type of activations and of the products that are not in FP8.
+    """Return the dtype of activations and of products that are not in FP8: float32, bfloat16 or float16.
 
-    "auto" takes bfloat16 where the device (default: CPU) has hardware for its products.
+    "auto" means bfloat16 if the device (default: CPU) has hardware for its products.
     """
     if precision == "auto":
         fast = (device is not None and device.type == "cuda") or torch.cpu._is_amx_tile_supported()
@@ -27,28 +24,28 @@ def compute_dtype(precision: str, device: torch.device | None = None) -> torch.d
 
 
 def small_model_precision(device: torch.device) -> str:
-    """ "bf16" or "fp32", the faster one for a small model.
+    """Return "bf16" or "fp32", whichever is faster for a small model.
 
-    As "auto", but AVX-512's bfloat16 products count too: a model of 2 layers x 128 trains 1.4 times as fast with them.
+    Unlike "auto", use bf16 with AVX-512 too: a model of 2 layers x 128 trains 1.4 times as fast.
     """
     fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return "bf16" if fast else "fp32"
 
 
 def fp8_products(precision: str, device: torch.device, fast_accumulation: str = "forward") -> Products | None:
-    """Which of the encoder's products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
+    """Return which encoder products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
 
     Args:
         fast_accumulation: the setting FP8_FAST_ACCUMULATION.
 
     Raises:
-        UserError: the GPU has no FP8 products. A CPU has them, slower than bfloat16: they are for tests.
+        UserError: the GPU does not support FP8. CPUs do, slower than bfloat16, for tests.
     """
     if precision not in ("fp8", "fp8-forward"):
         return None
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, capability = torch.cuda.get_device_name(device), "{}.{}".format(*FP8_CAPABILITY)
-        reason = f"{name} has no FP8 products (compute capability {capability} or higher has)"
+        reason = f"{name} does not support FP8 (compute capability {capability} or higher does)"
         raise UserError("device.unavailable", f"PRECISION={precision}", reason, "Set PRECISION=bf16")
     if precision == "fp8":
         return Products(fast=fast_accumulation == "all")
@@ -57,11 +54,11 @@ def fp8_products(precision: str, device: torch.device, fast_accumulation: str = 
 
 SIZES = {"cpu": 1024, "cuda": 8192}
 REPEATS = 7
-ENOUGH_SECONDS = 2.0  # of repeats: a type that the processor has no instructions for is slow in each of them
+ENOUGH_SECONDS = 2.0  # stop repeating: a dtype without hardware support is slow
 
 
 def gemm_peak_flops(dtype: torch.dtype, device: torch.device | str = "cpu") -> float:
-    """Best FLOP/s of a square matrix product of `SIZES`, with the current number of threads; a multiply-add as 2."""
+    """Return the best FLOP/s of a square matrix product of `SIZES`, with the current number of threads."""
     size = SIZES[torch.device(device).type]
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)

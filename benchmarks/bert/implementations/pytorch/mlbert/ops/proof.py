@@ -1,20 +1,18 @@
-"""Before a run each chosen implementation proves itself against its plain twin, forward and backward, on this device.
+"""Verify each selected implementation against the reference on this device before a run, forward and backward.
 
-    for each op: small ugly problem (`mlbert.ops.proof`) -> rule of `mlbert.ops.comparison` -> kept, or refused
-    over all ranks: what one refuses, all refuse           -> the next implementation in order is proven, and so on
+    for each op: small edge-case problem -> rule of `mlbert.ops.comparison` -> accept or refuse
+    across ranks: if one refuses, all do -> verify the next implementation in order
 
-So a kernel that nobody has run on a kind of device can't train wrongly in silence. FP8 numbers are compared with those
-of the twin, which rounds at the same points: in FP8 a few may fall to the other side of a step, in other types results
-may differ by a rounding step of bfloat16; both as root mean squares. Nothing is judged that is not chosen.
+So a kernel that was never run on a kind of device cannot silently compute wrong results. FP8 ops are compared with the
+reference, which rounds at the same points: as RMS errors, FP8 results may differ by a fraction of a rounding step, for
+values that round the other way, and other results by a rounding step of bfloat16. Only selected implementations are
+verified. Results are cached (`mlbert.ops.device_cache`).
 
-What was found is kept (`mlbert.ops.registry`).
+A kernel that breaks the device's context ends the process, since no other kernel could run. The error names the op and
+the setting that disables the implementation.
 
-A kernel that breaks the device's context ends the process: no other kernel could run in it. The message names the op
-and how to leave its implementation out.
-
-Small ugly problems, one for each op: empty sequences, one token, more than a block, tokens behind the last sequence.
-
-Sizes are few, so that all of them together take a GPU milliseconds; heads are of 64, as BERT's are.
+The problems cover empty sequences, one token, more than a block, and tokens after the last sequence. They are small, so
+that all of them take milliseconds on a GPU; the head size is 64, as in BERT.
 
 Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V vocabulary.
 """
@@ -32,7 +30,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlbert.host.errors import UserError
-from mlbert.ops import registry
+from mlbert.ops import device_cache, registry
 from mlbert.ops.comparison import compare
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
@@ -40,7 +38,7 @@ from mlbert.ops.precision import compute_dtype
 from mlbert.ops.rotary import rotations
 
 LENGTHS = (0, 7, 0, 65, 1, 33, 0)
-TAIL = 13  # tokens that belong to no sequence
+TAIL = 13  # tokens after the last sequence
 TOKENS = sum(LENGTHS) + TAIL
 HEADS, HEAD_SIZE = 2, 64
 HIDDEN = HEADS * HEAD_SIZE
@@ -48,7 +46,7 @@ INNER = 256
 VOCABULARY, PADDED = 509, 512
 MASKED = 37
 DROPOUT = 0.1
-SCALE = 4.0  # of FP8
+SCALE = 4.0  # for FP8
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,12 @@ class ProofCase:
 
 
 class Problems:
-    """Arguments of the ops on a device.
+    """Create arguments of the ops on a device.
 
     Args:
-        device: where.
+        device: of the tensors.
         dtype: of the activations; weights are float32.
-        dropout: whether attention drops weights.
+        dropout: whether attention uses dropout.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, dropout: bool = True) -> None:
@@ -75,7 +73,7 @@ class Problems:
         self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
 
     def all(self) -> list[ProofCase]:
-        """One for each op whose result is compared with a float64 one, forward and backward."""
+        """Return one case for each op that is compared in float64, forward and backward."""
         return [
             ProofCase("attention", self._attention, (0,)),
             ProofCase("dropout_add_layer_norm", self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
@@ -90,7 +88,7 @@ class Problems:
         ]
 
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
-        """Normal numbers of bfloat16's precision, made on the host: the same on every device."""
+        """Return normal numbers of bfloat16 precision, generated on the host to be the same on every device."""
         generator = torch.Generator().manual_seed(sum(shape) + 1000 * draw)
         return torch.randn(shape, generator=generator).bfloat16().to(self._device, dtype or self._dtype)
 
@@ -117,7 +115,7 @@ class Problems:
         return (x, weight, bias, 1e-12, DROPOUT, self._key, self._rows)
 
     def _embedding_sum(self, draw: int) -> tuple[Any, ...]:
-        # Few ids of many tokens: long runs of equal rows.
+        # Few ids for many tokens: long runs of equal rows.
         ids = self._ids(draw, TOKENS, 9), self._ids(draw + 1, TOKENS, 2), self._ids(draw + 2, TOKENS, 33)
         return (*ids, *(self._random(draw + i, rows, HIDDEN) for i, rows in enumerate((PADDED, 40, 2))))
 
@@ -140,7 +138,7 @@ class Problems:
         return (x, w1, bias, w2, False)
 
     def fp8(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
-        """Arguments of the ops that make or multiply FP8 numbers, anew at each call: ops change some of them."""
+        """Return functions that create the arguments of the FP8 ops; ops modify some arguments."""
         e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 
         def scales() -> tuple[Tensor, Tensor]:
@@ -179,8 +177,8 @@ FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 CACHE = "proof"
 FP8_SHARE = 0.25  # of a rounding step of FP8
 FAILS = "fails"
-OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
-# What leaves an implementation out.
+OWN_MASKS = "flash"  # generates its own masks, so compare it without dropout
+# Settings that disable an implementation.
 REMEDIES = {
     "native": "OPS=plain",
     "triton": "OPS=plain",
@@ -194,21 +192,21 @@ OverRanks = Callable[[Tensor], Any]
 def prove(
     choice: str, precision: str, device: torch.device, over_ranks: OverRanks, say: Callable[[str], object]
 ) -> None:
-    """Selects `choice`, and refuses what does not compute what its twin does; all ranks call it together.
+    """Select `choice` and refuse implementations that disagree with the reference. Call it on all ranks.
 
     Args:
-        choice: of `registry.select`.
-        precision: of the run; ops of FP8 are proven where it has products in FP8.
-        device: where the run computes.
-        over_ranks: raises a tensor of the host to the ranks' largest values, in place.
-        say: is told of each implementation that is refused, and of a cache that is damaged.
+        choice: for `registry.select`.
+        precision: of the run; FP8 ops are only verified if it uses FP8.
+        device: of the run.
+        over_ranks: in-place all-reduce MAX of a host tensor.
+        say: logs refused implementations and a damaged cache.
 
     Raises:
-        UserError: as `registry.select`; or a kernel has broken the device.
+        UserError: as `registry.select`, or a kernel broke the device.
     """
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
-    names, found = registry.ops(), registry.load(CACHE, device, say, str(dtype))
+    names, found = registry.ops(), device_cache.load(CACHE, device, say, str(dtype))
     known = len(found)
     while True:
         chosen = {
@@ -220,21 +218,21 @@ def prove(
         failed = torch.tensor([op in wanted and bool(found[f"{op} {chosen[op]}"]) for op in names], dtype=torch.int64)
         over_ranks(failed)
         for op in itertools.compress(names, failed.tolist()):
-            why = found.get(f"{op} {chosen[op]}") or "has failed its proof on another rank"
+            why = found.get(f"{op} {chosen[op]}") or "failed verification on another rank"
             say(f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}")
         if not failed.any():
             break
-    # What failed may have lacked memory, and is tried again.
+    # Do not cache exceptions: they may be due to lack of memory.
     found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
-        registry.store(CACHE, device, found, str(dtype))
+        device_cache.store(CACHE, device, found, str(dtype))
 
 
 def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Why implementation `name` of `op` is not to be used, in a few words; empty: it computes what the plain one does.
+    """Return why implementation `name` of `op` must not be used, or "" if it agrees with the reference.
 
     Raises:
-        UserError: it has broken the device.
+        UserError: it broke the device.
     """
     problems, form = Problems(device, dtype, dropout=name != OWN_MASKS), registry.form(op, name)
     cases = {case.op: case for case in problems.all()}
@@ -245,14 +243,14 @@ def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
             why = compare(cases[op], form, dtype)[0].why
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    except Exception as error:  # whatever a kernel, its compiler or its library raises
+    except Exception as error:  # from a kernel, its compiler or its library
         why = f"{FAILS}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         _check_device(op, name, device, why)
     return why
 
 
 def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
-    """Raises UserError: nothing runs on the device any more."""
+    """Raise UserError if the device can no longer run anything."""
     try:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
@@ -263,20 +261,20 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
 
 
 def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> str:
-    """Why results are not the twin's; empty: they are."""
+    """Return how results differ from the reference's, or "" if they agree."""
     pairs = zip(*(_results(run, arguments()) for run in (form, plain)), strict=True)
     for number, (ours, theirs) in enumerate(pairs):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return f"gives {ours.dtype} {tuple(ours.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}"
+            return f"returns {ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
         is_fp8 = theirs.dtype in FP8_TYPES
         allowed = FP8_SHARE * torch.finfo(theirs.dtype).eps if is_fp8 else torch.finfo(torch.bfloat16).eps
         error, size = float((ours.double() - theirs.double()).norm()), float(theirs.double().norm())
         if not error <= allowed * size:  # written so that NaN fails
-            return f"result {number}: error {error:.3e} of {size:.3e}, allowed are {allowed:.3e} of it"
+            return f"result {number}: error {error:.3e} for norm {size:.3e}, at most {allowed:.3e} of it is allowed"
     return ""
 
 
 def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Results, and the scalars that may have been written into. No op of FP8 is differentiated by autograd."""
+    """Return results, and scalar arguments that the op may have modified. Autograd does not differentiate FP8 ops."""
     results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
     return [*results, *(x for x in arguments if isinstance(x, Tensor) and not x.dim())]

@@ -1,8 +1,8 @@
-"""Every op in plain PyTorch: the specification, the fallback, and the form for any device.
+"""Every op in plain PyTorch: specification, fallback, and implementation for any device.
 
-Arithmetic is float32 for float32 and bfloat16 inputs and float64 for float64 inputs; results take the activations'
-type. Matrix products of the linear ops run in the activations' type, as PyTorch's own do. Weights may be of
-another type than the activations; their gradients take the weights' type.
+Arithmetic is float32 for inputs up to 32 bits and float64 for float64 inputs; results have the activations' dtype.
+Matrix products of the linear ops run in the activations' dtype, like PyTorch's. Weights may have another dtype; their
+gradients have the weights' dtype.
 
 Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, V vocabulary.
 """
@@ -23,7 +23,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def apply_dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) -> Tensor:
-    """x [T, D] where the mask of `key` and `rows` keeps it, scaled, else 0; `mlbert.ops.dropout` has the definition."""
+    """Return x [T, D], scaled, where the mask of `key` and `rows` keeps it, else 0; see `mlbert.ops.dropout`."""
     threshold = dropout_threshold(probability)
     if threshold == 0:
         return x
@@ -40,7 +40,7 @@ def attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(H) + bias) with dropout, times V, within each sequence. See `mlbert.ops.attention`."""
+    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence. See `mlbert.ops.attention`."""
     del max_seqlen
     num_heads, head_size = qkv.shape[2:]
     threshold = dropout_threshold(dropout_p)
@@ -66,23 +66,23 @@ def attention(
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
-    """x [T, D] times the three weights, side by side: [T, 3 D]."""
+    """Return x [T, D] times the three weights, [T, 3 D]."""
     return F.linear(x, torch.cat((wq, wk, wv)).to(x.dtype), torch.cat((bq, bk, bv)).to(x.dtype))
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    """gelu(x W^T + b), the tanh form unless `exact`."""
+    """Return gelu(x W^T + b), in the tanh form unless `exact`."""
     pre = F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
     return F.gelu(_wide(pre), approximate="none" if exact else "tanh").to(x.dtype)
 
 
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    """gelu(x W1^T + b1) W2^T, the tanh form unless `exact`; W2's bias is not added."""
+    """Return gelu(x W1^T + b1) W2^T, in the tanh form unless `exact`; W2's bias is not added."""
     return F.linear(linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
 
 
 def gated_gelu(pre: Tensor, exact: bool) -> Tensor:
-    """gelu(a) * b of pre [T, 2 F] = (a, b): [T, F]; the tanh form unless `exact`."""
+    """Return gelu(a) * b, [T, F], for pre [T, 2 F] = (a, b); in the tanh form unless `exact`."""
     gate, value = _wide(pre).chunk(2, dim=-1)
     return (F.gelu(gate, approximate="none" if exact else "tanh") * value).to(pre.dtype)
 
@@ -98,7 +98,7 @@ def dropout_add_layer_norm(
     rows: Tensor | None,
     x_bias: Tensor | None = None,
 ) -> Tensor:
-    """LayerNorm(residual + dropout(x + x_bias)) over the last dimension."""
+    """Return LayerNorm(residual + dropout(x + x_bias)) over the last dimension."""
     wide = _wide(x) if x_bias is None else _wide(x) + _wide(x_bias)
     total = _wide(residual) + apply_dropout(wide, dropout_p, key, rows)
     return F.layer_norm(total, total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
@@ -107,7 +107,7 @@ def dropout_add_layer_norm(
 def layer_norm_dropout(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
 ) -> Tensor:
-    """dropout(LayerNorm(x)) over the last dimension."""
+    """Return dropout(LayerNorm(x)) over the last dimension."""
     normal = F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
     return apply_dropout(normal, dropout_p, key, rows).to(x.dtype)
 
@@ -121,7 +121,7 @@ def embedding_sum(
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype` (default: the table's)."""
+    """Return word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype` (default: word's)."""
     total = _wide(F.embedding(input_ids, word))
     if position is not None:
         total = total + _wide(F.embedding(position_ids, position))
@@ -129,7 +129,7 @@ def embedding_sum(
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Sum of -log softmax(logits[:, :vocab_size])[label], and how many rows have their maximum at the label."""
+    """Return the sum of -log softmax(logits[:, :vocab_size])[label], and how many rows have their maximum there."""
     scores = logits[:, :vocab_size]
     loss_sum = F.cross_entropy(_wide(scores), labels, reduction="sum")
     if labels.numel() == 0:

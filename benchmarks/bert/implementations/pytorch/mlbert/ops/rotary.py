@@ -1,7 +1,7 @@
-"""Rotary position embeddings: queries and keys are turned by angles that grow with their position.
+"""Rotary position embeddings: rotate queries and keys by angles proportional to their position.
 
-Channel i of a head and channel i + H/2 are a pair; at position p it is turned by p theta^(-2 i / H), so that a score
-depends on the distance of two tokens alone (Su et al., arXiv 2104.09864; pairs as in Hugging Face's models).
+Channels i and i + H/2 of a head are a pair. At position p it is rotated by p theta^(-2 i / H), so that a score only
+depends on the distance of two tokens (Su et al., arXiv 2104.09864; pairs as in Hugging Face's models).
 
 Legend: T tokens, N heads, H head size.
 """
@@ -18,7 +18,7 @@ from mlbert.ops.native_library import is_bf16, library, pointer
 
 
 def rotations(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
-    """float32 [T, H], the cosines and then the sines of each token's H/2 angles.
+    """Return float32 [T, H]: the cosines, then the sines, of each token's H/2 angles.
 
     Args:
         position_ids: int64 [T].
@@ -31,7 +31,7 @@ def rotations(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
 
 
 def rotary(qkv: Tensor, rotations: Tensor) -> Tensor:
-    """Turns queries and keys; values stay.
+    """Rotate queries and keys; values are unchanged.
 
     Args:
         qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
@@ -49,8 +49,8 @@ def _plain(qkv: Tensor, rotations: Tensor) -> Tensor:
     cos, sin = rotations[:, None, None].chunk(2, dim=-1)
     wide = qk if qk.dtype == torch.float64 else qk.float()
     first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return torch.cat([turned.to(qkv.dtype), v], dim=1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([rotated.to(qkv.dtype), v], dim=1)
 
 
 @registry.register("rotary", "native")
@@ -59,20 +59,20 @@ def _native(qkv: Tensor, rotations: Tensor) -> Tensor:
 
 
 class _Rotary(torch.autograd.Function):
-    """The gradient is turned back."""
+    """Rotate; backward rotates the gradient in the opposite direction."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, rotations: Tensor) -> Tensor:
         ctx.save_for_backward(rotations)
-        return _turned(qkv, rotations, 1)
+        return _rotate(qkv, rotations, 1)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         (rotations,) = ctx.saved_tensors
-        return _turned(d_out.contiguous(), rotations, -1), None
+        return _rotate(d_out.contiguous(), rotations, -1), None
 
 
-def _turned(qkv: Tensor, rotations: Tensor, direction: int) -> Tensor:
+def _rotate(qkv: Tensor, rotations: Tensor, direction: int) -> Tensor:
     num_tokens, three, num_heads, head_size = qkv.shape
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"

@@ -1,11 +1,10 @@
-"""What products read of a model's weights, and where their gradients go.
+"""Access the weights that products read, and the memory that their gradients are written to.
 
-Parameters that lie in flat buffers bring a `place` (`mlbert.optim.flat.ParameterPlace`): perhaps a copy rounded to the
-activations' type, which the optimizer writes with each update, and their gradient's memory, into which a product may
-write. Without it a weight is converted each time and its gradient left to autograd, with the same numbers.
+Parameters in flat buffers have a `place` (`mlbert.optim.flat.ParameterPlace`): optionally a copy in the activations'
+dtype, which the optimizer updates, and the gradient's memory, which a product may write directly. Without it, the
+weight is converted each time and autograd handles its gradient, with the same results.
 
-A weight [F, D] is given in parts along its rows, as query, key and value are; parts that are neighbours in memory count
-as one.
+A weight [F, D] is passed as parts along its rows, like query, key and value. Parts adjacent in memory are used as one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 
 class WeightPlace(Protocol):
-    """A parameter's memory; `mlbert.optim.flat.ParameterPlace` tells of it."""
+    """A parameter's memory; see `mlbert.optim.flat.ParameterPlace`."""
 
     copy: Tensor | None
 
@@ -30,14 +29,14 @@ class WeightPlace(Protocol):
 
 
 class GradientRoom(NamedTuple):
-    """Where the gradient of a weight goes: float32 [F, D], and whether it is to be added to what is there."""
+    """Memory for a weight's gradient, float32 [F, D], and whether to add to its content."""
 
     out: Tensor
     adds: bool
 
 
 def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The weight as one tensor of this type: the optimizer's copy, else a new one; itself where it has the type."""
+    """Return the weight as one tensor of this dtype: the optimizer's copy if it matches, else converted if needed."""
     copies = [place.copy for part in parts if (place := _place(part)) is not None and place.copy is not None]
     if len(copies) == len(parts) and copies[0].dtype == dtype:
         return joined(copies)
@@ -45,7 +44,7 @@ def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
-    """Where a product may put the weight's gradient; then call `written`. None: it is autograd's, as usual."""
+    """Return the memory that a product may write the weight's gradient to, followed by `written`; None for autograd."""
     places = [place for part in parts if (place := _place(part)) is not None and part.requires_grad]
     if len(places) < len(parts):
         return None
@@ -56,29 +55,29 @@ def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
 
 
 def written(parts: Sequence[Tensor], last: bool = True) -> None:
-    """Notes that a product has written the weight's gradient.
+    """Record that a product has written the weight's gradient.
 
     Args:
-        last: nothing comes after it in this backward pass, so those who wait for the gradient are told; False: autograd
-            adds another user's gradient, and tells.
+        last: whether the gradient is complete, so that hooks run now. If False, autograd adds another user's gradient
+            and then runs them.
     """
     for part in parts:
         place = _place(part)
-        assert place is not None, "gradient_room was asked"
+        assert place is not None, "call gradient_room first"
         place.gradient_changes(is_clear=False)
-        if last and not _autograd_tells():
+        if last and not _autograd_runs_hooks():
             for hook in (getattr(part, "_post_accumulate_grad_hooks", None) or {}).values():
                 hook(part)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of equal trailing shape as one along the first dimension: a view if they are neighbours, else a copy."""
+    """Concatenate tensors along the first dimension: a view if they are adjacent in memory, else a copy."""
     view = neighbours(parts)
     return torch.cat(tuple(parts)) if view is None else view
 
 
 def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
-    """Tensors of one shape that lie one behind the other in one storage, as one tensor; None where they do not."""
+    """Return tensors of one shape that are adjacent in one storage as one tensor, or None if they are not."""
     if not parts:
         return None
     first, step = parts[0], parts[0].numel() * parts[0].element_size()
@@ -96,17 +95,17 @@ def _place(part: Tensor) -> WeightPlace | None:
 
 
 @functools.cache
-def _autograd_tells() -> bool:
-    """Whether this PyTorch runs a parameter's hooks where backward gave it no gradient: not all versions do."""
+def _autograd_runs_hooks() -> bool:
+    """Return whether this PyTorch runs a parameter's hooks when backward returns None for it; versions differ."""
     calls: list[Tensor] = []
     leaf = torch.zeros((), requires_grad=True)
     leaf.register_post_accumulate_grad_hook(calls.append)
     with torch.enable_grad():
-        _GivesNone.apply(leaf).backward()
+        _ReturnsNone.apply(leaf).backward()
     return bool(calls)
 
 
-class _GivesNone(torch.autograd.Function):
+class _ReturnsNone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
         return leaf.clone()

@@ -1,4 +1,4 @@
-"""ACClip: momentum clipped element by element at a running mean of the gradient's size.
+"""ACClip: momentum clipped element by element at a running mean of the gradient's magnitude.
 
 With g the clipped gradient:
 
@@ -6,9 +6,9 @@ With g the clipped gradient:
     u = min(tau / (|m| + eps), 1) m + weight_decay w
     w = w - lr u
 
-Source: Zhang et al., "Why are Adaptive Methods Good for Attention Models?", arXiv 1912.03194, algorithm 2 with
-alpha = 1 (in general tau^alpha averages |g|^alpha). The decay is decoupled as in `mlbert.optim.adamw`; LayerNorm and
-bias tensors take none. The bias of m and tau is not corrected.
+Source: Zhang et al., "Why are Adaptive Methods Good for Attention Models?", arXiv 1912.03194, algorithm 2 with alpha =
+1 (in general tau^alpha averages |g|^alpha). The decay is decoupled as in `mlbert.optim.adamw` and skips LayerNorm and
+bias tensors. m and tau have no bias correction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ACClip(CompiledOptimizer):
     exp_avg_abs: Tensor
 
     def hyperparameters(self, event: Event) -> None:
-        """Keys like those of the benchmark's log."""
+        """Log the hyperparameters under keys like the benchmark's."""
         event("opt_name", self.name)
         event("opt_acclip_epsilon", self.eps)
         event("opt_acclip_beta_1", self.betas[0])

@@ -1,15 +1,4 @@
-"""AdamW: Adam with weight decay taken from the weights directly, in its common form and decoupled from the rate.
-
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2. `AdamW` has the
-learning rate on the decay term, as `torch.optim.AdamW` has; `DecoupledAdamW` has the schedule's multiplier alone, as
-the paper and Composer's optimizer of that name have:
-
-    w = w - lr u - (lr / base_lr) weight_decay w
-
-which is AdamW with a weight decay of weight_decay / base_lr. Without bias correction AdamW is the
-`AdamWeightDecayOptimizer` of the published BERT code. The formulas are in `mlbert.optim.adamw`.
-
-Adam's direction with decoupled weight decay, and what every optimizer that is built on it shares.
+"""Adam with decoupled weight decay: the base class of all Adam-like optimizers, `AdamW` and `DecoupledAdamW`.
 
 With g the clipped gradient and t the number of the update, from 1:
 
@@ -17,10 +6,19 @@ With g the clipped gradient and t the number of the update, from 1:
     u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + eps) + weight_decay w
     w = w - lr s u
 
-LayerNorm and bias tensors take no decay. The scale s is 1, or one number a parameter from two sums over its elements:
+LayerNorm and bias tensors have no decay. The scale s is 1, or one number per parameter from two sums over its elements:
 
     trust ratio   sqrt(sum w^2 / sum u^2)                                      decayed parameters; 1 if a sum is 0
     rms           sqrt(n / max(n, sum g^2 / max(v / (1 - beta_2^t), eps^2)))   all parameters, of n elements
+
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2. `AdamW`
+multiplies the decay by the learning rate, like `torch.optim.AdamW`. `DecoupledAdamW` multiplies it only by the
+schedule's multiplier, like the paper and Composer's optimizer of that name:
+
+    w = w - lr u - (lr / base_lr) weight_decay w
+
+This equals AdamW with a weight decay of weight_decay / base_lr. Without bias correction, AdamW is the
+`AdamWeightDecayOptimizer` of the published BERT code.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from mlbert.optim.shared_weights import Layout
 
 
 class Adam(CompiledOptimizer):
-    """An optimizer whose direction is Adam's.
+    """An optimizer that uses Adam's direction.
 
     Args:
         flat, layout, **settings: as in `CompiledOptimizer`.
@@ -79,14 +77,14 @@ class Adam(CompiledOptimizer):
 class AdamW(Adam):
     """AdamW; arguments, attributes and state as in `Adam`.
 
-    The native form touches 32 bytes a parameter and step: the gradient for its norm, then everything once.
+    The native implementation moves 32 bytes per parameter and step: the gradient for its norm, then everything once.
     """
 
     name = "adamw"
     _decay_as_set: float | None = None
 
     def hyperparameters(self, event: Event) -> None:
-        """Adam's keys of the benchmark's log; the weight decay as it was set."""
+        """Log the hyperparameters under the benchmark's Adam keys, with the weight decay as configured."""
         event("opt_name", self.name)
         event("opt_adamw_epsilon", self.eps)
         event("opt_adamw_beta_1", self.betas[0])
@@ -96,10 +94,10 @@ class AdamW(Adam):
 
 
 class DecoupledAdamW(AdamW):
-    """AdamW whose decay follows the schedule but not the size of the learning rate.
+    """AdamW with a decay that follows the schedule but not the size of the learning rate.
 
     Args:
-        base_lr: the schedule's base rate, at which a step takes `weight_decay` of the weights away.
+        base_lr: the schedule's base rate; at this rate a step removes the fraction `weight_decay` of the weights.
         flat, layout, **settings: as in `Adam`.
     """
 

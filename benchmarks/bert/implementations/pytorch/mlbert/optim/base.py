@@ -1,23 +1,24 @@
-"""What all optimizers on flat buffers share: shards, clipping, refusal of non-finite gradients, state, choice of form.
+"""Base class of the optimizers on flat buffers: sharding, clipping, skipping of non-finite gradients, and state.
 
-A rank updates its shard of the weights, then the ranks exchange them; a rank alone owns everything, in place. With
-"ranks" meaning those that share the buffers out (all, or those of a node, whose twins on other nodes compute the same):
+Each rank updates its shard of the weights, then the ranks exchange the shards. A single rank owns everything and
+updates in place. "Ranks" are the ranks that share the buffers: all of them, or those of one node if each node holds the
+full buffers and computes the same update.
 
-    sum over ranks: gradient's sum of squares -> norm, clip factor; not finite: nothing is changed
-    the method's direction for the shard, from the clipped gradient
-    sum over ranks: what the method scales each parameter's update by, where it does (LAMB's trust ratio)
-    block by block: weights of the shard, all-gather (while the next block is computed)
+    sum over ranks: the gradient's sum of squares -> norm, clip factor; if the norm is not finite, nothing changes
+    the optimizer's direction for the shard, from the clipped gradient
+    sum over ranks: the per-parameter scale of the update, if the optimizer has one (LAMB's trust ratio)
+    block by block: update the shard's weights, then all-gather them while the next block is computed
 
-Shards cut through parameters, so sums that belong to one are added over the ranks, one number a parameter; every rank
-gets the same bits and computes the same factors. Runs with equally many ranks are bit-equal.
+Shard borders cut through parameters, so per-parameter sums are added over the ranks, one number per parameter. Every
+rank gets the same bits and computes the same factors. Runs with the same number of ranks are bit-equal.
 
-Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-arXiv 1910.02054, section 5.1 (optimizer state partitioning).
+Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
+1910.02054, section 5.1 (optimizer state partitioning).
 
-A method is a subclass that gives its name, the names of its state, `_direction` and `hyperparameters`, in plain form;
-faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.compiled` does.
+A subclass defines its name, the names of its state, `_direction` and `hyperparameters`, in plain PyTorch.
+`mlbert.optim.compiled` adds faster implementations by overriding `_load`, `_norm` and `_update`.
 
-Legend: N elements of the padded flat buffers, n of the shard; G parameters.
+Legend: N elements of the padded flat buffers; n elements of the shard; G parameters.
 """
 
 from __future__ import annotations
@@ -41,44 +42,45 @@ Event = Callable[[str, int | float | str], None]
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float | None) -> float:
-    """Factor that brings a gradient of this global norm down to `max_grad_norm` (1 where it is shorter already)."""
+    """Return the factor that scales a gradient of this global norm down to `max_grad_norm`; 1 if it is already
+    shorter."""
     return max_grad_norm / max(grad_norm, max_grad_norm) if max_grad_norm else 1.0
 
 
 def norm_64(x: Tensor) -> Tensor:
-    """L2 norm of a flat tensor, accumulated in float64; a float64 scalar on the tensor's device."""
+    """Return the L2 norm of a flat tensor, accumulated in float64: a float64 scalar on the tensor's device."""
     chunks = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in x.split(NORM_CHUNK)]
     return chunks[0] if len(chunks) == 1 else torch.linalg.vector_norm(torch.stack(chunks))
 
 
 class FlatOptimizer:
-    """An optimizer on this rank's shard of flat buffers.
+    """An optimizer for this rank's shard of the flat buffers.
 
     Args:
-        flat: the parameters, padded to the layout's multiple. At `step` this rank's shard of `padded_grad` is final:
+        flat: the parameters, padded to the layout's multiple. `step` expects this rank's shard of `padded_grad` to be
             summed over ranks and micro-batches.
-        layout: how the padded buffers are shared out, and over which ranks.
-        max_grad_norm: global norm that the gradient is clipped to; None: no clipping.
-        clipped_before: the clipping is done before the gradients are reduced, and none here.
-        known_norm: float64 scalar on the device that holds the gradient's norm before each update, so that there is no
-            pass over the gradient to find it; None: it is found here.
-        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter),
-            "apex" (CUDA, unsharded LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where
-            they can be had).
-        gathered: how weights travel to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
-        copy_dtype: the type of a copy of the weights that each update writes, for products in it (`Place.copy`); None:
-            no copy, products convert the weights themselves.
+        layout: how the padded buffers are sharded, and over which ranks.
+        max_grad_norm: global norm to clip the gradient to (None disables clipping).
+        clipped_before: gradients are already clipped before the reduction, so do not clip here.
+        known_norm: float64 scalar on the device that holds the gradient's norm before each update, which saves a pass
+            over the gradient (None: compute the norm here).
+        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; on the CPU with Triton's interpreter),
+            "apex" (CUDA, unsharded LAMB, if apex is installed) or "auto" (native on the CPU and triton on CUDA if
+            available, else plain).
+        gathered: format in which weights are sent to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
+        copy_dtype: dtype of a second copy of the weights that each update writes for matrix products
+            (`ParameterPlace.copy`). None keeps no copy; products then convert the weights themselves.
 
     Attributes:
-        implementation: the form in use, "plain", "native", "triton" or "apex".
-        reason: why "auto" took the plain one; empty where it did not.
-        can_capture: `launch` decides nothing on the host, so a graph can hold it.
-        grad_norm: float64 scalar on the device, norm of the gradient before clipping at the last update; the next one
-            writes over it. Not finite: that update changed nothing.
-        weights: the shard's float32 weights, and what becomes of them.
+        implementation: the implementation in use, "plain", "native", "triton" or "apex".
+        reason: why "auto" fell back to plain; empty otherwise.
+        can_capture: `launch` makes no decision on the host, so a CUDA graph can capture it.
+        grad_norm: float64 scalar on the device, norm of the gradient before clipping at the last update; the next
+            update overwrites it. If it is not finite, that update changed nothing.
+        weights: the shard's float32 weights and their exchange.
 
     Raises:
-        UserError: the native, triton or apex form is asked for and cannot be had.
+        UserError: the requested native, triton or apex implementation is not available.
     """
 
     name: ClassVar[str]
@@ -126,39 +128,39 @@ class FlatOptimizer:
             self.implementation, self.reason = name, ""
 
     def _load(self, form: str) -> None:
-        """Makes a fast form ready.
+        """Load a fast implementation.
 
         Raises:
-            NativeUnavailable, ImportError: there is none, or not here.
+            NativeUnavailable, ImportError: it does not exist or is not available here.
         """
-        raise NativeUnavailable(f"{self.name} has no such form on {self.flat.data.device}")
+        raise NativeUnavailable(f"{self.name} has no {form} implementation on {self.flat.data.device}")
 
     @property
     def num_updates(self) -> int:
-        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        """Number of updates so far, without skipped steps. With triton, reading it waits for the device."""
         return self._num_updates
 
     def hyperparameters(self, event: Event) -> None:
-        """Names each hyper-parameter once, as the benchmark's log calls it: ``event(key, value)``."""
+        """Log each hyperparameter once under the benchmark's key: ``event(key, value)``."""
         raise NotImplementedError
 
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`; where `can_capture`."""
+        """Set the learning rate of the next `launch`. Requires `can_capture`."""
         raise NotImplementedError
 
     def launch(self) -> None:
-        """Queues one update, exchange of weights included, and decides nothing on the host; where `can_capture`.
+        """Queue one update and the exchange of weights without any decision on the host. Requires `can_capture`.
 
-        All ranks call it together. With NCCL a graph can hold it.
+        All ranks must call it together. With NCCL, a CUDA graph can capture it.
         """
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, lr: float) -> Tensor:
-        """One update with learning rate `lr` on all ranks; nothing where the gradient's norm is not finite.
+        """Run one update with learning rate `lr`; skip it if the gradient's norm is not finite.
 
-        All ranks call it together. In the other forms than triton the norm decides on the host, so on a GPU this waits
-        for the gradient.
+        All ranks must call it together. Except with triton, the host inspects the norm, so on a GPU this waits for the
+        gradient.
 
         Returns:
             Norm of the gradient before clipping, a float64 scalar on the device: a copy of `grad_norm`.
@@ -177,20 +179,20 @@ class FlatOptimizer:
         return self.grad_norm.clone()
 
     def _norm(self, grad: Tensor) -> float:
-        """Norm of the whole gradient, of which `grad` [n] is this rank's shard."""
+        """Return the norm of the full gradient; `grad` [n] is this rank's shard."""
         return float(self._over_ranks(norm_64(grad)))
 
     def _over_ranks(self, norms: Tensor) -> Tensor:
-        """L2 norms of vectors whose parts the ranks hold, from the parts' norms, float64; a rank alone has them."""
+        """Combine float64 L2 norms of each rank's part into norms over all ranks."""
         return norms if self._layout.size == 1 else self._layout.all_reduce_sum(norms.square()).sqrt()
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
-        """Changes state and weights of the shard, and begins to share each block; `scale` clips `grad` [n]."""
+        """Update the shard's state and weights and start sharing each block; `scale` clips `grad` [n]."""
         weight, grad = self.weights.shard, grad * scale
         update = self._direction(weight, grad)
         scales = self._scales(weight, grad, update)
         spans = self._layout.spans
-        # No piece lies in two blocks.
+        # No piece spans two blocks.
         blocks = [[p for p in self._pieces if first <= p.start < last] for first, last in spans]
         for block, (first, last) in enumerate(spans):
             if scales is not None:
@@ -200,42 +202,42 @@ class FlatOptimizer:
             self.weights.begin_sharing(block)
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
-        """What the weights move against, float32 [n], decay included, from the clipped gradient; changes the state."""
+        """Return the update direction with decay, float32 [n], from the clipped gradient; changes the state."""
         raise NotImplementedError
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor | None:
-        """What each parameter's direction is multiplied by: float32 [G]; None: nothing."""
+        """Return the factor for each parameter's direction, float32 [G], or None for no scaling."""
         return None
 
     def _norms_of(self, values: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        """L2 norm of each parameter's part of a vector over all ranks, 0 where it is in no piece: float64 [G]."""
+        """Return each parameter's L2 norm in a vector over all ranks, 0 for a parameter without pieces: float64 [G]."""
         norms = torch.zeros(len(self.flat.segments), dtype=torch.float64, device=values.device)
         for piece in pieces:
-            # hypot(0, x) is x to the bit, so a parameter in one piece keeps its norm.
+            # hypot(0, x) is exactly x, so a parameter in one piece keeps its norm.
             norms[piece.owner] = torch.hypot(norms[piece.owner], norm_64(values[piece.start : piece.stop]))
         return self._over_ranks(norms)
 
     def exact_weights(self) -> AbstractContextManager[object]:
-        """Makes `flat.data` the float32 weights, from the ranks that own them; all ranks call it together.
+        """Fill `flat.data` with the exact float32 weights of all ranks. All ranks must call it together.
 
         Returns:
-            A context at whose end the weights are again what the ranks train with, which may be rounded.
+            A context manager. On exit, `flat.data` again holds the weights used for training, which may be rounded.
         """
         return self.weights.exact()
 
     def state_dict(self) -> dict[str, Any]:
-        """`num_updates` and the state of all parameters, float32 [numel] each; all ranks call it together.
+        """Return `num_updates` and the state of all parameters, float32 [numel] each. All ranks must call it together.
 
-        It tells nothing of the number of ranks. A rank alone gives its live buffers, several give copies. The weights
-        that belong to it are `flat.data` within `exact_weights()`.
+        The result does not depend on the number of ranks. A single rank returns its live buffers, several ranks return
+        copies. The matching weights are `flat.data` within `exact_weights()`.
         """
         whole = {key: self._layout.gather(getattr(self, key))[: self.flat.numel] for key in self.STATE}
         return {"num_updates": self.num_updates, **whole}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes, by copy, this rank's shard of a state that `state_dict` gave, on however many ranks.
+        """Copy this rank's shard from a `state_dict`, which any number of ranks may have saved.
 
-        `flat.data` must hold the float32 weights that belong to it, all of them.
+        `flat.data` must hold the matching float32 weights in full.
 
         Raises:
             UserError: the state is incomplete or belongs to a model of another size.

@@ -1,9 +1,9 @@
-"""The native and the Triton form that every method has beside its plain one; who calls the kernels and with what.
+"""The native (CPU, C) and Triton (CUDA) implementations that all optimizers share.
 
-Adam's direction may be scaled for each parameter (`mlbert.optim.adamw`), which takes two passes. The other methods work
+Adam's direction may be scaled per parameter (`mlbert.optim.adamw`), which takes two passes. The other optimizers work
 element by element in one pass (`mlbert.optim.acclip`, `madgrad`, `sgd`).
 
-Python's side of csrc/cpu/optim.c: the library, its argument types and the table of blocks it walks over.
+`NativeUpdate` binds csrc/cpu/optim.c: the library, its argument types and its table of blocks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from mlbert.optim.triton_update import TritonUpdate
 
 ADAM = 0  # mlbert.optim.compiled.Formulas.ADAM
-# Sums are made a block at a time and the blocks' sums added in order, so results do not depend on the thread count.
+# Sums are computed per block and added in block order, so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
-# Parameters are taken together until they hold this many elements: the second pass over a group finds weights and
-# moments (12 bytes an element) still in the cache, and there is one wait of the threads a group.
+# Parameters are grouped until they hold this many elements: the second pass over a group finds weights and moments
+# (12 bytes per element) still in the cache, and the threads synchronize once per group.
 GROUP_ELEMENTS = 1 << 20
-# A thread with less than this (2 MiB a buffer) costs more to wake and to wait for than it saves.
+# A thread with fewer elements (2 MiB per buffer) costs more to wake and wait for than it saves.
 MIN_ELEMENTS_PER_THREAD = 1 << 19
 
 
@@ -73,13 +73,13 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 class NativeUpdate:
-    """The compiled kernels, bound to a shard.
+    """The compiled CPU kernels, bound to a shard.
 
     Args:
-        pieces: of the shard.
-        num_owners: G, parameters of the model.
-        layout: of the buffers.
-        formulas, scaling: see `mlbert.optim.compiled`.
+        pieces: pieces of the shard.
+        num_owners: G, number of parameters of the model.
+        layout: layout of the buffers.
+        formulas, scaling: values of `Formulas` and `UpdateScaling`.
 
     Raises:
         native.NativeUnavailable: there is no compiler, or the library cannot be built or loaded.
@@ -97,7 +97,7 @@ class NativeUpdate:
         # The table points into these arrays.
         self._arrays = (cut.offsets, cut.lengths, cut.owners, cut.decays, cut.first, groups)
         self._table = BlockTable(*(array.ctypes.data for array in self._arrays), len(groups) - 1)
-        # Two sums a block. The norm's blocks ignore the pieces; where much is padding they are more.
+        # Two sums per block. The norm's blocks ignore the pieces, so with much padding there are more of them.
         self._sums = np.zeros((2, max(len(cut.offsets), -(-self._numel // BLOCK_ELEMENTS))), dtype=np.float64)
         self._borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in layout.spans]).tolist()]
 
@@ -113,18 +113,18 @@ class NativeUpdate:
         return max(1, min(torch.get_num_threads(), self._numel // MIN_ELEMENTS_PER_THREAD))
 
     def sum_squares(self, buffer: Tensor) -> float:
-        """Sum of squares of a float32 buffer [n], accumulated in float64."""
+        """Return the sum of squares of a float32 buffer [n], accumulated in float64."""
         (address,) = self._addresses([buffer])
         sums = self._sums.ctypes.data
         return float(self._library.optim_sum_squares(address, self._numel, BLOCK_ELEMENTS, sums, self._threads()))
 
     def update(self, buffers: Sequence[Tensor], scalars: Scalars, after_block: Callable[[int], None]) -> None:
-        """One update in place of (weights, gradient, the method's state), float32 [n] each.
+        """Run one update in place on (weights, gradient, the optimizer's state), float32 [n] each.
 
         Args:
-            buffers: the gradient stays as it is.
-            scalars: of this update.
-            after_block: called with the index of each block of the layout when its weights are new, in order.
+            buffers: all but the gradient are updated.
+            scalars: numbers of this update.
+            after_block: called in order with the index of each block of the layout once its weights are updated.
         """
         weight, grad, *state = self._addresses(buffers)
         table = (ctypes.byref(self._table), ctypes.byref(scalars))
@@ -155,7 +155,7 @@ class NativeUpdate:
             after_block(block)
 
     def _totals(self) -> Tensor:
-        """Both sums of each parameter over all ranks: float64 [2, G]."""
+        """Return both sums of each parameter over all ranks: float64 [2, G]."""
         cut = self._cut
         rows = [np.bincount(cut.owners, row[: len(cut.owners)], len(cut.first) - 1) for row in self._sums]
         return self._layout.all_reduce_sum(torch.from_numpy(np.stack(rows)))
@@ -172,7 +172,7 @@ def _group_starts(cut: Blocks) -> np.ndarray:
 
 
 class Formulas(IntEnum):
-    """Which formulas the kernels compute; the numbers are those of csrc/cpu/optim.c and the Triton kernels."""
+    """The update rule that the kernels compute; values match csrc/cpu/optim.c and the Triton kernels."""
 
     ADAM = 0
     ACCLIP = 1
@@ -181,7 +181,7 @@ class Formulas(IntEnum):
 
 
 class UpdateScaling(IntEnum):
-    """What a parameter's update is scaled by; the numbers are those of csrc/cpu/optim.c and the Triton kernels."""
+    """How each parameter's update is scaled; values match csrc/cpu/optim.c and the Triton kernels."""
 
     NONE = 0
     TRUST_RATIO = 1
@@ -189,13 +189,13 @@ class UpdateScaling(IntEnum):
 
 
 class CompiledOptimizer(FlatOptimizer):
-    """An optimizer with kernels.
+    """An optimizer with native and Triton kernels.
 
     Args:
         flat, layout, **settings: as in `FlatOptimizer`.
-        betas: decay rates of the first and second moment; SGD and MADGRAD read the first, as their momentum.
-        eps: added to a denominator; SGD has none.
-        weight_decay: for parameters whose segment has `decay`.
+        betas: decay rates of the first and second moment; SGD and MADGRAD use the first as their momentum.
+        eps: added to a denominator; unused by SGD.
+        weight_decay: applies to parameters whose segment has `decay`.
     """
 
     FORMULAS: ClassVar[Formulas]
@@ -218,7 +218,7 @@ class CompiledOptimizer(FlatOptimizer):
 
     @property
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the update, as other programs' forms take them."""
+        """The update's hyperparameters, as keyword arguments of the Triton and apex implementations."""
         own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
         return {**own, "max_grad_norm": self._limit}
 
@@ -227,7 +227,7 @@ class CompiledOptimizer(FlatOptimizer):
         kinds: dict[str, Any] = {"formulas": self.FORMULAS, "scaling": self.SCALING}
         if form == "native":
             if device.type != "cpu":
-                raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
+                raise NativeUnavailable(f"it runs on the CPU only; the parameters are on {device}")
             self._native = NativeUpdate(self._pieces, owners, self._layout, **kinds)
         elif form == "triton":
             from triton import knobs
@@ -235,7 +235,7 @@ class CompiledOptimizer(FlatOptimizer):
             from mlbert.optim.triton_update import TritonUpdate
 
             if device.type != "cuda" and not knobs.runtime.interpret:
-                raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {device}")
+                raise NativeUnavailable(f"it needs a CUDA device; the parameters are on {device}")
             shard, numbers = (self._pieces, owners, self._layout, device), self._numbers | kinds
             self._triton = TritonUpdate(*shard, known_norm=self._known_norm, **numbers)
             self.grad_norm, self.can_capture = self._triton.grad_norm, True
@@ -244,7 +244,7 @@ class CompiledOptimizer(FlatOptimizer):
 
     @property
     def num_updates(self) -> int:
-        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        """Number of updates so far, without skipped steps. With triton, reading it waits for the device."""
         return self._num_updates if self._triton is None else int(self._triton.updates)
 
     def _set_num_updates(self, number: int) -> None:
@@ -253,13 +253,13 @@ class CompiledOptimizer(FlatOptimizer):
             self._triton.updates.fill_(number)
 
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`; with triton only."""
+        """Set the learning rate of the next `launch`; triton only."""
         assert self._triton is not None, "triton only"
         self._triton.lr.fill_(lr)
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Queues one update, exchange of weights included, and decides nothing on the host; with triton only."""
+        """Queue one update and the exchange of weights without any decision on the host; triton only."""
         assert self._triton is not None, "triton only"
         grad = self._layout.take(self.flat.padded_grad)
         copy = self.weights.copy_to_write
@@ -267,7 +267,7 @@ class CompiledOptimizer(FlatOptimizer):
         self.weights.finish_sharing(copied=copy is not None)
 
     def _buffers(self, grad: Tensor) -> tuple[Tensor, ...]:
-        """Weights, gradient and state of the shard, as the kernels take them."""
+        """Return weights, gradient and state of the shard in the kernels' order."""
         return (self.weights.shard, grad, *(getattr(self, key) for key in self.STATE))
 
     def _norm(self, grad: Tensor) -> float:
@@ -285,11 +285,11 @@ class CompiledOptimizer(FlatOptimizer):
         self._native.update(self._buffers(grad), scalars, after_block=self.weights.begin_sharing)
 
     def _corrections(self) -> tuple[float, float]:
-        """Factors of the first and the second moment at this update."""
+        """Return the bias correction factors of the first and second moment at this update."""
         return 1.0, 1.0
 
     def _add_decay(self, values: Tensor, weight: Tensor) -> None:
-        """values [n] += weight decay x weight [n], in place, where there is decay."""
+        """Add weight decay x weight [n] to values [n] in place, for decayed parameters."""
         for piece in self._pieces:
             if piece.decay:
                 part = slice(piece.start, piece.stop)

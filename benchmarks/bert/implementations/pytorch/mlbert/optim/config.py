@@ -25,13 +25,13 @@ class OptimizerConfig(Section):
         "lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw", "acclip", "madgrad", "sgd"
     ] = setting(
         "OPTIMIZER",
-        "Method of the update; decoupled: the decay does not depend on the size of LR.",
+        "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
         key="optimizer",
         default="lamb",
     )
     beta1: float = setting(
         "OPT_LAMB_BETA_1",
-        "Decay of the first moment, whichever the optimizer; the momentum of madgrad and sgd.",
+        "Decay rate of the first moment, for every optimizer; the momentum of madgrad and sgd.",
         key="opt_lamb_beta_1",
         gt=0,
         lt=1,
@@ -39,7 +39,7 @@ class OptimizerConfig(Section):
     )
     beta2: float = setting(
         "OPT_LAMB_BETA_2",
-        "Decay of the second moment, whichever the optimizer; madgrad and sgd do not read it.",
+        "Decay rate of the second moment, for every optimizer except madgrad and sgd.",
         key="opt_lamb_beta_2",
         gt=0,
         lt=1,
@@ -47,7 +47,7 @@ class OptimizerConfig(Section):
     )
     epsilon: float = setting(
         "OPT_EPSILON",
-        "Added to what an update is divided by; sgd does not read it.",
+        "Added to the denominator of the update; unused by sgd.",
         key="opt_epsilon",
         default=1e-06,
         gt=0,
@@ -56,18 +56,18 @@ class OptimizerConfig(Section):
     )
     weight_decay_rate: float = setting(
         "WEIGHT_DECAY_RATE",
-        "Weight decay; none on biases and LayerNorm, unless DECAY_ALL.",
+        "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.",
         key="weight_decay_rate",
         ge=0,
         le=100,
         fixed_on_resume=True,
     )
     decay_all: bool | None = setting(
-        "DECAY_ALL", "Weight decay on biases and LayerNorm, too.", key="decay_all", default=None, fixed_on_resume=True
+        "DECAY_ALL", "Also decay biases and LayerNorm.", key="decay_all", default=None, fixed_on_resume=True
     )
     max_grad_norm: float | None = setting(
         "MAX_GRAD_NORM",
-        "Limit of the global gradient norm; none for no clipping.",
+        "Limit of the global gradient norm; none disables clipping.",
         key="max_grad_norm",
         default=1.0,
         gt=0,
@@ -76,7 +76,7 @@ class OptimizerConfig(Section):
     )
     optimizer_implementation: Literal["ops", "auto", "plain", "native", "triton", "apex"] = setting(
         "OPTIMIZER_IMPLEMENTATION",
-        "Which implementation of the optimizer runs; ops takes the one that goes with OPS.",
+        "Implementation of the optimizer; ops selects the one that matches OPS.",
         key="optimizer_implementation",
         default="ops",
     )
@@ -94,7 +94,7 @@ class ScheduleConfig(Section):
     )
     warmup_proportion: float | None = setting(
         "WARMUP_PROPORTION",
-        "Length of the warm-up, instead of WARMUP_STEPS.",
+        "Length of the warm-up; replaces WARMUP_STEPS.",
         key="warmup_proportion",
         default=None,
         unit="share of MAX_STEPS",
@@ -103,7 +103,7 @@ class ScheduleConfig(Section):
     )
     start_warmup_step: int = setting(
         "START_WARMUP_STEP",
-        "Where the warm-up ramp begins; negative to start part of the way up.",
+        "First step of the warm-up ramp; negative to start partway up the ramp.",
         key="start_warmup_step",
         default=0,
         unit="steps",
@@ -113,7 +113,7 @@ class ScheduleConfig(Section):
     )
     schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = setting(
         "SCHEDULE",
-        "The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
+        "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
         key="schedule",
         default="polynomial",
         fixed_on_resume=True,
@@ -129,7 +129,7 @@ class ScheduleConfig(Section):
     )
     end_lr: float | None = setting(
         "END_LR",
-        "Rate at the end of the decay (all but multistep, constant); none for 0.",
+        "Learning rate at the end of the decay (all but multistep, constant); none means 0.",
         key="end_lr",
         default=None,
         ge=0,
@@ -138,7 +138,7 @@ class ScheduleConfig(Section):
     )
     lr_decay_end: int | None = setting(
         "LR_DECAY_END",
-        "Where the decay ends (all but multistep, constant); none for MAX_STEPS.",
+        "Step at which the decay ends (all but multistep, constant); none means MAX_STEPS.",
         key="lr_decay_end",
         default=None,
         unit="steps",
@@ -157,7 +157,7 @@ class ScheduleConfig(Section):
     )
     lr_milestones: str | None = setting(
         "LR_MILESTONES",
-        "Where multistep multiplies the rate, with commas between.",
+        "Steps at which multistep multiplies the rate, separated by commas.",
         key="lr_milestones",
         default=None,
         unit="steps",
@@ -165,7 +165,7 @@ class ScheduleConfig(Section):
     )
     lr_gamma: float | None = setting(
         "LR_GAMMA",
-        "What multistep multiplies the rate by.",
+        "Factor by which multistep multiplies the rate.",
         key="lr_gamma",
         default=None,
         gt=0,
@@ -174,7 +174,7 @@ class ScheduleConfig(Section):
     )
     lr_first_step: int = setting(
         "LR_FIRST_STEP",
-        "Number of the first update in the schedule; with -1 the second repeats it, as in Composer.",
+        "Number of the first update in the schedule; with -1 the first two use 0, as in Composer.",
         key="lr_first_step",
         default=0,
         ge=-1,
@@ -209,7 +209,7 @@ class ScheduleConfig(Section):
                 yield Contradiction("config.missing", env, problem, f"Export {env}, or give --{key}")
         end = self.lr_decay_end or self.max_steps
         if self.schedule in ("linear", "cosine") and self.num_warmup_steps >= end:
-            problem = f"ends at step {end}, the warm-up takes {self.num_warmup_steps}"
+            problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
             remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
             yield Contradiction("config.conflict", f"SCHEDULE={self.schedule}", problem, remedy)
         if "lr_decay_steps" in reads and self.lr_decay_steps is not None and self.lr_decay_steps > end:
@@ -219,7 +219,7 @@ class ScheduleConfig(Section):
             try:
                 _ = self.milestones
             except ValueError:
-                problem = f"{self.lr_milestones!r} are not ascending steps with commas between"
+                problem = f"{self.lr_milestones!r} is not a comma-separated list of ascending steps"
                 yield Contradiction("config.value", "LR_MILESTONES", problem, "Give for example 800,1200")
 
     def oddities(self) -> Iterator[str]:

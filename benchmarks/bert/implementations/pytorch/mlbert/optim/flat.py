@@ -1,11 +1,10 @@
-"""All parameters of a model as one contiguous buffer, and their gradients as another.
+"""All parameters of a model in one contiguous buffer, and their gradients in another.
 
-Optimizers, gradient reduction and checkpoints work on slices of two long buffers in place of several hundred small
-tensors; the model keeps its parameters, which become views.
+Optimizers, gradient reduction and checkpoints work on slices of two long buffers instead of several hundred small
+tensors. The model keeps its parameters, which become views.
 
-Where parameters lie in a shard of the flat buffers, and the blocks that kernels walk over.
-
-Legend: G parameters ("segments"); P pieces; B blocks, each within one piece; n elements of the shard.
+Legend: G parameters ("segments"); P pieces (parts of parameters within a shard); B blocks, each within one piece; n
+elements of the shard.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# The benchmark names its tensors "LayerNorm/gamma", "LayerNorm/beta" and "bias"; PyTorch models say "LayerNorm.weight".
+# The benchmark names its tensors "LayerNorm/gamma", "LayerNorm/beta" and "bias"; PyTorch models use "LayerNorm.weight".
 UNDECAYED_NAMES = ("LayerNorm", "layer_norm", "layernorm", "bias", "gamma", "beta")
 
 
 def is_decayed(name: str) -> bool:
-    """Tells whether weight decay and LAMB's trust ratio apply to the parameter of this name."""
+    """Return whether weight decay and LAMB's trust ratio apply to the parameter with this name."""
     return not any(part in name for part in UNDECAYED_NAMES)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One parameter's place in the flat buffers.
+    """The location of one parameter in the flat buffers.
 
     Attributes:
         name: the parameter's name in the model.
@@ -44,10 +43,10 @@ class Segment:
 
 
 class ParameterPlace:
-    """What the products of a model may use of one parameter's memory; they find it as the parameter's `place`.
+    """State of one parameter's buffers that the model's matrix products use; reached as the parameter's `place`.
 
     Attributes:
-        copy: the weights rounded to the activations' type, which the optimizer keeps up to date; None: there is none.
+        copy: the weights rounded to the activations' dtype, kept up to date by the optimizer (None: there is no copy).
     """
 
     copy: Tensor | None = None
@@ -55,14 +54,15 @@ class ParameterPlace:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gradient is zero, so that a product may write where it otherwise adds.
+        """Whether the gradient is zero, so that a product may overwrite it instead of adding to it.
 
-        A graph that clears it and writes repeats both; one that does not clear it itself has to add.
+        A CUDA graph that captures both the clearing and the write replays both. A graph that does not capture the
+        clearing has to add.
         """
         return self._cleared == _is_capturing()
 
     def gradient_changes(self, is_clear: bool) -> None:
-        """Notes that the gradient was cleared, or that something was written into it."""
+        """Record that the gradient was cleared or written to."""
         self._cleared = _is_capturing() if is_clear else None
 
 
@@ -71,23 +71,23 @@ def _is_capturing() -> bool:
 
 
 class FlatParameters:
-    """Moves parameters into one contiguous float32 buffer; every `p.data` and `p.grad` becomes a view.
+    """Move parameters into one contiguous float32 buffer; every `p.data` and `p.grad` becomes a view.
 
-    Parameters lie back to back in the order given, without padding, so tensors that follow each other in the model
-    (query, key and value weights) can be read as one matrix.
+    Parameters are stored back to back in the given order without padding, so adjacent tensors of the model (query, key
+    and value weights) can be read as one matrix.
 
     Args:
-        named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()` gives a tied
+        named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()` yields a tied
             parameter once); all float32, all on one device.
-        multiple: the buffers' storage is rounded up to so many elements, so that ranks can share it out equally.
-        decayed: tells by a parameter's name whether it is decayed; some methods decay all.
+        multiple: round the storage up to a multiple of this many elements, so that ranks can divide it equally.
+        decayed: returns whether the parameter with a given name is decayed; some runs decay all.
 
     Attributes:
         data: float32 [sum of numel], the weights.
-        grad: float32 [sum of numel], the gradients, zero at the start.
-        padded_data, padded_grad: the same memory with the rest of the storage, which is zero.
-        padded_copy: what `keep_copy` made, [as long], or None.
-        segments: one entry for each parameter, in order.
+        grad: float32 [sum of numel], the gradients, initially zero.
+        padded_data, padded_grad: the same memory plus the zero padding.
+        padded_copy: the copy made by `keep_copy`, same length as `padded_data`, or None.
+        segments: one entry per parameter, in order.
         parameters: the parameters, in the same order.
     """
 
@@ -132,7 +132,7 @@ class FlatParameters:
 
     @property
     def layout(self) -> list[tuple[str, list[int]]]:
-        """Name and shape of each parameter, in order; JSON-able."""
+        """Name and shape of each parameter in order, JSON-serializable."""
         return [(segment.name, list(shape)) for segment, shape in zip(self.segments, self._shapes, strict=True)]
 
     @property
@@ -141,12 +141,12 @@ class FlatParameters:
         return [segment.offset for segment in self.segments]
 
     def zero_grad(self) -> None:
-        """Sets all gradients to zero in one write. A module's own `zero_grad()` drops the views: do not use that."""
+        """Set all gradients to zero in one write. Do not use a module's own `zero_grad()`: it drops the views."""
         self.padded_grad.zero_()
         self._note_cleared()
 
     def keep_copy(self, dtype: torch.dtype | None) -> None:
-        """From now on there is a copy of the weights in this type, which the optimizer keeps; None: there is none."""
+        """Keep a second copy of the weights in this dtype, which the optimizer updates (None disables it)."""
         self.padded_copy = None if dtype is None else torch.empty_like(self.padded_data, dtype=dtype)
         copies = [None] * len(self._places) if self.padded_copy is None else self._split(self.padded_copy)
         for place, copy in zip(self._places, copies, strict=True):
@@ -157,13 +157,13 @@ class FlatParameters:
             place.gradient_changes(is_clear=True)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Cuts a buffer of the same length (weights, gradients, an optimizer's moments) into one view a parameter.
+        """Split a buffer of the same length (weights, gradients, an optimizer's moments) into one view per parameter.
 
         Args:
-            buffer: any dtype [numel].
+            buffer: any dtype, [numel].
 
         Returns:
-            parameter name -> view of the parameter's shape.
+            parameter name -> view with the parameter's shape.
         """
         assert buffer.numel() == self.numel, f"{buffer.numel()} elements, the model has {self.numel}"
         return {segment.name: view for segment, view in zip(self.segments, self._split(buffer), strict=True)}
@@ -177,10 +177,10 @@ class FlatParameters:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a shard holds of one parameter, or a part of that.
+    """The part of one parameter that a shard holds.
 
     Attributes:
-        start, stop: elements of the shard.
+        start, stop: range of elements within the shard.
         owner: index of the parameter.
         decay: as in `Segment`.
     """
@@ -192,10 +192,10 @@ class Piece:
 
 
 def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> list[Piece]:
-    """Cuts a shard, made of the buffer's `parts` (ascending), at the borders of segments; padding is in no piece."""
+    """Split a shard, given as ascending `parts` of the buffer, at segment borders; padding belongs to no piece."""
     pieces, before, index = [], 0, 0
     for start, stop in parts:
-        # The segment in which the last part ended may go on in this one.
+        # The segment in which the last part ended may continue in this one.
         while index and segments[index].offset > start:
             index -= 1
         while index < len(segments) and segments[index].offset < stop:
@@ -211,13 +211,13 @@ def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Pieces cut into blocks: sums are made a block at a time, and the blocks of a parameter added in order.
+    """Pieces cut into blocks: sums are computed per block, and a parameter's block sums are added in order.
 
     Attributes:
         offsets, lengths: int64 [B], elements of the shard.
-        owners: int64 [B], ascending.
-        decays: int64 [B], 1 where weight decay applies.
-        first: int64 [G + 1], each parameter's first block; equal neighbours where the shard holds nothing of it.
+        owners: int64 [B], ascending parameter indices.
+        decays: int64 [B], 1 if weight decay applies.
+        first: int64 [G + 1], each parameter's first block; equal neighbours if the shard holds no part of it.
     """
 
     offsets: np.ndarray
@@ -228,12 +228,12 @@ class Blocks:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], num_owners: int, block: int) -> Blocks:
-        """Blocks of at most `block` elements."""
+        """Cut pieces into blocks of at most `block` elements."""
         columns = [(p.start, p.stop, p.owner, p.decay) for p in pieces]
         starts, stops, owners, decays = np.array(columns, dtype=np.int64).reshape(-1, 4).T
         counts = -(-(stops - starts) // block)
         piece = np.repeat(np.arange(len(counts)), counts)
-        # A block's number within its piece: its number less that of the piece's first one.
+        # A block's offset within its piece: its index minus that of the piece's first block, in elements.
         within = (np.arange(len(piece)) - (np.cumsum(counts) - counts)[piece]) * block
         return cls(
             offsets=starts[piece] + within,

@@ -1,22 +1,21 @@
 """LAMB as the benchmark defines it: Adam's direction with decay, scaled for each tensor by ||w|| / ||update||.
 
 Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv 1904.00962,
-algorithm 2 with phi the identity, and the benchmark's reference, whose exceptions are: LayerNorm and bias tensors
-take neither weight decay nor the trust ratio; a norm of 0 makes the ratio 1; the gradient is clipped to a global norm
-first. The formulas are in `mlbert.optim.adamw`.
+algorithm 2 with phi the identity, with the changes of the benchmark's reference: LayerNorm and bias tensors use neither
+weight decay nor the trust ratio, a norm of 0 makes the ratio 1, and the gradient is first clipped to a global norm. The
+formulas are in `mlbert.optim.adamw`.
 
-LAMB by NVIDIA apex's FusedLAMB on the flat buffers, for a comparison where apex is installed (CUDA only).
+`ApexLamb` runs NVIDIA apex's FusedLAMB on the flat buffers for comparison, if apex is installed (CUDA only). Apex has
+two parameter groups, with and without weight decay, instead of segments. Parameters, gradients and moments stay views
+of the flat buffers. Differences from `Lamb`:
 
-Apex knows parameter groups in place of segments: one with weight decay, one without; parameters, gradients and
-moments stay views of the flat buffers. What differs from `mlbert.optim.lamb`:
-
-* with WEIGHT_DECAY_RATE=0 apex takes the trust ratio of no tensor, since there it belongs to the decay;
+* with WEIGHT_DECAY_RATE=0, apex applies the trust ratio to no tensor, because it ties the ratio to the decay;
 * norms are accumulated in float32;
-* the host reads the gradient's norm each step, to leave out what is not finite: apex alone would not. So no graph can
-  hold it.
+* the host reads the gradient's norm each step to skip non-finite gradients, which apex alone would not do. So a CUDA
+  graph cannot capture it.
 
-Never run here: what has been tested, with a stand-in of FusedLAMB's interface, is how segments, moments, rate and
-step number are handed over.
+It has never run with apex itself. Tests with a stand-in for FusedLAMB's interface cover how segments, moments, learning
+rate and step number are passed.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from mlbert.optim.flat import FlatParameters
 
 
 def find_fused_lamb() -> Any:
-    """Apex's class.
+    """Return apex's FusedLAMB class.
 
     Raises:
-        NativeUnavailable: apex cannot be imported, or is another package of that name.
+        NativeUnavailable: apex cannot be imported, or another package has that name.
     """
     try:
         return importlib.import_module("apex.optimizers").FusedLAMB
@@ -79,13 +78,13 @@ class ApexLamb:
             modes = {"adam_w_mode": True, "grad_averaging": True, "use_nvlamb": False}
             self._fused = fused_lamb(groups, max_grad_norm=max_grad_norm or 0.0, **numbers, **modes)
         except RuntimeError as error:
-            raise NativeUnavailable(f"apex says: {error}") from None
+            raise NativeUnavailable(f"apex reports: {error}") from None
         views = [flat.views(moment).values() for moment in moments]
         for parameter, first, second in zip(flat.parameters, *views, strict=True):
             self._fused.state[parameter] = {"exp_avg": first, "exp_avg_sq": second}
 
     def step(self, lr: float, update: int) -> None:
-        """Update number `update`, from 1, with learning rate `lr`; clips by itself."""
+        """Run update number `update`, counted from 1, with learning rate `lr`; apex does the clipping."""
         for group in self._fused.param_groups:
             group["lr"] = lr
             group["step"] = update - 1  # apex adds 1 before it updates
@@ -95,8 +94,8 @@ class ApexLamb:
 class Lamb(Adam):
     """LAMB; arguments, attributes and state as in `Adam`.
 
-    The native form reads the gradient twice (norm, update) and, for tensors beyond the cache, weights and moments
-    twice: 44 bytes a parameter and step at most. Its result does not depend on the number of threads.
+    The native implementation reads the gradient twice (norm, update) and, for tensors larger than the cache, weights
+    and moments twice: at most 44 bytes per parameter and step. Its result does not depend on the number of threads.
     """
 
     name = "lamb"
@@ -104,10 +103,10 @@ class Lamb(Adam):
     _apex: ApexLamb | None = None
 
     def hyperparameters(self, event: Event) -> None:
-        """LAMB's keys of the benchmark's log."""
+        """Log the hyperparameters under the benchmark's LAMB keys."""
         event("opt_name", "lamb")
         event("opt_lamb_epsilon", self.eps)
-        event("opt_epsilon", self.eps)  # rulesets up to 2.0 name it so
+        event("opt_epsilon", self.eps)  # the name in rulesets up to 2.0
         event("opt_lamb_beta_1", self.betas[0])
         event("opt_lamb_beta_2", self.betas[1])
         event("opt_lamb_weight_decay_rate", self.weight_decay)
@@ -120,7 +119,7 @@ class Lamb(Adam):
         if self._layout.size > 1:
             raise NativeUnavailable("it does not shard its state; set SHARDED_OPTIMIZER=off")
         if self.flat.data.device.type != "cuda":
-            raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {self.flat.data.device}")
+            raise NativeUnavailable(f"it needs a CUDA device; the parameters are on {self.flat.data.device}")
 
         self._apex = ApexLamb(find_fused_lamb(), self.flat, (self.exp_avg, self.exp_avg_sq), **self._numbers)
 
@@ -128,10 +127,10 @@ class Lamb(Adam):
         if self._apex is None:
             super()._update(grad, lr, scale)
         else:
-            self._apex.step(lr, self._num_updates)  # clips by itself
+            self._apex.step(lr, self._num_updates)  # apex does the clipping
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
-        """||weight|| / ||update|| of each decayed parameter, else 1."""
+        """Return ||weight|| / ||update|| of each decayed parameter, else 1."""
         decayed = [piece for piece in self._pieces if piece.decay]
         weight_norms, update_norms = (self._norms_of(values, decayed) for values in (weight, update))
         usable = (weight_norms > 0) & (update_norms > 0)

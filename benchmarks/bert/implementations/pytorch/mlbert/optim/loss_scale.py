@@ -1,4 +1,4 @@
-"""A loss scale for float16, whose smallest numbers gradients would fall below: it grows until a step overflows."""
+"""Dynamic loss scale for float16: it keeps small gradients representable and grows until a step overflows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from torch import Tensor
 
 from mlbert.ops.config import ComputeConfig
 
-LARGEST = 2.0**24  # float32 holds the gradients; beyond this a loss of 100 is near the end of its whole numbers
+LARGEST = 2.0**24  # gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers
 
 
 class LossScale:
-    """A dynamic loss scale: halved where a step's gradient is not finite, doubled after `window` steps that were.
+    """A dynamic loss scale: halved after a non-finite gradient, doubled after `window` finite steps in a row.
 
-    Everything is decided on the device, so that a CUDA graph can hold it.
+    All decisions are made on the device, so a CUDA graph can capture them.
 
-    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2, with the numbers
-    of NVIDIA apex.
+    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2, with the
+    constants of NVIDIA apex.
 
     Args:
-        start: first scale.
-        window: finite steps in a row after which it doubles, up to `LARGEST`.
-        device: where the losses are.
+        start: initial scale.
+        window: number of finite steps in a row after which the scale doubles, up to `LARGEST`.
+        device: device of the losses.
 
     Attributes:
         value: float32 scalar that losses are multiplied by; written in place.
-        finite_steps: int32 scalar, finite steps since it last changed.
+        finite_steps: int32 scalar, finite steps since the last change.
     """
 
     def __init__(self, start: float, window: int, device: torch.device) -> None:
@@ -35,12 +35,16 @@ class LossScale:
 
     @classmethod
     def of(cls, config: ComputeConfig, device: torch.device) -> LossScale | None:
-        """As the settings ask for; None but for PRECISION=fp16."""
+        """Return the configured loss scale, or None unless PRECISION=fp16."""
         return cls(config.loss_scale, config.loss_scale_window, device) if config.precision == "fp16" else None
 
     @torch.no_grad()
     def update(self, grad_norm: Tensor) -> None:
-        """After each step, on all ranks, with the norm that decided whether its update was made: float64 scalar."""
+        """Update the scale after a step. Call it on all ranks.
+
+        Args:
+            grad_norm: float64 scalar, the norm that decided whether the step made its update.
+        """
         is_finite = torch.isfinite(grad_norm)
         steps = torch.where(is_finite, self.finite_steps + 1, 0)
         is_due = steps >= self._window
@@ -49,10 +53,10 @@ class LossScale:
         self.finite_steps.copy_(torch.where(is_due, 0, steps))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Both attributes."""
+        """Return both attributes."""
         return {"value": self.value, "finite_steps": self.finite_steps}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over `state_dict`."""
+        """Copy the values of a `state_dict`."""
         self.value.copy_(state["value"])
         self.finite_steps.copy_(state["finite_steps"])

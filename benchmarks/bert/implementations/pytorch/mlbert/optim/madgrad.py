@@ -1,16 +1,16 @@
-"""MADGRAD: dual averaging from the starting weights, with the cube root of summed squares, and momentum.
+"""MADGRAD: dual averaging from the initial weights, with the cube root of summed squares, and momentum.
 
-With g the clipped gradient, plus weight_decay w where there is decay; t the number of the update, from 1; x the
-starting weights; c = 1 - momentum:
+With g the clipped gradient, plus weight_decay w for decayed parameters; t the number of the update, from 1; x the
+initial weights; c = 1 - momentum:
 
     lambda = lr sqrt(t)
     s = s + lambda g                                  nu = nu + lambda g^2
     z = x - s / (cbrt(nu) + eps)                      w = (1 - c) w + c z
 
 Source: Defazio and Jelassi, "Adaptivity without Compromise: A Momentumized, Adaptive, Dual Averaged Gradient Method for
-Stochastic Optimization", arXiv 2101.11075, algorithm 1, which counts updates from 0. The algorithm has no decay; as in
-the authors' program it is an L2 penalty, part of the gradient, which they advise to keep smaller than with other
-methods, often 0. LayerNorm and bias tensors take none. The weights of each update come from x, so x is state.
+Stochastic Optimization", arXiv 2101.11075, algorithm 1, which counts updates from 0. The algorithm has no decay. As in
+the authors' code, decay is an L2 penalty added to the gradient; they recommend smaller values than with other
+optimizers, often 0. LayerNorm and bias tensors have none. Each update computes the weights from x, so x is state.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mlbert.optim.shared_weights import Layout
 
 
 class Madgrad(CompiledOptimizer):
-    """MADGRAD; arguments as in `CompiledOptimizer`, of which it does not read the second beta.
+    """MADGRAD; arguments as in `CompiledOptimizer`. The second beta is unused.
 
     Attributes:
         grad_sum, grad_sum_sq: float32 [n], s and nu of the shard.
-        start: float32 [n], the weights of the shard when the optimizer was made, or that a loaded state began with.
+        start: float32 [n], x of the shard: the weights at construction, or those of a loaded state.
     """
 
     name = "madgrad"
@@ -47,7 +47,7 @@ class Madgrad(CompiledOptimizer):
         self._lambda = 0.0
 
     def hyperparameters(self, event: Event) -> None:
-        """Keys like those of the benchmark's log."""
+        """Log the hyperparameters under keys like the benchmark's."""
         event("opt_name", self.name)
         event("opt_madgrad_epsilon", self.eps)
         event("opt_madgrad_momentum", self.betas[0])
@@ -56,7 +56,7 @@ class Madgrad(CompiledOptimizer):
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         self._lambda = lr * math.sqrt(self._num_updates)
-        # The plain form's direction has the rate in its sums, and takes no other.
+        # The plain direction already includes the learning rate in its sums.
         super()._update(grad, 1.0 if self._native is None else self._lambda, scale)
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers by name, made from a run's settings."""
+"""Create the optimizer that a run's settings name."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def make(
     layout: Layout,
     known_norm: Tensor | None = None,
 ) -> FlatOptimizer:
-    """The optimizer that OPTIMIZER names, with the numbers of the settings.
+    """Return the optimizer that OPTIMIZER names, with the configured hyperparameters.
 
     Args:
         config: the optimizer's settings.
-        base_lr: LR, which a decoupled decay is divided by.
+        base_lr: LR, the divisor of a decoupled decay.
         distributed: clipping and sharding.
         compute: number format and implementation of the ops.
-        flat: the parameters, padded as the layout wants it.
-        layout: how their buffers are shared out.
+        flat: the parameters, padded for the layout.
+        layout: how their buffers are sharded.
         known_norm: as in `FlatOptimizer`.
 
     Raises:
-        UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had, or not sharded.
+        UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available, or cannot be sharded.
     """
     if config.optimizer_implementation == "apex" and distributed.sharded_optimizer != "off":
         raise UserError("config.conflict", "apex optimizer", "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
@@ -74,21 +74,22 @@ def make(
 
 
 def copy_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type in which products read a copy of the weights; None: there is none.
+    """Return the dtype of the weight copy that matrix products read, or None for no copy.
 
-    Only where kernels write it with the update. FP8 products have copies of their own.
+    Only devices with kernels that write the copy during the update have one. FP8 products keep their own copies.
     """
     copies = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
     return copies.get(precision) if device.type == "cuda" else None
 
 
 def decayed(config: OptimizerConfig) -> Callable[[str], bool]:
-    """Tells by a parameter's name whether it is decayed: all are with DECAY_ALL, else not biases and LayerNorm."""
+    """Return a function from a parameter's name to whether it is decayed: all if DECAY_ALL, else all but biases and
+    LayerNorm."""
     return (lambda name: True) if config.decay_all else is_decayed
 
 
 def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
-    """The form of the optimizer: what OPTIMIZER_IMPLEMENTATION names, or the one that goes with OPS."""
+    """Return the optimizer's implementation: OPTIMIZER_IMPLEMENTATION, or the one that matches OPS."""
     if config.optimizer_implementation != "ops":
         return config.optimizer_implementation
-    return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"  # the others name parts of the model
+    return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"  # other values concern the model

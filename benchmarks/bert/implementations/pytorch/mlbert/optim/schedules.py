@@ -1,8 +1,8 @@
-"""Learning rate schedules: small objects that give the rate of a step and name their numbers for the log.
+"""Learning rate schedules: small objects that compute the rate of a step and log their hyperparameters.
 
     rate = schedule(step)     step counts the updates done before this one, from 0
 
-A schedule counts in t = max(0, step + first_step). All but the constant one decay after a ramp:
+A schedule computes with t = max(0, step + first_step). All but the constant one decay after a ramp:
 
     t - start_warmup_step < warmup_steps:   base_lr (t - start_warmup_step) / warmup_steps
     after that:                             `decayed(t)`, until `decay_end` and beyond
@@ -22,32 +22,32 @@ from mlbert.optim.config import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A ramp, then a constant rate; the others replace what comes after the ramp."""
+    """A ramp, then a constant rate; subclasses replace the part after the ramp."""
 
     name: ClassVar[str] = "constant"
 
     base_lr: float  # at the end of the ramp
     warmup_steps: int = 0  # length of the ramp; 0 for none
-    # Where the ramp begins; at most 0 in a legal configuration. With one above 0 the rate is negative before that step,
-    # as in the benchmark's reference.
+    # Start of the ramp; at most 0 in a valid configuration. A value above 0 gives a negative rate before that step, as
+    # in the benchmark's reference.
     start_warmup_step: int = 0
     max_steps: int  # length of the training; for the log
-    decay_end: int  # where the decay ends; the rate stays as it is from there on
-    first_step: int = 0  # the number of the first update, 0 or 1; or -1, for 0 twice
+    decay_end: int  # step at which the decay ends; the rate is constant from there on
+    first_step: int = 0  # number of the first update, 0 or 1; -1 uses 0 twice
 
     def __call__(self, step: int) -> float:
-        """The rate of the update before which `step` were done."""
+        """Return the rate of the update after `step` completed updates."""
         t = max(0, step + self.first_step)
         if t - self.start_warmup_step < self.warmup_steps:
             return self.base_lr * (t - self.start_warmup_step) / self.warmup_steps
         return self.decayed(t)
 
     def decayed(self, t: int) -> float:
-        """The rate after the ramp."""
+        """Return the rate after the ramp."""
         return self.base_lr
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
-        """Names each number once, as the benchmark's log calls it: ``event(key, value)``."""
+        """Log each hyperparameter once under the benchmark's key: ``event(key, value)``."""
         event("opt_base_learning_rate", self.base_lr)
         event("opt_learning_rate_decay_schedule", self.name)
         event("opt_learning_rate_training_steps", self.max_steps)
@@ -58,23 +58,23 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(Schedule):
-    """The benchmark's schedule: polynomial decay, which counts from step 0 whatever the ramp.
+    """The benchmark's schedule: polynomial decay counted from step 0, regardless of the ramp.
 
-    So the rate can drop at the ramp's end.
+    The rate can therefore drop at the end of the ramp.
     """
 
     name = "polynomial"
 
     power: float
-    end_lr: float = 0.0  # rate at the decay's end; the reference has 0
+    end_lr: float = 0.0  # rate at the end of the decay; 0 in the reference
 
     def decayed(self, t: int) -> float:
-        """From `base_lr` at step 0 to `end_lr` at the decay's end."""
+        """Return the rate between `base_lr` at step 0 and `end_lr` at the end of the decay."""
         left = (1.0 - min(t, self.decay_end) / self.decay_end) ** self.power
         return self.end_lr + (self.base_lr - self.end_lr) * left
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
-        """As in `Schedule`, with power and end."""
+        """Log as in `Schedule`, plus power and end rate."""
         super().hyperparameters(event)
         event("opt_lamb_learning_rate_decay_poly_power", self.power)
         event("opt_end_learning_rate", self.end_lr)
@@ -84,26 +84,26 @@ class Polynomial(Schedule):
 class Linear(Schedule):
     """A straight line from `base_lr` at step `warmup_steps` to `end_lr`.
 
-    The line is that of a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends earlier, and
-    until step `warmup_steps` the rate is above `base_lr`.
+    The line assumes a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends earlier, and the
+    rate is above `base_lr` until step `warmup_steps`.
     """
 
     name = "linear"
 
-    end_lr: float = 0.0  # rate at the decay's end
+    end_lr: float = 0.0  # rate at the end of the decay
 
     def share_done(self, t: int) -> float:
-        """How much of the decay is done, 1 at its end."""
+        """Return the completed fraction of the decay, 1 at its end."""
         if t >= self.decay_end:
             return 1.0
         return (t - self.warmup_steps) / (self.decay_end - self.warmup_steps)
 
     def decayed(self, t: int) -> float:
-        """On the line."""
+        """Return the rate on the line."""
         return self.base_lr + self.share_done(t) * (self.end_lr - self.base_lr)
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
-        """As in `Schedule`, with the end."""
+        """Log as in `Schedule`, plus the end rate."""
         super().hyperparameters(event)
         event("opt_end_learning_rate", self.end_lr)
 
@@ -115,14 +115,14 @@ class Cosine(Linear):
     name = "cosine"
 
     def decayed(self, t: int) -> float:
-        """On the cosine, which has its top where a ramp from step 0 would end."""
+        """Return the rate on the cosine, which peaks where a ramp from step 0 would end."""
         done = max(self.share_done(t), 0.0)
         return self.end_lr + (self.base_lr - self.end_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(Schedule):
-    """A plateau, and a straight line to `end_lr` over the last `decay_steps` before `decay_end`."""
+    """A plateau, then a straight line to `end_lr` over the last `decay_steps` before `decay_end`."""
 
     name = "wsd"
 
@@ -130,12 +130,12 @@ class WarmupStableDecay(Schedule):
     end_lr: float = 0.0
 
     def decayed(self, t: int) -> float:
-        """On the plateau or the line."""
+        """Return the rate on the plateau or the line."""
         done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
         return self.base_lr + max(done, 0) / self.decay_steps * (self.end_lr - self.base_lr)
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
-        """As in `Schedule`, with the line's length and end."""
+        """Log as in `Schedule`, plus the line's length and end rate."""
         super().hyperparameters(event)
         event("opt_learning_rate_decay_steps", self.decay_steps)
         event("opt_end_learning_rate", self.end_lr)
@@ -143,7 +143,8 @@ class WarmupStableDecay(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
-    """`base_lr` times `gamma` for each milestone reached, a step; those inside the ramp act when it ends."""
+    """`base_lr` times `gamma` for each milestone (a step) reached; milestones inside the ramp take effect when it
+    ends."""
 
     name = "multistep"
 
@@ -151,11 +152,11 @@ class MultiStep(Schedule):
     gamma: float
 
     def decayed(self, t: int) -> float:
-        """After the milestones so far."""
+        """Return the rate after the milestones reached so far."""
         return self.base_lr * self.gamma ** sum(t >= milestone for milestone in self.milestones)
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
-        """As in `Schedule`, with milestones and multiplier."""
+        """Log as in `Schedule`, plus milestones and multiplier."""
         super().hyperparameters(event)
         event("opt_learning_rate_decay_boundary_steps", ",".join(map(str, self.milestones)))
         event("opt_learning_rate_decay_factor", self.gamma)
@@ -167,7 +168,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 
 
 def make(config: ScheduleConfig) -> Schedule:
-    """Return the schedule that SCHEDULE names, with the numbers of the settings."""
+    """Return the schedule that SCHEDULE names, with the configured hyperparameters."""
     cls = SCHEDULES[config.schedule]
     given: dict[str, Any] = {
         "power": config.poly_power,

@@ -5,9 +5,9 @@ With g the clipped gradient:
     m = momentum m + g
     w = w - lr (m + weight_decay w)
 
-Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; the decay, which stays out of
-m, after Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 1, but with the
-learning rate on m, not on g, as `torch.optim.SGD` has it. LayerNorm and bias tensors take no decay.
+Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964. The decay, which is not part
+of m, follows Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 1, but the
+learning rate multiplies m, not g, as in `torch.optim.SGD`. LayerNorm and bias tensors have no decay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlbert.optim.compiled import CompiledOptimizer, Formulas
 
 
 class SGD(CompiledOptimizer):
-    """SGD; arguments as in `CompiledOptimizer`, of which it does not read the second beta and eps.
+    """SGD; arguments as in `CompiledOptimizer`. The second beta and eps are unused.
 
     Attributes:
         momentum_buffer: float32 [n], m of the shard.
@@ -31,7 +31,7 @@ class SGD(CompiledOptimizer):
     momentum_buffer: Tensor
 
     def hyperparameters(self, event: Event) -> None:
-        """Keys like those of the benchmark's log."""
+        """Log the hyperparameters under keys like the benchmark's."""
         event("opt_name", self.name)
         event("opt_sgd_momentum", self.betas[0])
         event("opt_sgd_weight_decay", self.weight_decay)

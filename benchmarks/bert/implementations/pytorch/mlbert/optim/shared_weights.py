@@ -1,16 +1,17 @@
-"""The weights of a sharded optimizer: each rank owns a shard in float32, and what the others get may be rounded.
+"""The weights of a sharded optimizer: each rank owns a float32 shard, and the exchange may round what the others
+receive.
 
-    fp32    the weights themselves
-    bf16    rounded to bfloat16: half the bytes; of the products in bfloat16 nothing changes, of LayerNorm, biases and
-            embeddings all but 8 bits of the mantissa are lost
-    e5m2    rounded to 8 bits (5 exponent, 2 mantissa): a quarter of the bytes, and up to 1/8 off: for experiments
+    fp32    the exact weights
+    bf16    rounded to bfloat16: half the bytes; bfloat16 products are unchanged, LayerNorm, biases and embeddings keep
+            only 8 bits of the mantissa
+    e5m2    rounded to 8 bits (5 exponent, 2 mantissa): a quarter of the bytes, errors up to 1/8; for experiments
 
-In a rounded form all ranks compute with the same rounded weights, the owner too. Updates, weight decay and trust
-ratios are those of the owner's exact weights, to which rounding never comes back: they change with each update even
-where the rounded ones stay. Checkpoints, evaluation and the final weights take the exact ones (`exact`).
+With a rounded format, all ranks compute with the same rounded weights, including the owner. Updates, weight decay and
+trust ratios use the owner's exact weights, which rounding never changes: they move with each update even if the rounded
+weights stay the same. Checkpoints, evaluation and the final weights use the exact weights (`exact`).
 
-The all-gather of the third form is the option of NVIDIA's submissions (`dwu-e5m2-allgather`, in none of them switched
-on); there the weights are float16 and cut off to 8 bits, here they are float32 and rounded to nearest.
+The e5m2 all-gather is an option of NVIDIA's submissions (`dwu-e5m2-allgather`, enabled in none of them). There the
+weights are float16 truncated to 8 bits; here they are float32 rounded to nearest.
 
 Legend: N elements of the padded flat buffer; n elements of the shard.
 """
@@ -27,17 +28,17 @@ GATHERED_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "e5m2": torch.
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A collective in progress."""
 
     def wait(self) -> object:
-        """Returns when its result is there, on a GPU for what is queued next."""
+        """Wait for the result; on a GPU, only later work on the stream waits."""
 
 
 class Layout(Protocol):
-    """How the padded flat buffer is shared out; see `mlbert.distributed.sharding`.
+    """How the padded flat buffer is sharded; see `mlbert.distributed.sharding`.
 
     Attributes:
-        size: ranks that share it out.
+        size: number of ranks that share the buffer.
         blocks: (start, stop) of each block of the buffer, ascending.
         parts: (start, stop) of this rank's part of each block.
         spans: (start, stop) of each part within the shard.
@@ -49,33 +50,33 @@ class Layout(Protocol):
     spans: list[tuple[int, int]]
 
     def take(self, buffer: Tensor) -> Tensor:
-        """This rank's shard of a buffer: a copy, or for a rank alone the buffer itself."""
+        """Return this rank's shard of a buffer: a copy, or the buffer itself if there is only one rank."""
 
     def gather(self, shard: Tensor) -> Tensor:
-        """All ranks' shards as one buffer: a new one, or for a rank alone its shard itself."""
+        """Return all ranks' shards as one new buffer, or the shard itself if there is only one rank."""
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums over the ranks that share the buffer, in place."""
+        """Sum in place over the ranks that share the buffer."""
 
     def begin_all_gather(self, buffer: Tensor, block: int) -> Pending | None:
-        """Starts filling one block of a buffer with every rank's part of it."""
+        """Start to fill one block of a buffer with every rank's part of it."""
 
 
 class SharedWeights:
-    """This rank's exact weights, and the buffer in which all ranks' weights arrive.
+    """This rank's exact weights, and the buffer that receives all ranks' weights.
 
-    A rank alone whose weights are not rounded owns the buffer itself: there is nothing to share.
+    If there is only one rank and weights are not rounded, it owns the buffer itself and nothing is exchanged.
 
     Args:
         buffer: float32 [N], the weights that the model computes with; equal and exact on all ranks.
-        layout: how it is shared out.
+        layout: how the buffer is sharded.
         gathered: "fp32", "bf16" or "e5m2".
-        copy: [N], the buffer in the activations' type, kept up to date here; None: there is none. Where weights
-            travel in that type, they arrive in it.
+        copy: [N], the buffer in the activations' dtype, kept up to date here (None: there is no copy). If weights are
+            exchanged in that dtype, they are received directly into it.
 
     Attributes:
         shard: float32 [n], the exact weights that this rank owns.
-        copy_to_write: the copy where an update that changes the shard has to write it too; None: nothing to write.
+        copy_to_write: the copy that an update of the shard has to write as well, or None.
     """
 
     def __init__(self, buffer: Tensor, layout: Layout, gathered: str = "fp32", copy: Tensor | None = None) -> None:
@@ -96,13 +97,13 @@ class SharedWeights:
         self._round()
 
     def reload(self) -> None:
-        """Takes the shard anew from the buffer, which all ranks have filled with exact weights."""
+        """Reload the shard from the buffer, which must hold exact weights on all ranks."""
         if not self._is_buffer:
             self.shard.copy_(self._layout.take(self._buffer))
         self._round()
 
     def begin_sharing(self, block: int) -> None:
-        """Starts handing out this rank's new weights of one block; blocks go in order, from 0."""
+        """Start to send this rank's new weights of one block; blocks must follow in order, from 0."""
         if self._is_buffer:
             return
         assert block == len(self._works), "blocks go in order"
@@ -111,10 +112,10 @@ class SharedWeights:
         self._works.append(self._layout.begin_all_gather(self._sent, block))
 
     def finish_sharing(self, copied: bool = False) -> None:
-        """Returns when the buffer holds all ranks' new weights, on a GPU for what is queued next.
+        """Wait until the buffer holds all ranks' new weights; on a GPU, only later work on the stream waits.
 
         Args:
-            copied: the update has written `copy_to_write`.
+            copied: the update has already written `copy_to_write`.
         """
         for (start, stop), work in zip(self._layout.blocks if self._works else [], self._works, strict=True):
             if work is not None:
@@ -126,7 +127,7 @@ class SharedWeights:
             self._fill_copy()
 
     def exact(self) -> AbstractContextManager[object]:
-        """Fills the buffer with exact weights; the returned context, at its end, rounds them again."""
+        """Fill the buffer with exact weights; leaving the returned context rounds them again."""
         context = ExitStack()
         if self._rounds:
             self._buffer.copy_(self._layout.gather(self.shard))

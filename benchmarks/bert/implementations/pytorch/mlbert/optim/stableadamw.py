@@ -1,10 +1,10 @@
-"""StableAdamW: AdamW whose rate shrinks for a tensor where the second moment lags behind its gradients.
+"""StableAdamW: AdamW with a smaller rate for tensors whose second moment lags behind their gradients.
 
 Source: Wortsman et al., "Stable and low-precision training for large-scale vision-language models", arXiv 2304.13013,
-algorithm 2: the rate is divided by max(1, RMS), RMS being the root of the mean of g^2 / max(v, eps^2) over the tensor
-(Adafactor's update clipping). The decay is divided with it. All tensors are scaled, LayerNorm and biases too. The
-formulas are in `mlbert.optim.adamw`; moments are stored as Adam has them, and their bias is corrected where they are
-used, which is the paper's correction of the betas written otherwise.
+algorithm 2. The rate, and with it the decay, is divided by max(1, RMS), where RMS is the root mean of g^2 / max(v,
+eps^2) over the tensor (Adafactor's update clipping). All tensors are scaled, including LayerNorm and biases. The
+formulas are in `mlbert.optim.adamw`. Moments are stored as in Adam and bias-corrected on use, which is equivalent to
+the paper's correction of the betas.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StableAdamW(AdamW):
     SCALING = UpdateScaling.RMS
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
-        """1 / max(1, RMS) of each parameter."""
+        """Return 1 / max(1, RMS) of each parameter."""
         correction_2 = self._corrections()[1]
         norms = self._norms_of(grad / (self.exp_avg_sq * correction_2).clamp_(min=self.eps**2).sqrt_(), self._pieces)
         numels = torch.tensor([float(s.numel) for s in self.flat.segments], dtype=torch.float64, device=norms.device)
@@ -31,6 +31,6 @@ class StableAdamW(AdamW):
 
 
 class DecoupledStableAdamW(StableAdamW, DecoupledAdamW):
-    """StableAdamW with `DecoupledAdamW`'s decay; arguments as there."""
+    """StableAdamW with the decay of `DecoupledAdamW`; same arguments."""
 
     name = "decoupled_stableadamw"

@@ -1,23 +1,23 @@
-"""The optimizers as Triton kernels. Nothing waits for the host, so a graph can hold a whole update.
+"""The optimizers as Triton kernels. Nothing waits for the host, so a CUDA graph can capture a complete update.
 
-    sum_squares     the gradient's sum of squares, block by block, in float64; sum over ranks
+    sum_squares     the gradient's sum of squares per block, in float64; summed over ranks
     begin           one program adds the blocks in order: norm, clip factor, update count, bias corrections;
-                    where the norm is not finite, the count stays and the passes below return at once
-    one_pass        methods other than Adam's: state and weights, and that is all
-    first_pass      moments; scaled methods: both sums of the parameter's scale, block by block;
-                    others: the weights too, and that is all
-    owner_sums      one program a parameter adds its blocks in order; sum over ranks
-    second_pass     the update again, from the moments, scaled, and the weights
+                    if the norm is not finite, the count is unchanged and the passes below return at once
+    one_pass        optimizers other than Adam's: state and weights; done
+    first_pass      moments; with scaling: both sums of the parameter's scale per block;
+                    without: the weights as well; done
+    owner_sums      one program per parameter adds its blocks in order; summed over ranks
+    second_pass     recompute the update from the moments, scale it and update the weights
 
-Every sum is taken in one order, so runs are bit-equal. Learning rate, betas, count and all that follows from them are
-on the device. LAMB moves 44 bytes a parameter, as storing the update in between would. Formulas:
+Every sum has a fixed order, so runs are bit-equal. Learning rate, betas, count and everything derived from them are on
+the device. LAMB moves 44 bytes per parameter, the same as storing the update between the passes would. Formulas:
 `mlbert.optim.adamw`, `acclip`, `madgrad`, `sgd`.
 
 Legend: B blocks, each within one parameter; G parameters; n elements of the shard.
 """
 
 # mypy: disallow-untyped-defs=False
-# (kernels take what Triton makes of their arguments; their docstrings give the types)
+# (Triton converts the kernels' arguments; their docstrings give the types)
 
 from __future__ import annotations
 
@@ -46,19 +46,18 @@ class TritonUpdate:
     """The update of one shard on the device.
 
     Args:
-        pieces: of the shard.
+        pieces: pieces of the shard.
         num_owners: G.
-        layout: of the buffers.
-        device: where they are.
-        betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
-        formulas, scaling: see there.
+        layout: layout of the buffers.
+        device: device of the buffers.
+        betas, eps, weight_decay, max_grad_norm, formulas, scaling: as in `mlbert.optim.compiled.CompiledOptimizer`.
         bias_correction: as in `mlbert.optim.adamw.Adam`.
         known_norm: as in `mlbert.optim.base.FlatOptimizer`.
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.
-        grad_norm: float64 scalar on the device, the last `launch`'s; not finite: it changed nothing.
-        updates: int64 scalar on the device, updates made so far.
+        grad_norm: float64 scalar on the device, from the last `launch`; if not finite, that launch changed nothing.
+        updates: int64 scalar on the device, number of updates so far.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class TritonUpdate:
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
-        # exp(t log beta) on the device; log 0 is -inf. Host numbers reach a kernel as float32 only, hence a tensor.
+        # The device computes exp(t log beta); log 0 is -inf. A tensor, because kernels receive host floats as float32.
         logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas] if bias_correction else [-math.inf] * 2
         self._constants = torch.tensor([*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device)
         self._scalars = torch.zeros(3, dtype=torch.float32, device=device)
@@ -99,8 +98,8 @@ class TritonUpdate:
             columns = (cut.offsets, torch.int64), (cut.lengths, torch.int32), (cut.decays, torch.int32)
             return tuple(table(values[first:last], dtype) for values, dtype in (*columns, (cut.owners, torch.int32)))
 
-        # Each block of the layout has tables of its own: a slice's address may be less aligned than a tensor's, and
-        # Triton would compile again.
+        # Each block of the layout has separate tables: a slice's address may be less aligned than a tensor's, and
+        # Triton would recompile.
         borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist()]
         self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
         self._all = self._by_block[0] if len(self._by_block) == 1 else tables(0, len(cut.offsets))
@@ -111,13 +110,14 @@ class TritonUpdate:
         self._sums = torch.zeros(2, num_owners, dtype=torch.float64, device=device)
 
     def launch(self, buffers: Sequence[Tensor], after_block: Callable[[int], None], copy: Tensor | None = None) -> None:
-        """Queues one update.
+        """Queue one update.
 
         Args:
-            buffers: weights, gradient and the method's state, float32 [n] each, changed in place but the gradient.
-            after_block: called with the index of each of the layout's blocks when the kernels that write its weights
-                are queued, in order.
-            copy: [n] of another type, to which new weights are written as well, rounded.
+            buffers: weights, gradient and the optimizer's state, float32 [n] each; all but the gradient change in
+                place.
+            after_block: called in order with the index of each of the layout's blocks once the kernels that write its
+                weights are queued.
+            copy: [n] of another dtype that also receives the new weights, rounded.
         """
         for buffer in buffers:
             assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
@@ -145,7 +145,7 @@ class TritonUpdate:
         for index, tables in enumerate(self._by_block):
             grid = (len(tables[0]),)
             if not grid[0]:
-                pass  # a part may be all padding
+                pass  # a part may consist of padding only
             elif self._formulas != ADAM.value:
                 states = (*state, *(None,) * (3 - len(state)))
                 arguments = (data, grad, *states, copy, self.updates, *tables[:3], *common)
@@ -159,7 +159,7 @@ class TritonUpdate:
 
 @triton.jit
 def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
-    """sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N]. Grid: N / BLOCK."""
+    """Write sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N]. Grid: N / BLOCK."""
     block = tl.program_id(0)
     place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(grad + place, mask=place < numel, other=0.0).to(tl.float64)
@@ -168,7 +168,7 @@ def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: tl.constexpr):
-    """Norm, count and what follows from them, in one program.
+    """Compute norm, update count and the scalars derived from them, in one program.
 
     sums: float64 [num_sums]; constants: float64 [3] = log beta_1, log beta_2, norm to clip to (0: no clipping);
     updates: int64; grad_norm: float64; scalars: float32 [3] = clip factor, corrections of both moments.
@@ -195,7 +195,7 @@ def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: 
 
 @triton.jit
 def _block_places(offsets, lengths, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """The elements of this program's block: int64 [BLOCK] and which of them exist."""
+    """Return the elements of this program's block, int64 [BLOCK], and the mask of those that exist."""
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     # Known alignment lets a thread move 16 bytes at once.
@@ -206,7 +206,7 @@ def _block_places(offsets, lengths, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr
 
 @triton.jit
 def _direction(weight, m, v, scalars, numbers, is_decayed):
-    """Adam's direction with decay, before any trust ratio."""
+    """Return Adam's direction with decay, before any scaling."""
     root = tl.sqrt_rn(v * tl.load(scalars + 2)) + tl.load(numbers + 4)
     update = tl.div_rn(m * tl.load(scalars + 1), root)
     return tl.where(is_decayed, update + tl.load(numbers + 5) * weight, update)
@@ -224,10 +224,10 @@ def first_pass_kernel(
     data, grad, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Moments of one block; where the method scales, its two sums, else its new weights. Grid: B.
+    """Update the moments of one block, then write its two sums (with scaling) or its new weights. Grid: B.
 
-    data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, where new weights go too; sums_1, sums_2: float32
-    [B], None where SCALING is 0; offsets: int64 [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] =
+    data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, also receives new weights; sums_1, sums_2: float32
+    [B], None if SCALING is 0; offsets: int64 [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] =
     beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay.
     """
     if tl.load(grad_norm) < float("inf"):
@@ -240,13 +240,13 @@ def first_pass_kernel(
         if SCALING == RMS:
             eps = tl.load(numbers + 4)
             share = g * g / tl.maximum(v * tl.load(scalars + 2), eps * eps)
-            # Places outside have g = 0 and v = 0, which is NaN where eps is 0.
+            # Masked elements have g = 0 and v = 0, which gives NaN if eps is 0.
             tl.store(sums_1 + tl.program_id(0), tl.load(lengths + tl.program_id(0)).to(tl.float32))
             tl.store(sums_2 + tl.program_id(0), tl.sum(tl.where(inside, share, 0.0), 0))
         else:
             weight = tl.load(data + place, mask=inside, other=0.0)
             is_decayed = tl.load(decays + tl.program_id(0)) != 0
-            # Likewise: places outside have an update of 0 / eps.
+            # Likewise: masked elements have an update of 0 / eps.
             update = tl.where(inside, _direction(weight, m, v, scalars, numbers, is_decayed), 0.0)
             if SCALING:
                 tl.store(sums_1 + tl.program_id(0), tl.sum(weight * weight, 0))
@@ -257,7 +257,7 @@ def first_pass_kernel(
 
 @triton.jit
 def _cube_root(x):
-    """Of x >= 0, as csrc/cpu/optim.c has it."""
+    """Return the cube root of x >= 0, computed as in csrc/cpu/optim.c."""
     root = (x.to(tl.int32, bitcast=True) // 3 + 0x2A5119F2).to(tl.float32, bitcast=True)
     for _ in tl.static_range(3):
         root -= (root - x / (root * root)) * (1.0 / 3.0)
@@ -269,10 +269,10 @@ def one_pass_kernel(
     data, grad, state_1, state_2, state_3, copy, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """State and weights of one block, whose elements do not depend on each other. Grid: B.
+    """Update state and weights of one block, element by element. Grid: B.
 
-    state_1, state_2, state_3: float32 [n], None where the method has fewer; updates: int64, this one included; the
-    others as before.
+    state_1, state_2, state_3: float32 [n], None if the optimizer has fewer; updates: int64, includes this one; the
+    others as in `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
         place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
@@ -305,7 +305,7 @@ def one_pass_kernel(
 
 @triton.jit
 def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, BLOCK: tl.constexpr):
-    """Adds the blocks of each parameter in order. Grid: G.
+    """Add the block sums of each parameter in order. Grid: G.
 
     block_sums_1, block_sums_2: float32 [B]; first_blocks: int32 [G+1]; sums_1, sums_2: float64 [G].
     """
@@ -329,9 +329,10 @@ def second_pass_kernel(
     data, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """data -= lr * scale * update for one block. Grid: B.
+    """Compute data -= lr * scale * update for one block. Grid: B.
 
-    data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as before.
+    data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as in
+    `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
         place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)

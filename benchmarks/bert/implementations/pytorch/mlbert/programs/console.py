@@ -1,7 +1,4 @@
-"""Where the commands print and write, and what of other people's text may go to a terminal.
-
-How far a preparation step is: a bar on a terminal, otherwise a line now and then.
-"""
+"""Console output of the commands: tables, progress, and text from files made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -21,27 +18,27 @@ from rich.text import Text
 from mlbert.data.prepare.jobs import Progress
 from mlbert.host.errors import UserError
 
-_MOST_CHARACTERS = 2000  # of one text from a file
+_MOST_CHARACTERS = 2000  # per text from a file
 
 
 def standard_output() -> Console:
-    """As wide as the terminal or COLUMNS says, else 80 columns."""
+    """Return a console as wide as the terminal or COLUMNS, otherwise 80 columns."""
     return Console(highlight=False)
 
 
 def safe(text: object) -> str:
-    """Text from a file for a terminal: no markup of Rich's, no control characters, of a very long one the beginning."""
+    """Make text from a file safe for a terminal: no Rich markup, no control characters, shortened if very long."""
     return escape(printable(str(text)))
 
 
 def printable(text: str) -> str:
-    """Text without control characters, of a very long one the beginning."""
+    """Return text without control characters, shortened if very long."""
     cut = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in cut)
 
 
 def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """A table that fits the console: columns of text fold where numbers leave no room; the title is markup."""
+    """Return a table that fits the console: text columns fold to make room for numbers. ``title`` is Rich markup."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in texts:
         table.add_column(name, overflow="fold")
@@ -51,7 +48,7 @@ def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> 
 
 
 def write_page(path: Path, page: str) -> None:
-    """Writes an HTML page. UserError where that cannot be done."""
+    """Write an HTML page. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
@@ -63,16 +60,16 @@ def write_page(path: Path, page: str) -> None:
 
 LINE_SECONDS = 10.0
 
-console = Console()  # of all preparation commands
+console = Console()  # shared by all preparation commands
 
 
 def console_progress(output: Console = console) -> Progress:
-    """A bar with rate and remaining time on a terminal; elsewhere a line every 10 s and a last one."""
+    """Return a progress bar with rate and remaining time on a terminal; otherwise a line every 10 s and a last one."""
     return _Bars(output) if output.is_terminal else _Lines(output)
 
 
 class _Lines(Progress):
-    """For a log file: no control characters, few lines."""
+    """Progress for a log file: no control characters, few lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -83,15 +80,15 @@ class _Lines(Progress):
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """See `mlbert.data.prepare.jobs.Progress.task`."""
-        started = said = time.monotonic()
+        started = printed = time.monotonic()
         done = 0
 
         def advance(units: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed
             done += units
             now = time.monotonic()
-            if now - said >= LINE_SECONDS and done < total:
-                said = now
+            if now - printed >= LINE_SECONDS and done < total:
+                printed = now
                 rate = done / (now - started)
                 rest = f", {short_duration((total - done) / rate)} left" if rate else ""
                 self(f"{name}: {100 * done / total:.0f} % of {_amount(total, unit)}, {_amount(rate, unit)}/s{rest}")
@@ -105,7 +102,7 @@ class _Lines(Progress):
 
 
 class _Bars(_Lines):
-    """For a terminal; lines said in between scroll above the bar."""
+    """Progress for a terminal; other lines scroll above the bar."""
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
@@ -135,7 +132,7 @@ class _Rate(ProgressColumn):
 
 
 def _amount(count: float, unit: str) -> str:
-    """A count with a decimal prefix, for example ``1.5 GB`` or ``12.3 M sequences``."""
+    """Format a count with a decimal prefix, such as ``1.5 GB`` or ``12.3 M sequences``."""
     prefix = ""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(count) < 1000 or prefix == "T":
@@ -146,7 +143,7 @@ def _amount(count: float, unit: str) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """For example ``1 h 05 min``, ``3 min 20 s`` or ``12 s``."""
+    """Format a duration, such as ``1 h 05 min``, ``3 min 20 s`` or ``12 s``."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,12 +1,12 @@
-"""Rules for a masked-LM model on one's own text: from the text's size, the time and the machine to a run's settings.
+"""Rules that turn text size, training time and machine into settings for a masked-LM model on custom text.
 
-Pure arithmetic. A run gets as many tokens as fit its time; the shape and the vocabulary follow from the text and that
-number, batch, rate and schedule from the shape and the number of updates. Precision, which belongs to the processor, is
-`mlbert.ops.precision.small_model_precision`; the start of the weights is `mlbert.models.bert`.
+Pure arithmetic. A run gets as many tokens as fit its time. Model shape and vocabulary follow from the text and that
+number; batch, learning rate and schedule follow from the shape and the number of updates. Precision depends on the
+processor: see `mlbert.ops.precision.small_model_precision`. For weight initialization see `mlbert.models.bert`.
 
-Measured (records/2026-11-22_pretrain_epyc-2cpu, minutes on one core) were 2 layers x 128 and 4 x 256 with 16 sequences
-an update, rates of 3e-3 (better than 6e-3) and 2e-3, and this initialisation, mask rate and schedule, for a vocabulary
-of 4,096. What is said of longer runs and larger sizes extrapolates.
+Measured (records/2026-11-22_pretrain_epyc-2cpu, minutes on one core): 2 layers x 128 and 4 x 256 with 16 sequences per
+update, learning rates of 3e-3 (better than 6e-3) and 2e-3, and this initialization, mask rate and schedule, for a
+vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from mlbert.config.bert_config import BertConfig
 
 SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
-FLOPS_A_CORE = 40e9  # where no speed was measured: a guess at what one core trains with
+FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15
 INITIALIZER_RANGE = 0.05
-WARMUP, DECAY = 0.02, 0.5  # of the updates
+WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
 SEQUENCE_LENGTH = 128
 HEAD_SIZE = 32
 
@@ -29,7 +29,7 @@ TokensPerSecond = Callable[["SizeShape"], float] | float
 
 @dataclass(frozen=True)
 class SizeShape:
-    """A model's sizes: ModernBERT's form with global attention, RoPE, gated units and norms before the sublayers."""
+    """Model dimensions: ModernBERT with global attention, RoPE, a gated MLP and pre-LayerNorm."""
 
     layers: int
     hidden: int
@@ -39,7 +39,7 @@ class SizeShape:
 
     @property
     def flops_a_token(self) -> float:
-        """FLOPs of forward and backward of one token, a share of `MASK_RATE` predicted."""
+        """Forward and backward FLOPs per token, with a fraction `MASK_RATE` of the tokens predicted."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate
         head = MASK_RATE * (self.hidden**2 + self.hidden * self.vocabulary)
         return 6 * (self.layers * layer + head)
@@ -50,15 +50,15 @@ class Choice:
     """The settings of a run.
 
     Attributes:
-        shape: of the model.
+            shape: model dimensions.
         sequence_length: tokens.
-        sequences: in one update's batch.
-        learning_rate: of the plateau.
-        updates: in the time.
+            sequences: sequences per update.
+            learning_rate: learning rate of the plateau.
+            updates: updates that fit in the time.
         warmup, decay: updates before and after the plateau.
-        mask_rate, eval_mask_rate: share of tokens to predict in training and in evaluation.
-        betas, weight_decay, epsilon: of AdamW.
-        initializer_range: deviation of the matrices that are drawn.
+            mask_rate, eval_mask_rate: fraction of tokens to predict in training and in evaluation.
+            betas, weight_decay, epsilon: AdamW's parameters.
+            initializer_range: standard deviation of randomly initialized matrices.
         epochs: passes over the text.
     """
 
@@ -78,7 +78,7 @@ class Choice:
     epochs: float
 
     def config(self, vocab_size: int) -> BertConfig:
-        """The model's shape, with the vocabulary that was made of the text: it may be smaller than was asked for."""
+        """Return the model's config with the vocabulary's actual size, which can be smaller than requested."""
         return BertConfig(
             vocab_size=vocab_size,
             hidden_size=self.shape.hidden,
@@ -98,14 +98,14 @@ class Choice:
 def choose(
     corpus_tokens: int, seconds: float, size: str = "auto", cores: int = 1, tokens_per_second: TokensPerSecond = 0.0
 ) -> Choice:
-    """Settings for a text of so many tokens and a run of so many seconds.
+    """Choose settings for a text and a training time.
 
     Args:
-        corpus_tokens: of the training text, about; bytes / 4 where they were not counted.
-        seconds: of training.
-        size: a name of `SIZES`, or "auto": the largest that sees its own number of parameters 10 times in tokens.
-        cores: that compute.
-        tokens_per_second: measured, a number or a function of the shape; 0: guessed from the cores.
+            corpus_tokens: approximate tokens of the training text; bytes / 4 if not counted.
+            seconds: training time.
+            size: a name in `SIZES`, or "auto": the largest model that sees 10 tokens per parameter.
+            cores: cores used for training.
+            tokens_per_second: measured speed, a number or a function of the shape; 0 estimates it from the cores.
     """
     shapes = {name: _shape(corpus_tokens, *numbers) for name, numbers in SIZES.items()}
     speeds = {name: _speed(shape, cores, tokens_per_second) for name, shape in shapes.items()}
@@ -136,7 +136,7 @@ def choose(
 
 def _shape(corpus_tokens: int, layers: int, hidden: int) -> SizeShape:
     vocabulary = 4096 if corpus_tokens < 20_000_000 or hidden < 256 else 8192 if hidden < 768 else 16384
-    intermediate = 8 * hidden // 3 // 64 * 64  # two thirds of BERT's, as a gated unit has three matrices
+    intermediate = 8 * hidden // 3 // 64 * 64  # two thirds of BERT's, because a gated MLP has three matrices
     return SizeShape(layers, hidden, hidden // HEAD_SIZE, intermediate, vocabulary)
 
 
@@ -151,9 +151,9 @@ def _parameters(shape: SizeShape) -> int:
 
 
 def _sequences(tokens: float) -> int:
-    """About 3,000 updates and more: 2,048 tokens an update, and more only for long runs."""
-    wanted = tokens / 10_000 / SEQUENCE_LENGTH
-    return max(16, min(256, 1 << max(0, round(wanted)).bit_length()))
+    """Return the sequences per update: 2,048 tokens per update, and more only in long runs (over 3,000 updates)."""
+    target = tokens / 10_000 / SEQUENCE_LENGTH
+    return max(16, min(256, 1 << max(0, round(target)).bit_length()))
 
 
 def _learning_rate(shape: SizeShape) -> float:

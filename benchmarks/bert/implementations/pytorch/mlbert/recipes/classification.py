@@ -1,16 +1,16 @@
-"""Fine-tuning on a task: a class or a number for one text or a pair, from files with columns or one of GLUE's tasks.
+"""Fine-tuning for classification or regression of a text or a pair, from column files or for a GLUE task.
 
     python benchmarks/mosaic_bert/sequence_classification.py YAML load_path=WEIGHTS data.train=train.csv
     python benchmarks/mosaic_bert/glue.py YAML starting_checkpoint_load_path=WEIGHTS
 
-* weights    the encoder, and the pooler where there is one, of INIT_CHECKPOINT; the classifier is drawn
+* weights    encoder and (if present) pooler of INIT_CHECKPOINT; the classifier is initialized randomly
 * loss       mean cross-entropy, or squared error, over all sequences of the step
-* update     decoupled AdamW, decay on everything, nothing clipped
-* rate       a ramp, in the YAML files over 6 % of the steps, then a line; the first two updates have the rate 0, as in
-             Composer
-* data       unpadded; every epoch in an order of its own, or with SHUFFLE=none as the rows lie, as in the published
-             GLUE jobs; classes are those of the training file, which is read before the run starts
-* metrics    of all predictions, by scikit-learn and SciPy
+* update     decoupled AdamW, decay on every tensor, no gradient clipping
+* rate       linear warmup (6 % of the steps in the YAML files), then linear decay; the first two updates have rate 0,
+             as in Composer
+* data       unpadded, shuffled every epoch; with SHUFFLE=none in file order, as in the published GLUE jobs. The classes
+             come from the training file, which is read before the run starts
+* metrics    computed over all predictions by scikit-learn and SciPy
 """
 
 from __future__ import annotations

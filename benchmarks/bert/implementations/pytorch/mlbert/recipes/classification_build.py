@@ -1,4 +1,4 @@
-"""Builds the recipe `mlbert.recipes.classification`."""
+"""Build the recipe `mlbert.recipes.classification`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from mlbert.optim.loss_scale import LossScale
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import Method
 
-MOST_PADDING = 64  # a checkpoint's vocabulary may be filled up to a multiple of it
+MOST_PADDING = 64  # a checkpoint's vocabulary may be padded to a multiple of this
 
 Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
 
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Inputs that fit each other: shape, vocabulary, rows by the evaluation's name, and what the model is for."""
+    """Inputs that match each other: shape, vocabulary, training rows, evaluation rows by name, and the task."""
 
     shape: BertConfig
     train_data: str
@@ -56,7 +56,7 @@ class TaskInputs:
 
 
 def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, dict[str, Path]]:
-    """How the task's files look, the training file, and the evaluations' files by name."""
+    """Return the form of the task's files, the training file, and the evaluation files by name."""
     if task_config.task is not None:
         form, task = form_of_task(task_config.task), glue.TASKS[task_config.task]
         return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
@@ -66,14 +66,14 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
             "config.missing",
             "TEXT_COLUMNS",
             "and LABEL_COLUMN are not set",
-            "Name the columns of the task's files, or TASK",
+            "Set them to the columns of the task's files, or set TASK",
         )
     return TaskForm(columns, task_config.label_column, task_config.num_labels), data.input_dir, {"": data.eval_dir}
 
 
 def inspect(config: Configuration) -> TaskInputs:
-    """Reads the task's files, which say what the classes are, the vocabulary and the shape. Raises UserError: something
-    is missing or damaged, or they do not fit each other."""
+    """Read the task's files, which define the classes, and the vocabulary and shape. Raises UserError if something is
+    missing or damaged, or they do not match."""
     data, text, model = config[DataConfig], config[TextConfig], config[ModelConfig]
     form, train_file, eval_files = _files(data, config[TaskConfig])
     train = read_training(train_file, form)
@@ -99,13 +99,13 @@ def inspect(config: Configuration) -> TaskInputs:
         )
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
-        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set fewer")
+        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set a smaller value")
     identities = ",".join(rows.identity for rows in evaluations.values())
     return TaskInputs(shape, train.identity, identities, length, 1.0, tokenizer, train, evaluations, card)
 
 
 def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]) -> Method:
-    """The method's objects; texts become tokens in ``open``."""
+    """Return the method's objects. Texts are tokenized in ``open``."""
     for line in (line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings):
         warn(line)
     model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
@@ -158,8 +158,8 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
 def build_evaluation(
     config: Configuration, world: World, seed: int, warn: Callable[[str], None], inputs: TaskInputs | None = None
 ) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
-    """Model with starting weights, objective and evaluation rows. Raises UserError: the checkpoint is missing, damaged
-    or of another shape, or METRIC is none of the task's."""
+    """Return the model with starting weights, the objective and the evaluation set. Raises UserError if the checkpoint
+    is missing, damaged or of another shape, or METRIC is not one of the task's."""
     inputs = inputs or inspect(config)
     parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
     num_labels = inputs.card.num_labels
@@ -186,12 +186,12 @@ def _start(model: Classifier, config: ModelConfig, seed: int, world: World, warn
     model.initialize(seed)
     model.to(world.device)
     if config.init_checkpoint is None:
-        warn("warning: INIT_CHECKPOINT is none: every weight is drawn")
+        warn("warning: INIT_CHECKPOINT is none: all weights are initialized randomly")
         return
     drawn = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("classifier.")}
     missing = load_weights(model, config.init_checkpoint).missing
     with torch.no_grad():
-        for name, value in drawn.items():  # another task's may be of the same size
+        for name, value in drawn.items():  # the checkpoint's classifier may be of the same size, but for another task
             model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
-        warn(f"{config.init_checkpoint} has no pooler: it is drawn")
+        warn(f"{config.init_checkpoint} has no pooler: it is initialized randomly")

@@ -1,4 +1,4 @@
-"""DDP with Adam for large batches: every rank's gradient is clipped bucket by bucket while backward goes on.
+"""DDP with Adam for large batches: each rank's gradient is clipped bucket by bucket during backward.
 
     PYTHON=... DGXSYSTEM=<system> INPUT_DIR=... EVAL_DIR=... CHECKPOINTDIR_PHASE1=... ./run_multinode.sh
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub
@@ -6,12 +6,12 @@
 The method of Samsung's submissions to MLPerf Training v2.0 and v2.1 (open division), from their public description:
 
 * loss       mean over this rank's masked tokens plus mean over its sequences; the ranks' gradients are averaged
-* gradient   GRADIENT_CLIPPING=buckets: each full bucket is clipped to MAX_GRAD_NORM / sqrt(buckets) and its mean over
-             the ranks starts (`mlbert.distributed.bucket_clipping`); no pass over the whole gradient, no wait
-* update     Adam with decoupled decay, none for biases and LayerNorm
-* rate       a ramp that begins below step 0, then a line to END_LR at LR_DECAY_END; updates count from 1
-* data       single sequences; BIN_COUNTS of each rank's batch from each length bin, and EXCHANGE_PADDING deals them out
-             so that ranks have about equally many tokens (`mlbert.data.formats.order`)
+* gradient   GRADIENT_CLIPPING=buckets: each full bucket is clipped to MAX_GRAD_NORM / sqrt(buckets) and its all-reduce
+             starts at once (`mlbert.distributed.bucket_clipping`), without a pass over the full gradient or a wait
+* update     Adam with decoupled weight decay, none for biases and LayerNorm
+* rate       linear warmup that starts before step 0, then linear decay to END_LR at LR_DECAY_END; updates count from 1
+* data       unpacked sequences; each rank's batch has BIN_COUNTS sequences from each length bin, and EXCHANGE_PADDING
+             redistributes them so that ranks have about equally many tokens (`mlbert.data.formats.order`)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`."""
+    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`."""
     from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     return inputs.inspect(config[ModelConfig], config[DataConfig])

@@ -1,4 +1,4 @@
-"""Builds the recipe `mlbert.recipes.ddp_adam`."""
+"""Build the recipe `mlbert.recipes.ddp_adam`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mlbert.training.protocols import EvaluationSet, Method
 def build(
     config: Configuration, inputs: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
 ) -> Method:
-    """The method's objects; nothing of the data sets is touched before their ``open``."""
+    """Return the method's objects. The data sets are not read before their ``open``."""
     data, schedule = config[DataConfig], config[ScheduleConfig]
     compute = choose_compute(config[ComputeConfig], config[ModelConfig], world.device, warn)
     model = BertForPreTraining(inputs.shape, compute.dtype, fp8_products=compute.products)
@@ -81,7 +81,7 @@ def build_evaluation(
 def _update(
     config: Configuration, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
-    """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
+    """Return the flat buffers, their optimizer and the reduction of their gradients over the ranks."""
     optimizer, distributed = config[OptimizerConfig], config[DistributedConfig]
     refuse_sharding(distributed, "ddp_adam")
     flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(optimizer))

@@ -2,14 +2,15 @@
 
     benchmarks/bert/implementations/composer/run_and_time.sh -c methods      (or: mlbert train --config config.yaml)
 
-* model      MODEL_IMPLEMENTATION: our unpadded encoder, or Hugging Face's padded one; no pooler, no next-sentence head
-* loss       mean over all masked tokens of the step; next-sentence labels are not read
+* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one; no pooler, no
+             next-sentence head
+* loss       mean over all masked tokens of the step; next-sentence labels are ignored
 * update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
-* rate       a ramp, then a multiplier for each milestone passed; the second update repeats the first one's rate, 0, as
-             Composer's schedulers do (LR_FIRST_STEP=-1)
-* data       samples that were masked when they were made, one sequence a row
+* rate       linear warmup, then a multiplier for each milestone passed; the first two updates have rate 0, as with
+             Composer's schedulers (LR_FIRST_STEP=-1)
+* data       samples masked at preparation, one sequence per row
 
-Dropout is the shape's: MODEL_OPTIONS switches it off. RECIPE=masked_lm without a TOKENIZER is this recipe.
+The model shape sets dropout; MODEL_OPTIONS can disable it. RECIPE=masked_lm without a TOKENIZER is this recipe.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`. Raises UserError besides: MAX_SEQ_LENGTH, to which
+    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`. Also raises UserError if MAX_SEQ_LENGTH, to which
     Hugging Face's model pads, is more than the model's positions."""
     from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
@@ -32,7 +33,7 @@ def inspect(config: Configuration) -> Any:
     length, positions = config[DataConfig].max_seq_length or 0, found.shape.max_position_embeddings
     if length > positions:
         problem = f"is more than the model's {positions} positions"
-        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or fewer")
+        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or a smaller value")
     return found
 
 

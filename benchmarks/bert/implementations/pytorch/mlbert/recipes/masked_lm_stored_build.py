@@ -1,4 +1,4 @@
-"""Builds the recipe `mlbert.recipes.masked_lm_stored`."""
+"""Build the recipe `mlbert.recipes.masked_lm_stored`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mlbert.training.protocols import EvaluationSet, Method
 def build(
     config: Configuration, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
 ) -> Method:
-    """Return the method's objects. Nothing of the data sets is read before their ``open``."""
+    """Return the method's objects. The data sets are not read before their ``open``."""
     data, model_config, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
     compute = choose_compute(config[ComputeConfig], model_config, world.device, warn)
     model = make_masked_lm(model_config, data.max_seq_length, found.shape, compute)

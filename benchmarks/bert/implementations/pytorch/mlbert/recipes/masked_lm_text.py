@@ -1,16 +1,15 @@
-"""Masked-LM only on text: MosaicBERT, and a model of your own text.
+"""Masked-LM only on text: MosaicBERT, or a model trained on your own text.
 
     python benchmarks/mosaic_bert/main.py yamls/main/mosaic-bert-base-uncased.yaml
 
-* model      MODEL_IMPLEMENTATION: our unpadded encoder, or Hugging Face's padded one; no pooler, no next-sentence head
+* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one; no pooler, no
+             next-sentence head
 * loss       mean over all masked tokens of the step
 * update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
-* rate       as SCHEDULE says; the second update repeats the first one's rate, 0, as Composer's schedulers do
-             (LR_FIRST_STEP=-1)
-* data       texts that are tokenised ahead of need, cut into sequences, and masked anew at MASKING_RATE each time they
-             are read
+* rate       SCHEDULE; the first two updates have rate 0, as with Composer's schedulers (LR_FIRST_STEP=-1)
+* data       texts, tokenized ahead of use, cut into sequences, and masked again at MASKING_RATE at every read
 
-Dropout is the shape's: MODEL_OPTIONS switches it off. RECIPE=masked_lm with a TOKENIZER is this recipe.
+The model shape sets dropout; MODEL_OPTIONS can disable it. RECIPE=masked_lm with a TOKENIZER is this recipe.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.data.loading.text_run.inspect`."""
+    """Inspect the inputs; see `mlbert.data.loading.text_run.inspect`."""
     from mlbert.data.loading import text_run  # reads data sets: not needed for --help
 
     return text_run.inspect(config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig])

@@ -1,4 +1,4 @@
-"""Builds the recipe `mlbert.recipes.masked_lm_text`."""
+"""Build the recipe `mlbert.recipes.masked_lm_text`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from mlbert.training.protocols import EvaluationSet, Method
 def build(
     config: Configuration, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
 ) -> Method:
-    """Return the method's objects. Nothing of the data sets is read before their ``open``, except that a model of
-    ModernBERT's form starts with the frequencies of words in the first training texts."""
+    """Return the method's objects. The data sets are not read before their ``open``, except that a ModernBERT-style
+    model is initialized from the token frequencies of the first training texts."""
     data, model_config, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
     texts = data, config[TextConfig], config[CorpusConfig]
     compute = choose_compute(config[ComputeConfig], model_config, world.device, warn)
@@ -75,7 +75,7 @@ def build(
 def _export(
     output_dir: Path, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
 ) -> None:
-    """Write the weights, and LOGDIR/latest-rank0.pt for Composer's programs if they have such a model."""
+    """Write the weights, and LOGDIR/latest-rank0.pt if Composer's programs can load this model."""
     write_weights(model, folder, facts, vocabulary)
     if not model.config.is_rotary:
         write_composer(to_huggingface(model), model.config, output_dir / "latest-rank0.pt")
@@ -84,7 +84,7 @@ def _export(
 def build_evaluation(
     config: Configuration, world: World, seed: int, warn: Callable[[str], None]
 ) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """Return model, objective and samples; the training set is not read."""
+    """Return the model, objective and evaluation set. The training set is not read."""
     data, model_config = config[DataConfig], config[ModelConfig]
     texts = data, config[TextConfig], config[CorpusConfig]
     shape = text_run.inspect(model_config, *texts).shape

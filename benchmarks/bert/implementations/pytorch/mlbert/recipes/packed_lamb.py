@@ -2,14 +2,14 @@
 
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub      (or launch/run_and_time.sh)
 
-Up to MAX_SEQUENCES_PER_PACK sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB
-with bias correction, the gradient clipped to global norm 1.0 (GRADIENT_CLIPPING: when), no decay and no trust ratio
-for biases and LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step
-plus the mean over all its sequences, so that ranks and accumulation steps do not change it.
+Up to MAX_SEQUENCES_PER_PACK sequences share a row of max_seq_length tokens; attention stays within a sequence. LAMB
+with bias correction, gradient clipping to global norm 1.0 (GRADIENT_CLIPPING sets when), no weight decay or trust ratio
+for biases and LayerNorm, and polynomial learning-rate decay counted from step 0. The loss is the mean over all masked
+tokens of the step plus the mean over all its sequences, so it does not depend on ranks or accumulation steps.
 
-On the benchmark's data (BERT-large, from the phase-1 checkpoint) the goal is masked-LM accuracy 0.720, which the
-reference reaches after about 2.4 million samples at batch 448. On the text that Python carries (demo configuration,
-2 CPU cores) see the README for the target and the time.
+On the benchmark's data (BERT-large, from the phase-1 checkpoint) the target is a masked-LM accuracy of 0.720, which the
+reference reaches after about 2.4 million samples at batch 448. For the demo configuration (text shipped with Python,
+2 CPU cores), see the README for target and time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`."""
+    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`."""
     from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     return inputs.inspect(config[ModelConfig], config[DataConfig])

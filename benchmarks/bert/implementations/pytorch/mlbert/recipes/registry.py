@@ -1,4 +1,4 @@
-"""The recipes by name. A new one is a file that declares it, a file that builds it, and a line here."""
+"""The recipes by name. A new recipe needs a file that declares it, a file that builds it, and a line here."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
-    """Return the recipe of a name; ``masked_lm`` is the one on text if TOKENIZER is given.
+    """Return a recipe by name; ``masked_lm`` is `masked_lm_text` if TOKENIZER is set, else `masked_lm_stored`.
 
     Args:
         name: value of RECIPE.
         peek: returns the raw value of a setting by key.
 
     Raises:
-        UserError: there is no such recipe, or it runs elsewhere.
+        UserError: the recipe does not exist, or runs in TensorFlow.
     """
     if name == MASKED_LM:
         return masked_lm_stored.RECIPE if says_none(peek("tokenizer")) else masked_lm_text.RECIPE
@@ -34,6 +34,6 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
     if name not in RECIPES:
         known = [*RECIPES, MASKED_LM]
         near = nearest(name, known)
-        hint = f"Did you mean {near}?" if near else f"There are {', '.join(sorted(known))}"
+        hint = f"Did you mean {near}?" if near else f"Choose from {', '.join(sorted(known))}"
         raise UserError("config.choice", f"RECIPE={name}", "no such recipe", hint)
     return RECIPES[name]

@@ -1,1 +1,1 @@
-"""What finished runs reached: numbers read from MLPerf logs, anybody's, and the page that shows them."""
+"""Reports on finished runs: numbers from MLPerf logs of any submitter, and the page that shows them."""

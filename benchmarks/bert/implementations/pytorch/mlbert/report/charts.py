@@ -1,7 +1,4 @@
-"""Figures with a bar or a strip for each run or system: times, where the time went, samples to the target.
-
-Figures over the course of the runs: accuracy, loss and learning rate, speed.
-"""
+"""Figures of a report: bars or strips per run or system, and curves over the course of the runs."""
 
 from __future__ import annotations
 
@@ -41,19 +38,19 @@ from mlbert.report.svg import (
     time_unit,
 )
 
-_LEAST_SHARE = 0.01  # of the time, that is still seen
-_BAR = 0.68  # height, of the distance between rows
+_LEAST_SHARE = 0.01  # of the time; smaller parts are not visible
+_BAR = 0.68  # height relative to the row distance
 _PARTS = (
     ("untimed", "grid", "before run_start, not timed"),
     ("start", "s3", "run_start to the first step"),
     ("training", "s0", "training"),
     ("evaluation", "s1", "evaluation"),
-    ("other", "s2", "neither: between steps"),
+    ("other", "s2", "other: between steps"),
 )
 
 
 def times_to_train(results: Sequence[Result]) -> Chart | None:
-    """A bar for each run of one system; a strip for each of several."""
+    """Draw one bar per run for a single system, or one strip per system."""
     return _times_of_runs(results[0]) if len(results) == 1 else _times_of_systems(results)
 
 
@@ -71,7 +68,7 @@ def _times_of_runs(result: Result) -> Chart | None:
         colours = [style_of_mark(result, run).colour for run, _ in runs]
         axes.barh(range(len(runs)), values, color=colours, height=_BAR, linewidth=0)
         label_rows(axes, [shorten(f"run {run.name}", 16) for run, _ in runs])
-        for row, value in enumerate(values if len(runs) <= MOST_ROWS else ()):  # a column at the right
+        for row, value in enumerate(values if len(runs) <= MOST_ROWS else ()):  # values in a column on the right
             axes.annotate(f"{value:.{digits}f}", (1, row), xycoords=("axes fraction", "data"), ha="right", va="center")
         if mean is not None:
             axes.axvline(mean, color=colour("ink"), linewidth=1.1, linestyle=DASHED)
@@ -104,7 +101,7 @@ def _times_of_systems(results: Sequence[Result]) -> Chart | None:
 
 
 def samples_to_target(results: Sequence[Result]) -> Chart | None:
-    """How many samples the runs needed: one strip a system, with its reference."""
+    """Draw the samples to the target: one strip per system, with its reference."""
     values = [finite(run.samples_to_target for run in result.runs) for result in results]
     if not any(values):
         return None
@@ -129,7 +126,7 @@ def samples_to_target(results: Sequence[Result]) -> Chart | None:
 
 
 def where_time_went(results: Sequence[Result]) -> Chart | None:
-    """Stacked bars: of each run, or in percent of the runs of each system."""
+    """Draw stacked bars: per run, or per system in percent."""
     rows = _rows_of_times(results)
     if not rows:
         return None
@@ -167,7 +164,7 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
 
 
 def _rows_of_times(results: Sequence[Result]) -> list[tuple[str, list[float]]]:
-    """(label, seconds of each part) of each run, or of all runs of each system."""
+    """Return (label, seconds of each part) per run, or per system summed over its runs."""
     rows = []
     for result in results:
         parts = [
@@ -184,19 +181,19 @@ def _rows_of_times(results: Sequence[Result]) -> list[tuple[str, list[float]]]:
 
 
 def _note_on_times(results: Sequence[Result]) -> str:
-    """What the logs do not tell apart."""
+    """Return a note on parts that the logs do not separate."""
     times = [run.times for result in results for run in result.runs if run.times is not None]
     if all(time.evaluation is None for time in times):
-        return "These logs do not say when an evaluation began: it is counted as training."
+        return "These logs do not record when evaluations start: they are counted as training."
     if any(time.evaluation is None for time in times):
-        return "Where logs do not say when an evaluation began, it is counted as training."
+        return "Some logs do not record when evaluations start: there they are counted as training."
     if any(time.other is None for time in times):
-        return "Pauses between steps, for data or checkpoints, are counted as training: logs do not tell them apart."
+        return "Pauses between steps, for data or checkpoints, are counted as training: logs do not separate them."
     return ""
 
 
 def _paint_boxes(axes: Axes, values: Sequence[Sequence[float]]) -> None:
-    """The middle half of each row."""
+    """Draw the interquartile range of each row."""
     for row, numbers in enumerate(values):
         if len(numbers) >= 4:
             low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
@@ -207,7 +204,7 @@ def _paint_boxes(axes: Axes, values: Sequence[Sequence[float]]) -> None:
 def _paint_strips(
     axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], means: Sequence[float | None]
 ) -> None:
-    """A row of dots for each system, with its olympic mean."""
+    """Draw a row of dots per system, with its olympic mean."""
     for row, (numbers, mean) in enumerate(zip(values, means, strict=True)):
         heights = [row + (index % 5 - 2) * 0.09 for index in range(len(numbers))]
         shade = style_of_system(row).colour
@@ -221,17 +218,17 @@ def _paint_strips(
 
 
 _MOST_POINTS = 20_000  # in one figure
-_LEAST_POINTS = 4  # of a curve
+_LEAST_POINTS = 4  # per curve
 _MOST_TARGETS = 3
 _CROWDED, _SHOWN = (
     0.15,
     0.2,
-)  # of the way from the lowest accuracy to the target: where half of the evaluations lie; shown
+)  # distance below the target, relative to the lowest accuracy: of the median, and to show
 _Curves = Sequence[tuple[Style, Points]]
 
 
 def accuracy(results: Sequence[Result], over: str) -> Chart | None:
-    """Accuracy at each evaluation of all runs, over ``samples`` or ``seconds``, with target and reference."""
+    """Draw the accuracy of all runs over ``samples`` or ``seconds``, with target and reference."""
     curves = [(style, [(getattr(e, over), e.accuracy) for e in run.evaluations]) for _, run, style in styled(results)]
     if not any(points for _, points in curves):
         return None
@@ -263,7 +260,7 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
 
 
 def _near_target(curves: _Curves, targets: Sequence[float]) -> float | None:
-    """Where the accuracy axis begins if most evaluations of the runs crowd at the target; None for the whole range."""
+    """Return the lower end of the accuracy axis if most evaluations are close to the target, else None."""
     values = [value for _, points in curves for _, value in points]
     low, middle = min(values), statistics.median(values)
     if not targets or low >= targets[0] or middle < targets[0] - _CROWDED * (targets[0] - low):
@@ -272,7 +269,7 @@ def _near_target(curves: _Curves, targets: Sequence[float]) -> float | None:
 
 
 def metric(results: Sequence[Result], name: str, title: str) -> Chart | None:
-    """A quantity of metrics.jsonl; None where no run has it."""
+    """Draw a quantity of metrics.jsonl; None if no run has it."""
     curves = [(style, run.metric(name)) for _, run, style in styled(results)]
     if not any(points for _, points in curves):
         return None
@@ -283,7 +280,7 @@ def metric(results: Sequence[Result], name: str, title: str) -> Chart | None:
 
 
 def speeds(results: Sequence[Result]) -> Chart | None:
-    """Samples a second of each stretch of training between evaluations."""
+    """Draw the samples per second between evaluations."""
     counts = [result.accelerators or 0 for result in results]
     is_shared = len(results) > 1 and min(counts) > 0
     divisors = {id(result): count if is_shared else 1 for result, count in zip(results, counts, strict=True)}
@@ -299,15 +296,15 @@ def speeds(results: Sequence[Result]) -> Chart | None:
         logarithmic(axes, "y", [speed for _, points in curves for _, speed in points])
         in_thousands(axes, "y")
 
-    title = f"Samples a second{' and accelerator' if is_shared else ''} between evaluations"
+    title = f"Samples per second{' and accelerator' if is_shared else ''} between evaluations"
     mixed = [r.system.name for r in results if any(run.times and run.times.evaluation is None for run in r.runs)]
-    note = f"With evaluations where logs do not time them: {', '.join(mixed)}." if mixed else ""
+    note = f"Includes evaluations, because the logs do not time them: {', '.join(mixed)}." if mixed else ""
     description = "Speed of training over the course of every run."
     return Chart(title, draw("speed", title, description, (WIDTH, HEIGHT), paint), keys_of(results), note)
 
 
 def _paint_curves(axes: Axes, curves: _Curves, over: str, marker: str = ".") -> None:
-    """The curves with their x axis; thinned where there are too many points for a page."""
+    """Draw curves and their x axis, thinned if there are too many points for a page."""
     most = max(_MOST_POINTS // len(curves), _LEAST_POINTS)
     ends = [points[-1][0] for _, points in curves if points and points[-1][0] > 0] or [1.0]
     is_wide = len({style.variable for style, _ in curves}) > 1 and max(ends) > LOG_FROM * min(ends)

@@ -1,4 +1,4 @@
-"""The page of a pre-training run on one's own text."""
+"""The report page of a pre-training run on custom text."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def own_text_page(
     guesses: Sequence[Sequence[str]],
     facts: Mapping[str, object],
 ) -> str:
-    """The whole page.
+    """Return the HTML page.
 
     Args:
-        headline: the result in large letters, and what it is.
-        tiles: numbers with what they are.
+            headline: the result in large letters, and its description.
+            tiles: numbers with their descriptions.
         metrics: the run's metrics.jsonl.
         baselines: predictor to accuracy.
-        guesses: sentence, word that stood there, and guesses.
-        facts: of the run, name to value.
+            guesses: sentence, masked word, and guesses.
+            facts: facts about the run, name to value.
     """
     accuracy, loss = _points(metrics, "evaluation", "eval_accuracy"), _points(metrics, "step", "loss")
     charts = [_chart("Held-out accuracy", accuracy, baselines), _chart("Training loss", loss, {})]
@@ -41,7 +41,7 @@ def own_text_page(
         .get_template("own_text.html")
         .render(
             title=name,
-            brand="BERT pre-training on own text",
+            brand="BERT pre-training on custom text",
             words="",
             headline=Headline(*headline, [Tile(*tile) for tile in tiles]),
             charts=[chart for chart in charts if chart is not None],

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no network, no script, light and dark, on a phone and on paper."""
+"""The report as one HTML page that works offline, without scripts, in light and dark mode, on phones and on paper."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 
 class Tile(NamedTuple):
-    """A number with what it is."""
+    """A number and its description."""
 
     value: str
     words: str
 
 
 class Headline(NamedTuple):
-    """The result in large letters, and what goes with it."""
+    """The result in large letters, its description, and further numbers."""
 
     value: str
     words: str
@@ -36,7 +36,7 @@ class Headline(NamedTuple):
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """The whole page of one system or more."""
+    """Return the HTML page for one or more systems."""
     lone = results[0] if len(results) == 1 else None
     hyperparameters = tables.hyperparameters(results)
     colours = [style_of_system(index).variable for index in range(len(results))]
@@ -65,7 +65,7 @@ def report_page(results: Sequence[Result]) -> str:
 
 
 def findings_page(findings: Sequence[Finding], subject: str) -> str:
-    """What `mlbert submission check` found, as a page of the same look."""
+    """Return the findings of `mlbert submission check` as an HTML page in the same style."""
     num_errors = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_errors} of {len(findings)} checks failed" if num_errors else "Nothing failed"
     counts = [Tile(str(sum(f.outcome is outcome for f in findings)), outcome.value.lower()) for outcome in Outcome]
@@ -75,7 +75,7 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
 
 
 def _headline(result: Result) -> Headline:
-    """The result of one system."""
+    """Return the headline for one system."""
     value = tables.time_to_train(result).capitalize()
     return Headline(value, tables.meaning(result), [tile for tile in _tiles(result) if tile.value not in ("-", "")])
 
@@ -101,7 +101,7 @@ def _tiles(result: Result) -> list[Tile]:
 
 
 def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
-    """Figures by section; empty sections are left out."""
+    """Return the figures by section, without empty sections."""
     sections = (
         ("Learning", [charts.accuracy(results, "samples"), charts.accuracy(results, "seconds")]),
         ("Time", [charts.times_to_train(results), charts.where_time_went(results)]),
@@ -119,7 +119,7 @@ def _peaks(results: Sequence[Result]) -> list[tuple[str, str, str]]:
 
 
 def _findings(result: Result) -> list[Finding]:
-    """What our own checks say of the logs, worst first."""
+    """Return the findings of our own checks on the logs, worst first."""
     system = result.system
     logs = [run.source.log for run in result.runs]
     findings = run_checks(ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name)
@@ -129,7 +129,7 @@ def _findings(result: Result) -> list[Finding]:
 
 @cache
 def environment() -> Environment:
-    """Of the templates."""
+    """Return the Jinja environment for the templates."""
     loader = PackageLoader("mlbert.report")
     return Environment(
         loader=loader,
@@ -142,5 +142,5 @@ def environment() -> Environment:
 
 
 def _without_controls(value: object) -> object:
-    """A text, escaped or not, with a sign for each character that HTML forbids or that turns the writing round."""
+    """Replace characters that HTML forbids or that change the writing direction."""
     return type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)) if isinstance(value, str) else value

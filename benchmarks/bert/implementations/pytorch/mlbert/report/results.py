@@ -1,7 +1,4 @@
-"""The numbers of a system: what its runs come to by the rules, how they compare with the reference, share of peak.
-
-What the benchmark's reference says of a batch size: its hyper-parameters, and what a mean below its own costs.
-"""
+"""The numbers of a system: olympic mean, comparison with the reference convergence points, share of peak."""
 
 from __future__ import annotations
 
@@ -31,30 +28,32 @@ _FILE = f"rcp_checker/training_{RULESET}/rcps_bert.json"
 
 @cache
 def _hyperparameters() -> dict[int, dict[str, float]]:
-    """Batch size to hyper-parameters, from the official checker's own file."""
+    """Return hyper-parameters by batch size, from the official checker's file."""
     text = resources.files("mlperf_logging").joinpath(_FILE).read_text(encoding="utf-8")
     return {int(point["BS"]): point["Hyperparams"] for point in json.loads(text).values()}
 
 
 def nearest_hyperparameters(global_batch_size: float) -> tuple[int, Mapping[str, float]]:
-    """Those of the reference point with the most similar batch size, and that batch size."""
+    """Return the batch size and hyper-parameters of the reference point with the most similar batch size."""
     known = _hyperparameters()
     batch = min(known, key=lambda size: max(size / global_batch_size, global_batch_size / size))
     return batch, known[batch]
 
 
 def scaling(mean_samples: float, point: ReferencePoint) -> float | None:
-    """What the official score multiplies the time by: more than 1 where a submission needed fewer samples than the
-    reference, None where it needed too few."""
+    """Return the factor of the official score on the time.
+
+    It is above 1 if a submission needed fewer samples than the reference; None if it needed too few.
+    """
     if mean_samples < point.min_mean_samples:
         return None
     return max(point.mean_samples / mean_samples, 1.0)
 
 
 FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
-_LEAST_RUNS = 3  # of an olympic mean
+_LEAST_RUNS = 3  # for an olympic mean
 
-# Dense 16-bit peak of one accelerator in TFLOP/s, from its data sheet; the first name that fits counts.
+# Dense 16-bit peak of one accelerator in TFLOP/s, from its data sheet; the first matching name counts.
 _PEAKS = (
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -64,49 +63,49 @@ _PEAKS = (
     ("H100", 989.4),
     ("A100", 312.0),
 )
-# BERT-large, forward and backward, of an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
+# BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
 # square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
 TERAFLOPS_PER_SEQUENCE = 0.4986
 
 
 @dataclass(frozen=True)
 class ResultValue:
-    """A hyper-parameter in all runs of a system."""
+    """A hyper-parameter's value over all runs of a system."""
 
-    text: str  # the value, or all that there are
-    differs: bool  # between the runs
+    text: str  # the value, or all values
+    differs: bool  # True if it differs between runs
 
 
 @dataclass(frozen=True)
 class Result:
-    """A system with its runs."""
+    """A system and its runs."""
 
     system: System
     runs: Sequence[ReportedRun]
 
     def logged(self, key: str) -> Any:
-        """The value of a key in the first log that has it."""
+        """Return the value of a key in the first log that has it."""
         return next((v for run in self.runs if (v := run.source.log.value(key)) is not None), None)
 
     @property
     def ours(self) -> bool:
-        """Whether this code wrote the logs."""
+        """True if this code wrote the logs."""
         return all(is_ours(run.source.log) for run in self.runs)
 
     @cached_property
     def num_converged(self) -> int:
-        """Runs that reached the target."""
+        """Number of runs that reached the target."""
         return sum(run.succeeded for run in self.runs)
 
     @cached_property
     def olympic_seconds(self) -> float | None:
-        """Olympic mean of the times to train; infinite where two runs or more missed the target, None for less than
-        three runs."""
+        """Olympic mean of the times to train; infinite if two or more runs missed the target, None for fewer than three
+        runs."""
         return _olympic([run.score for run in self.runs])
 
     @cached_property
     def marks(self) -> Mapping[str, str]:
-        """Run to what is to be said of it: left out of the mean, or no time at all."""
+        """Notes by run: excluded from the mean, or missed the target."""
         marks = {run.name: MISSED for run in self.runs if not run.succeeded}
         if len(self.runs) >= _LEAST_RUNS:
             by_score = sorted(self.runs, key=lambda run: run.score)
@@ -121,39 +120,41 @@ class Result:
 
     @cached_property
     def batch(self) -> float | None:
-        """Sequences of a step."""
+        """Sequences per step."""
         size = number(self.logged("global_batch_size"))
         return size if size is not None and size > 0 else None
 
     @cached_property
     def accelerators(self) -> int | None:
-        """Of all nodes; None where no system description tells."""
+        """Accelerators of all nodes; None if there is no system description."""
         counts = [(self.system.facts or {}).get(key) for key in ("number_of_nodes", "accelerators_per_node")]
         numbers = [int(str(count)) for count in counts if str(count).isdecimal() and len(str(count)) < 8]
         return numbers[0] * numbers[1] if len(numbers) == 2 else None
 
     @property
     def is_benchmark(self) -> bool:
-        """Whether it is the benchmark's own task: its target on its evaluation set."""
+        """True for the benchmark's own task: its target on its evaluation set."""
         evaluated = self.logged("eval_samples")
         return self.target == TARGET_MLM_ACCURACY and evaluated in (None, NUM_EVAL_SAMPLES)
 
     @cached_property
     def reference(self) -> ReferencePoint | None:
-        """The reference convergence point of its batch size."""
+        """The reference convergence point of this batch size."""
         return reference_point(int(self.batch)) if self.is_benchmark and self.batch and self.batch < 1e9 else None
 
     @cached_property
     def mean_samples(self) -> float | None:
-        """Olympic mean of the samples to the target, over the runs that reached it where one did not."""
-        told = finite(run.samples_to_target for run in self.runs)
-        if len(told) < len(self.runs) and len(told) >= _LEAST_RUNS - 1:
-            return math.fsum(sorted(told)[1:]) / (len(told) - 1)  # the one without is the slowest
-        return _olympic(told)
+        """Olympic mean of the samples to the target; over the runs that reached it if one did not."""
+        samples = finite(run.samples_to_target for run in self.runs)
+        if len(samples) < len(self.runs) and len(samples) >= _LEAST_RUNS - 1:
+            return math.fsum(sorted(samples)[1:]) / (
+                len(samples) - 1
+            )  # the run that missed the target counts as the slowest
+        return _olympic(samples)
 
     @cached_property
     def scaling(self) -> float | None:
-        """Factor of the official score (closed division); None where it is not known or the runs were too fast."""
+        """Factor of the official score (closed division); None if unknown or the runs needed too few samples."""
         is_closed = self.logged("submission_division") == "closed"
         if not is_closed or self.reference is None or self.mean_samples is None:
             return None
@@ -161,19 +162,19 @@ class Result:
 
     @cached_property
     def samples_per_second(self) -> float | None:
-        """Median over the runs of samples a second, evaluations included."""
+        """Median over the runs of samples per second, evaluations included."""
         rates = finite(run.samples_per_second for run in self.runs)
         return statistics.median(rates) if rates else None
 
     @cached_property
     def training_speed(self) -> float | None:
-        """Median over the runs of samples a second between evaluations."""
+        """Median over the runs of samples per second between evaluations."""
         rates = finite(samples_per_second(run.source.log) for run in self.runs)
         return statistics.median(rates) if rates else None
 
     @cached_property
     def peak_shares(self) -> Mapping[str, float]:
-        """What the share is of -> model FLOP/s as a share of it: measured by the runs, or published."""
+        """Model FLOP/s relative to a peak, by the peak's name: measured by the runs, or published."""
         measured = finite(number(run.source.summary.get("share_of_gemm_peak")) for run in self.runs)
         if measured:
             return {"measured matrix-product peak": statistics.median(measured)}
@@ -186,7 +187,7 @@ class Result:
 
     @cached_property
     def hyperparameters(self) -> Mapping[str, ResultValue]:
-        """Key to value, in the order of the logs."""
+        """Values by key, in the order of the logs."""
         values: dict[str, dict[str, None]] = {}
         for run in self.runs:
             logged = {e.key: plain(e.value) for e in reversed(run.source.log.events) if is_hyperparameter(e.key)}
@@ -198,7 +199,7 @@ class Result:
 
     @cached_property
     def reference_hyperparameters(self) -> tuple[int, Mapping[str, str]] | None:
-        """Batch size and hyper-parameters of the reference point that is nearest."""
+        """Batch size and hyper-parameters of the nearest reference point."""
         if not self.is_benchmark or not self.batch:
             return None
         batch, values = nearest_hyperparameters(self.batch)
@@ -207,12 +208,12 @@ class Result:
 
 
 def read_result(system: System) -> Result:
-    """The numbers of a system."""
+    """Read the runs of a system."""
     return Result(system, [read_run(source) for source in system.sources])
 
 
 def plain(value: object) -> str:
-    """A logged value as text; 3680.0 and 3680 are one."""
+    """Return a logged value as text; 3680.0 and 3680 give the same."""
     value_as_number = number(value)
     return str(value) if value_as_number is None else f"{value_as_number:.10g}"
 

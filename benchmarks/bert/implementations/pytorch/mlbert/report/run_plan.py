@@ -1,7 +1,7 @@
-"""What a resolved configuration amounts to, before anything runs: batch, evaluations, samples and time to expect.
+"""Plan a run from its resolved configuration: batch, evaluations, expected samples and time.
 
-Arithmetic on settings and on the rules only; nothing here looks at data or at a device. What cannot be known (the speed
-of a machine, where an own target is reached) is said to be unknown.
+Uses only settings and the rules, never data or devices. Unknown quantities (the speed of a machine, when a custom
+target is reached) are reported as unknown.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
-_MOST_STEPS_OVER = 1.05  # a batch may be a little off its nominal size: packs are not all equally full
+_MOST_STEPS_OVER = 1.05  # batches can differ from the nominal size, because packs are not equally full
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Lines to print and warnings, each one sentence or less than a line."""
+    """Lines to print, and warnings; each is at most one sentence."""
 
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -49,13 +49,13 @@ def make_plan(
     environ: Mapping[str, str],
     samples_per_second: float | None = None,
 ) -> RunPlan:
-    """The plan of one run, and of a job's NEXP runs.
+    """Return the plan of one run, and of a job's NEXP runs.
 
     Args:
         data, model, schedule, distributed, evaluation, run, submission: the run's settings.
-        world_size: ranks.
-        environ: exports of launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
-        samples_per_second: training speed of all ranks together, as measured; ``None`` when unknown.
+            world_size: number of ranks.
+            environ: exports of the launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
+            samples_per_second: measured training speed of all ranks together, or None.
     """
     batch = rules.global_batch_size(data.train_batch_size, world_size, data.average_packing_rate)
     limit = min(schedule.max_steps * batch, run.max_samples_termination)
@@ -88,7 +88,7 @@ def make_plan(
 
 
 def planned_world_size(environ: Mapping[str, str]) -> int | None:
-    """DGXNNODES x DGXNGPU of a sourced config; ``None`` without one."""
+    """Return DGXNNODES x DGXNGPU of a sourced config, or None."""
     counts = [environ.get(name, "") for name in ("DGXNNODES", "DGXNGPU")]
     if not all(count.isdecimal() and int(count) > 0 for count in counts):
         return None
@@ -96,15 +96,15 @@ def planned_world_size(environ: Mapping[str, str]) -> int | None:
 
 
 def walltime_minutes(text: str) -> float:
-    """Minutes of a time limit in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+    """Return the minutes of a time limit in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
 
     Raises:
-        UserError: another form.
+            UserError: the text has another form.
     """
     match = _WALLTIME.fullmatch(text.strip())
     if match is None:
         raise UserError(
-            "config.value", "WALLTIME", f"'{text}' is no time limit of sbatch", "Give minutes, or H:M:S, or D-H:M:S"
+            "config.value", "WALLTIME", f"'{text}' is not an sbatch time limit", "Give minutes, or H:M:S, or D-H:M:S"
         )
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
@@ -118,32 +118,32 @@ def walltime_minutes(text: str) -> float:
 def _expected_samples(
     evaluation: EvaluationConfig, point: rules.ReferencePoint | None, end: int | None, limit: int
 ) -> tuple[int | None, str]:
-    """The evaluation at which the target is to be expected, and why there.
+    """Return the samples at the evaluation expected to reach the target, and the reason.
 
-    The first at or after the reference's mean; where there is none, or training ends before it, the last one before the
-    schedule's end; None where neither is known.
+    This is the first evaluation at or after the reference's mean. If there is no mean, or training ends before it, it
+    is the last evaluation before the schedule's end; None if neither is known.
     """
     if evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
         return None, ""
     if point is not None and (end is None or point.mean_samples <= limit):
         beyond = max(0.0, point.mean_samples - evaluation.eval_iter_start_samples)
         evaluations = math.ceil(beyond / evaluation.eval_iter_samples)
-        why = "that follows the reference's average"
+        why = "after the reference's average"
     elif end is not None and end >= evaluation.eval_iter_start_samples:
         evaluations = _evaluations(evaluation, end) - 1
-        why = "that is the last before the schedule's end"
+        why = "last before the schedule's end"
     else:
         return None, ""
     return evaluation.eval_iter_start_samples + evaluations * evaluation.eval_iter_samples, why
 
 
 def _evaluations(evaluation: EvaluationConfig, samples: int) -> int:
-    """How many there are up to so many samples."""
+    """Return the number of evaluations up to this many samples."""
     return max(0, (samples - evaluation.eval_iter_start_samples) // evaluation.eval_iter_samples + 1)
 
 
 def _decay_samples(config: ScheduleConfig, batch: int) -> int | None:
-    """Samples until the decay ends, where LR_DECAY_END says that it ends before the training does."""
+    """Return the samples until the decay ends if LR_DECAY_END is before the end of training, else None."""
     end = config.lr_decay_end
     if end is None or "lr_decay_end" not in SCHEDULE_SETTINGS[config.schedule] or end >= config.max_steps:
         return None
@@ -171,10 +171,10 @@ def _number_or_all(number: int | None) -> str:
 def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str) -> str:
     if expected is None and evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
         wanted, target = rules.TARGET_MLM_ACCURACY, evaluation.target_metric
-        return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
+        return f"unknown; the reference defines them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
     if expected is None:
         return "unknown; there is no reference point"
-    return f"{expected:,}, the evaluation (number {_evaluations(evaluation, expected)}) {why}"
+    return f"{expected:,}, at evaluation {_evaluations(evaluation, expected)}, the {why}"
 
 
 def _decay_lines(schedule: ScheduleConfig, evaluation: EvaluationConfig, end: int | None) -> list[str]:
@@ -189,7 +189,7 @@ def _decay_lines(schedule: ScheduleConfig, evaluation: EvaluationConfig, end: in
 def _communication_words(
     model: ModelConfig, distributed: DistributedConfig, world_size: int, environ: Mapping[str, str]
 ) -> str:
-    """What the gradient and a sharded optimizer's weights cost the network, as `bytes_a_step` counts it."""
+    """Describe the network traffic of the gradient and a sharded optimizer's weights, as in `bytes_a_step`."""
     if world_size == 1:
         return "none, one rank"
     try:
@@ -200,23 +200,23 @@ def _communication_words(
     sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[distributed.sharded_optimizer]
     sizes = _BYTES[distributed.weights_allgather], _BYTES[distributed.gradient_reduction]
     sent = bytes_a_step(parameters, world_size, sharers, *sizes)
-    return f"each rank sends and receives {sent / 1e9:.3f} GB a step for {parameters:,} parameters"
+    return f"each rank sends and receives {sent / 1e9:.3f} GB per step for {parameters:,} parameters"
 
 
 def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: int, gradient_bytes: int = 4) -> float:
-    """Bytes that each rank sends, and receives, for one optimizer step's gradient and weights.
+    """Return the bytes that each rank sends, and receives, for the gradient and weights of one optimizer step.
 
-    With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B, a reduce-scatter and an all-gather half of it each
-    (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009), the least there
-    is. Where S ranks share the optimizer, their gradient is reduce-scattered, each part is summed over the N / S
-    groups, and the weights are gathered. Elements that a buffer is padded with, norms and metrics are not counted.
+    With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B; a reduce-scatter and an all-gather cost half of it
+    each (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009). This is the
+    minimum. If S ranks share the optimizer, their gradient is reduce-scattered, each part is summed over the N / S
+    groups, and the weights are gathered. Buffer padding, norms and metrics are not counted.
 
     Args:
         parameters: elements of the gradient.
         world_size: N.
-        sharers: S, 1 where every rank updates everything.
-        weight_bytes: of one weight as a sharded optimizer hands it out.
-        gradient_bytes: of one element of the gradient; in bfloat16 its all-to-all and all-gather cost a ring's halves.
+            sharers: S; 1 if every rank updates everything.
+            weight_bytes: bytes per weight in a sharded optimizer's all-gather.
+            gradient_bytes: bytes per gradient element; in bfloat16, all-to-all and all-gather cost half a ring each.
     """
     groups = world_size // sharers
     scattered = gradient_bytes * parameters * (sharers - 1) / sharers
@@ -231,9 +231,9 @@ def _time(
     runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
     given = environ.get("WALLTIME", "")
     walltime = walltime_minutes(given) if given else None
-    told = f"WALLTIME {given}" if given else "WALLTIME is not set"
+    limit_text = f"WALLTIME {given}" if given else "WALLTIME is not set"
     if samples_per_second is None:
-        lines = [f"expected time: unknown; give --samples-per-second N as a run of this machine measured it; {told}"]
+        lines = [f"expected time: unknown; give --samples-per-second N measured on this machine; {limit_text}"]
         seconds = config.max_seconds
         what = f"{runs} runs of MAX_SECONDS {seconds:g}" if seconds is not None else ""
     else:
@@ -242,13 +242,13 @@ def _time(
         if config.max_seconds is not None and config.max_seconds < seconds:
             kind, seconds = "at most", config.max_seconds
         lines = [
-            f"expected time: {kind} {seconds:,.0f} s a run at {samples_per_second:g} samples/s, {runs} runs "
-            f"{runs * seconds / 60:,.1f} minutes; start-up, evaluation and compilation come on top; {told}"
+            f"expected time: {kind} {seconds:,.0f} s per run at {samples_per_second:g} samples/s, {runs} runs "
+            f"{runs * seconds / 60:,.1f} minutes; plus start-up, evaluation and compilation; {limit_text}"
         ]
         what = f"{runs} runs of {kind} {seconds:,.0f} s"
     if walltime is None or seconds is None or (minutes := runs * seconds / 60) < walltime:
         return lines, []
-    return lines, [f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} are {minutes:.1f} minutes"]
+    return lines, [f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} take {minutes:.1f} minutes"]
 
 
 def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
@@ -261,18 +261,18 @@ def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, s
     counts = (environ.get("DGXNNODES", "?"), environ.get("DGXNGPU", "?"))
     actual = "x".join(map(str, (*counts, config.train_batch_size, config.gradient_accumulation_steps)))
     if parts is not None and actual != parts.shape.removesuffix(parts.variant):
-        warnings.append(f"{name} tells nodes x ranks x batch x accumulation, but they are {actual}")
+        warnings.append(f"{name} names nodes x ranks x batch x accumulation, but the settings are {actual}")
     return warnings
 
 
 def _schedule_warnings(schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int) -> list[str]:
     warnings = []
     if schedule.start_warmup_step and not schedule.num_warmup_steps:
-        warnings.append(f"START_WARMUP_STEP {schedule.start_warmup_step} does nothing without a warm-up")
+        warnings.append(f"START_WARMUP_STEP {schedule.start_warmup_step} has no effect without a warm-up")
     if evaluation.eval_iter_start_samples > limit:
         warnings.append(f"training ends after {limit:,} samples, before the first evaluation")
     if batch > evaluation.eval_iter_samples:
-        warnings.append(f"one step is {batch:,} samples, more than lie between two evaluations")
+        warnings.append(f"one step is {batch:,} samples, more than between two evaluations")
     return warnings
 
 
@@ -284,19 +284,21 @@ def _closed_warnings(
     limit: int,
     point: rules.ReferencePoint | None,
 ) -> list[str]:
-    """What the closed division would not accept, or what makes a run hopeless in it."""
+    """Return what the closed division rejects, or what makes a run hopeless in it."""
     warnings = []
     if point is None:
         largest = max(known.global_batch_size for known in rules.REFERENCE_POINTS)
-        warnings.append(f"batch {batch} is beyond the reference points, the largest is {largest}: closed refuses it")
+        warnings.append(
+            f"batch {batch} is beyond the reference points, the largest is {largest}: the closed division rejects it"
+        )
     elif limit * _MOST_STEPS_OVER < point.min_mean_samples:
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
     if (evaluation.eval_iter_start_samples, evaluation.eval_iter_samples) != (interval, interval):
-        warnings.append(f"the closed division wants EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES to be {interval}")
+        warnings.append(f"the closed division requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}")
     if evaluation.num_eval_examples != rules.NUM_EVAL_SAMPLES:
-        warnings.append(f"the closed division wants NUM_EVAL_EXAMPLES={rules.NUM_EVAL_SAMPLES}")
+        warnings.append(f"the closed division requires NUM_EVAL_EXAMPLES={rules.NUM_EVAL_SAMPLES}")
     if model.init_checkpoint is None:
         warnings.append("the closed division starts from the reference checkpoint, INIT_CHECKPOINT is none")
     if data.synthetic_data:

@@ -1,7 +1,4 @@
-"""The numbers of one run, read from its log: evaluations, speed between them, and where its time went.
-
-What a report is made of: the logs behind the paths given, by system, and the files that lie beside them.
-"""
+"""Read the logs and run files behind the given paths, by system, with each run's evaluations, speeds and times."""
 
 from __future__ import annotations
 
@@ -22,36 +19,36 @@ from mlbert.mlperf.result_set import is_number, run_file, samples_to_target, set
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
 
 RESULT_PATTERN = "result_*.txt"
-_PREDICTORS = ("most_frequent", "bigram")  # of data/baselines.json; the bigram model is the better of two
+_PREDICTORS = ("most_frequent", "bigram")  # in data/baselines.json; the bigram model is the better one
 
 
 @dataclass(frozen=True)
 class RunSource:
-    """One log and what its run left beside it."""
+    """A log and the other files of its run."""
 
     log: Log
-    summary: dict[str, Any]  # summary.json; empty where there is none
-    metrics: list[dict[str, Any]]  # the points of metrics.jsonl
+    summary: dict[str, Any]  # summary.json; empty if missing
+    metrics: list[dict[str, Any]]  # points of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class System:
-    """The logs of one system or version, in the order of their numbers."""
+    """The logs of one system or version, by number."""
 
     name: str
     folder: Path
     sources: Sequence[RunSource]
     facts: dict[str, Any] | None = None  # systems/<system>.json
-    tree: Path | None = None  # that the description lies in
+    tree: Path | None = None  # tree that contains the description
     baselines: dict[str, float] = field(default_factory=dict)  # predictor to accuracy
-    notes: Sequence[str] = ()  # what could not be read
+    notes: Sequence[str] = ()  # files that could not be read
 
 
 def read_systems(paths: Sequence[Path]) -> list[System]:
-    """The systems behind paths, each a log, a LOGDIR, a system's results, a folder of them or a tree.
+    """Read the systems behind paths: logs, LOGDIRs, systems' results, folders of those, or trees.
 
     Raises:
-        UserError: a path does not exist, or there is no log behind it.
+            UserError: a path does not exist, or contains no log.
     """
     groups: dict[Path, list[Path]] = {}
     for path in paths:
@@ -74,7 +71,7 @@ def _logs(path: Path) -> list[Path]:
         if found := [log for log in path.glob(pattern) if log.is_file()]:
             return sorted(found, key=_by_number)
     raise UserError(
-        "log.missing", path, f"holds no {RESULT_PATTERN}", "Name a LOGDIR, a system's results, a tree, or logs"
+        "log.missing", path, f"contains no {RESULT_PATTERN}", "Name a LOGDIR, a system's results, a tree, or logs"
     )
 
 
@@ -84,7 +81,7 @@ def _by_number(log: Path) -> tuple[str, int, str]:
 
 
 def _names(folders: list[Path]) -> dict[Path, str]:
-    """A short name for each folder: the system's, with as many parents as tell them apart."""
+    """Return a short name per folder: the system's, with as many parents as needed to make it unique."""
     parts = {f: (f.parent if f.name == BENCHMARK else f).parts for f in folders}
     for count in range(1, max(map(len, parts.values()), default=1) + 1):
         names = {folder: "/".join(words[-count:]) for folder, words in parts.items()}
@@ -108,7 +105,7 @@ def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
 
 
 def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
-    """Where the description of a system may lie: in its tree, or beside the LOGDIR's logs."""
+    """Yield possible locations of a system's description: in its tree, or next to the LOGDIR's logs."""
     if folder.name == BENCHMARK:
         yield folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     platform = log.value("submission_platform")
@@ -128,28 +125,28 @@ def _read_source(path: Path, notes: list[str]) -> RunSource:
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    """A JSON object; empty where there is none, with a note where the file is damaged."""
+    """Return a JSON object; empty if the file is missing, or damaged (then with a note)."""
     if not os.path.lexists(path):
         return {}
     try:
         value = parse_json(read_plain(path, ""), finite=False)
-    except ValueError:  # UserError among them
+    except ValueError:  # includes UserError
         value = None
     if isinstance(value, dict):
         return value
-    notes.append(f"{_place(path)} cannot be read and is left out")
+    notes.append(f"{_place(path)} cannot be read and is ignored")
     return {}
 
 
 def _read_points(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The points of metrics.jsonl, with a note where some are damaged."""
+    """Return the points of metrics.jsonl; adds a note if some are damaged."""
     try:
         points, foreign = read_points(path)
     except UserError:
-        notes.append(f"{_place(path)} cannot be read and is left out")
+        notes.append(f"{_place(path)} cannot be read and is ignored")
         return []
     if foreign:
-        notes.append(f"{_place(path)}: {foreign} lines cannot be read and are left out")
+        notes.append(f"{_place(path)}: {foreign} lines cannot be read and are ignored")
     return points
 
 
@@ -157,7 +154,7 @@ def _place(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-_MOST, _MOST_SECONDS = 1e15, 1e9  # of what a run counts, and of its time
+_MOST, _MOST_SECONDS = 1e15, 1e9  # for a run's counts, and for its time
 Points = Sequence[tuple[float, float]]
 
 
@@ -166,23 +163,23 @@ class EvaluationPoint:
     """One evaluation."""
 
     samples: float  # trained on before it
-    seconds: float  # from run_start to when its result is known
+    seconds: float  # from run_start to the result
     accuracy: float
 
 
 @dataclass(frozen=True)
 class Times:
-    """Where the seconds of a run went; all but ``untimed`` add up to its time to train.
+    """The seconds of a run by part; all but ``untimed`` add up to its time to train.
 
-    A log tells training and evaluation apart only if it has eval_start and eval_stop, and what goes by between steps
-    only with the summary of the run: what it does not tell apart is counted as training, its evaluations are None.
+    A log separates training from evaluation only if it has eval_start and eval_stop, and the time between steps only
+    with the run's summary. Parts that cannot be separated count as training, and their field is None.
     """
 
     untimed: float  # from the log's first line to run_start
     start: float  # from run_start to the first block or epoch: opening the data
     training: float
     evaluation: float | None
-    other: float | None  # neither of these; None where nothing tells
+    other: float | None  # neither of these; None if unknown
 
     @property
     def total(self) -> float:
@@ -195,22 +192,22 @@ class ReportedRun:
     """One run."""
 
     name: str  # the log's number, or its name
-    status: str  # success, aborted, unfinished (no run_stop) or another word of the log
+    status: str  # success, aborted, unfinished (no run_stop) or another status in the log
     target: float | None  # accuracy
     seconds: float | None  # from run_start to run_stop
     evaluations: Sequence[EvaluationPoint]
-    speeds: Points  # (samples at the end, samples/s) of each stretch of training between evaluations
+    speeds: Points  # (samples at the end, samples/s) per interval between evaluations
     times: Times | None
     source: RunSource
 
     @property
     def succeeded(self) -> bool:
-        """Whether its time counts: it reached the target, and the log says when."""
+        """True if its time counts: it reached the target, and the log records when."""
         return self.status == "success" and self.seconds is not None
 
     @property
     def score(self) -> float:
-        """Seconds to train; without end where it did not get there."""
+        """Seconds to train; infinite if it did not reach the target."""
         return self.seconds if self.succeeded and self.seconds is not None else math.inf
 
     @cached_property
@@ -221,35 +218,35 @@ class ReportedRun:
 
     @cached_property
     def samples_to_target(self) -> float | None:
-        """Samples before the evaluation that reached the target; None for a run that did not."""
+        """Samples before the evaluation that reached the target; None if no evaluation did."""
         return samples_to_target(self.source.log) if self.succeeded else None
 
     @cached_property
     def accuracy(self) -> float | None:
-        """The last evaluation's."""
+        """Accuracy of the last evaluation."""
         return self.evaluations[-1].accuracy if self.evaluations else None
 
     @cached_property
     def samples_per_second(self) -> float | None:
-        """Average over the whole run, evaluations included, as time to train has them."""
+        """Average over the whole run, including evaluations, as time to train does."""
         if self.samples is None or not self.seconds:
             return None
         return self.samples / self.seconds
 
     def metric(self, name: str) -> Points:
-        """(samples, value) of a quantity in metrics.jsonl at each log point."""
+        """Return (samples, value) of a quantity in metrics.jsonl at each log point."""
         steps = (line for line in self.source.metrics if line.get("kind") == "step")
         pairs = ((number(line.get("samples")), number(line.get(name))) for line in steps)
         return [(samples, value) for samples, value in pairs if samples is not None and value is not None]
 
 
 def number(value: object) -> float | None:
-    """A plain number that a figure can show, or None."""
+    """Return a number that a figure can show, or None."""
     return float(value) if is_number(value) and abs(value) < _MOST else None
 
 
 def read_run(source: RunSource) -> ReportedRun:
-    """The numbers of a run."""
+    """Compute the numbers of a run."""
     log = source.log
     start, stop = log.first("run_start"), log.first("run_stop")
     seconds = None if stop is None else _between(start, stop)
@@ -271,16 +268,16 @@ def read_run(source: RunSource) -> ReportedRun:
 
 
 def _target(source: RunSource) -> float | None:
-    """Ours say it; all others of the benchmark have that of the rules."""
-    told = number(setting(source.log, "TARGET_MLM_ACCURACY"))
-    told = number(source.summary.get("target_accuracy")) if told is None else told
-    if told is not None or source.log.first("configuration") is not None:
-        return told
+    """Return the target accuracy: our logs record it; other benchmark logs have the rules' target."""
+    target = number(setting(source.log, "TARGET_MLM_ACCURACY"))
+    target = number(source.summary.get("target_accuracy")) if target is None else target
+    if target is not None or source.log.first("configuration") is not None:
+        return target
     return TARGET_MLM_ACCURACY if source.log.value("submission_benchmark") == BENCHMARK else None
 
 
 def _between(first: Event | None, second: Event | None) -> float | None:
-    """Seconds between two events; None where one is missing, the clock went back or tells more than 30 years."""
+    """Return the seconds between two events; None if one is missing, negative or more than 30 years."""
     if first is None or second is None:
         return None
     seconds = (second.time_ms - first.time_ms) / 1000
@@ -298,7 +295,7 @@ def _evaluations(log: Log, start: Event | None) -> list[EvaluationPoint]:
 
 
 def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
-    """(begin, end) of each evaluation in seconds after run_start; empty unless each start has its stop."""
+    """Return (begin, end) of each evaluation in seconds after run_start; empty unless every start has its stop."""
     begin, start = None, log.first("run_start")
     spans = []
     for event in log.events:
@@ -312,13 +309,13 @@ def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
 
 
 def _to_first_step(log: Log) -> float:
-    """Seconds from run_start to the first block or epoch."""
+    """Return the seconds from run_start to the first block or epoch."""
     first = log.first("block_start") or log.first("epoch_start")
     return _between(log.first("run_start"), first) or 0.0
 
 
 def _speeds(evaluations: Sequence[EvaluationPoint], spans: Points, begin: float) -> list[tuple[float, float]]:
-    """Samples a second of each stretch; without the evaluations where the log tells when they began and ended."""
+    """Return the samples per second of each interval, without evaluations if the log records their start and end."""
     spans = spans if len(spans) == len(evaluations) else []
     speeds = []
     before, since = 0.0, begin
@@ -343,13 +340,13 @@ def _times(source: RunSource, seconds: float, spans: Points) -> Times:
 
 
 def _training_seconds(summary: Mapping[str, Any]) -> float | None:
-    """Seconds in training steps: the summary's rate is of these alone."""
+    """Return the seconds in training steps, from the summary's rate, which covers only these."""
     samples, rate = number(summary.get("samples")), number(summary.get("samples_per_second"))
     return samples / rate if samples is not None and rate else None
 
 
 def thin(points: Points, most: int) -> Points:
-    """At most ``most`` of the points, the first and the last among them."""
+    """Return at most ``most`` of the points, including the first and the last."""
     if len(points) <= max(most, 2):
         return points
     last = len(points) - 1
@@ -357,5 +354,5 @@ def thin(points: Points, most: int) -> Points:
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """Those that are known and finite."""
+    """Return the values that are known and finite."""
     return [value for value in values if value is not None and math.isfinite(value)]

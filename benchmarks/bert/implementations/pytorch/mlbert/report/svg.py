@@ -1,10 +1,7 @@
-"""Figures as SVG inside a page: matplotlib draws, the page's style sheet gives colours and fonts.
+"""Draw figures as inline SVG with matplotlib; the page's style sheet provides colours and fonts.
 
-Colours are placeholders that become CSS variables, so that one figure does for light and dark. Text stays text.
-
-What all figures share: how a run is drawn, what the legend says of it, axes.
-
-Numbers and names as a reader wants them.
+Colours are placeholders that become CSS variables, so that one figure works in light and dark mode. Text stays text.
+This module also defines the styles, legends and axes shared by all figures, and formats numbers and names.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 from mlbert.report.results import FASTEST, MISSED, SLOWEST, Result
 from mlbert.report.runs import ReportedRun
 
-SERIES = 8  # colours that the style sheet has for lines
+SERIES = 8  # line colours in the style sheet
 # Variables of templates/style.css in the order of their placeholders.
 _VARIABLES = ("ink", "muted", "grid", "warn", "band", "card", *(f"s{index}" for index in range(SERIES)))
 _POINTS_PER_INCH = 72
@@ -49,22 +46,22 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def colour(variable: str) -> str:
-    """The placeholder of a CSS variable."""
+    """Return the placeholder of a CSS variable."""
     return f"#0000{_VARIABLES.index(variable) + 1:02x}"
 
 
 def series(index: int) -> str:
-    """The variable of a line's colour; they repeat after `SERIES`."""
+    """Return the CSS variable of a line's colour; colours repeat after `SERIES`."""
     return f"s{index % SERIES}"
 
 
 def draw(name: str, title: str, description: str, size: tuple[float, float], paint: Callable[[Axes], None]) -> str:
-    """One figure as an ``<svg>`` element.
+    """Draw one figure as an ``<svg>`` element.
 
     Args:
-        name: unique on its page; ids begin with it.
-        title: what a screen reader says first.
-        description: what the figure shows, in a sentence.
+            name: unique on the page; prefix of all ids.
+            title: read first by screen readers.
+            description: one sentence about the figure.
         size: width and height in the units of the page's text.
         paint: draws on the axes.
     """
@@ -74,7 +71,7 @@ def draw(name: str, title: str, description: str, size: tuple[float, float], pai
         **dict.fromkeys(("axes.edgecolor", "grid.color"), colour("grid")),
     }
     with matplotlib.rc_context({**_SETTINGS, **colours, "svg.hashsalt": name}), warnings.catch_warnings():
-        # The page's font has letters that matplotlib's own has not.
+        # The page's font has glyphs that matplotlib's lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=(size[0] / _POINTS_PER_INCH, size[1] / _POINTS_PER_INCH))
         FigureCanvasSVG(figure)
@@ -87,7 +84,7 @@ def draw(name: str, title: str, description: str, size: tuple[float, float], pai
 
 
 def _inline(text: str, name: str, title: str, description: str) -> str:
-    """The element alone: no prolog, metadata or size; ids that are unique on the page; CSS variables for colours."""
+    """Return the bare element: no prolog, metadata or size; ids unique on the page; CSS variables for colours."""
     box = re.search(r'viewBox="[^"]*"', text)
     start, end = text.index(">", text.index("<svg")) + 1, text.rindex("</svg>")
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text[start:end], flags=re.DOTALL)
@@ -107,12 +104,12 @@ def _variable(match: re.Match[str]) -> str:
 
 
 WIDTH, HEIGHT = 460.0, 300.0  # of a figure, in the units of the page's text
-MOST_ROWS = 24  # that have a label each
+MOST_ROWS = 24  # rows with labels
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
-_DASHES = ("-", (0, (5, 2)), DOTTED)  # a colour that comes back has the next of them
+_DASHES = ("-", (0, (5, 2)), DOTTED)  # a repeated colour gets the next one
 _ROW = 24.0
 _AXIS_SPACE, _LEAST_HEIGHT = 64.0, 180.0
-LOG_FROM = 12  # largest value over smallest, from which on an axis is logarithmic
+LOG_FROM = 12  # ratio of largest to smallest value above which an axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure with its words."""
+    """One figure with its title, legend and note."""
 
     title: str
     svg: str
@@ -136,41 +133,41 @@ class Chart:
 
 @dataclass(frozen=True)
 class Style:
-    """How the line or bar of a run looks."""
+    """Style of a run's line or bar."""
 
     variable: str
     dashes: object = "-"
 
     @property
     def colour(self) -> str:
-        """For matplotlib."""
+        """The colour for matplotlib."""
         return colour(self.variable)
 
 
 def height_of_rows(rows: int) -> float:
-    """Height of a figure with so many bars or strips."""
+    """Return the height of a figure with this many bars or strips."""
     return max(min(rows, MOST_ROWS) * _ROW + _AXIS_SPACE, _LEAST_HEIGHT)
 
 
 def styled(results: Sequence[Result]) -> Iterator[tuple[Result, ReportedRun, Style]]:
-    """All runs: of several systems each has its colour, of one those that do not count are set off."""
+    """Yield all runs with their style: by system, or for a single system by whether the run counts."""
     for index, result in enumerate(results):
         for run in result.runs:
             yield result, run, style_of_mark(result, run) if len(results) == 1 else style_of_system(index)
 
 
 def style_of_system(index: int) -> Style:
-    """The colour of a system, and its dashes where colours repeat."""
+    """Return the colour of a system, with dashes once colours repeat."""
     return Style(series(index), _DASHES[index // SERIES % len(_DASHES)])
 
 
 def style_of_mark(result: Result, run: ReportedRun) -> Style:
-    """Of one system: what counts, what is left out of the mean, what missed the target."""
+    """Return the style of a run within one system: counted, excluded from the mean, or missed the target."""
     return Style({None: "s0", MISSED: "warn"}.get(result.marks.get(run.name), "muted"))
 
 
 def keys_of(results: Sequence[Result], kind: str = "line") -> list[Key]:
-    """The legend of `styled`."""
+    """Return the legend for `styled`."""
     if len(results) > 1:
         names = [(style_of_system(index), result.system.name) for index, result in enumerate(results)]
         return [Key(kind if style.dashes == "-" else "dashed", style.variable, name) for style, name in names]
@@ -182,7 +179,7 @@ def keys_of(results: Sequence[Result], kind: str = "line") -> list[Key]:
 
 
 def reference_keys(result: Result | None) -> list[Key]:
-    """The legend of a reference convergence point; without numbers where several are meant."""
+    """Return the legend of a reference convergence point; without numbers if there are several."""
     point = result.reference if result else None
     mean = f": {point.mean_samples:,.0f} ± {point.stdev_samples:,.0f} samples" if point else ""
     least = f": {point.min_mean_samples:,.0f}" if point else ""
@@ -194,7 +191,7 @@ def reference_keys(result: Result | None) -> list[Key]:
 
 
 def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
-    """A logarithmic axis ("x" or "y") where the values differ by more than a factor of 12."""
+    """Make an axis ("x" or "y") logarithmic if the values differ by more than a factor of 12."""
     low, high = min(values, default=1.0), max(values, default=1.0)
     if low <= 0 or high < LOG_FROM * low:
         return
@@ -207,18 +204,18 @@ def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
 
 
 def few_ticks() -> MaxNLocator:
-    """At most six, at round numbers."""
+    """Return a locator with at most six ticks, at round numbers."""
     return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
 
 
 def in_thousands(axes: Axes, axis: str) -> None:
-    """Labels such as 150k and 2.5M."""
+    """Use labels such as 150k and 2.5M."""
     target = axes.xaxis if axis == "x" else axes.yaxis
     target.set_major_formatter(EngFormatter(sep=""))
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Bars from the top down, each with its label where there is room."""
+    """Order bars from the top down and label them if there is room."""
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -233,14 +230,14 @@ _LONGEST_NAME = 26
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Seconds of the unit that suits an axis up to so many seconds, and its name."""
+    """Return the seconds in the unit that suits an axis up to this many seconds, and the unit's name."""
     if seconds < 3 * MINUTE:
         return 1.0, "seconds"
     return (MINUTE, "minutes") if seconds < 3 * HOUR else (HOUR, "hours")
 
 
 def duration(seconds: float | None) -> str:
-    """A time as people say it: 84.21 s, 5 min 0.5 s, 6 h 6 min."""
+    """Format a time: 84.21 s, 5 min 0.5 s, 6 h 6 min."""
     if seconds is None or math.isinf(seconds):
         return "-"
     if round(seconds, 2) < MINUTE:
@@ -253,22 +250,22 @@ def duration(seconds: float | None) -> str:
 
 
 def count(value: float | None, digits: int = 0) -> str:
-    """A number with thousands separated; a dash for none."""
+    """Format a number with thousands separators; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def speed(value: float | None) -> str:
-    """Samples a second, with a digit behind the point where the number is small."""
+    """Format samples per second, with one decimal for small numbers."""
     return count(value, 1 if value is not None and value < 1000 else 0)
 
 
 def percent(value: float) -> str:
-    """A share."""
+    """Format a fraction as a percentage."""
     return f"{100 * value:.1f} %"
 
 
 def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
-    """A name that fits beside a figure: its middle is left out, control characters are replaced."""
+    """Shorten a name to fit next to a figure: cut its middle, replace control characters."""
     name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     if len(name) <= longest:
         return name

@@ -1,7 +1,4 @@
-"""The tables of a report as plain text: systems, runs, hyper-parameters, machine, provenance, and the commands.
-
-The numbers of a report for other programs.
-"""
+"""Text tables of a report (systems, runs, hyper-parameters, machines, provenance, commands), and its JSON."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ _PROVENANCE = (
 )
 _NEUTRAL = "Computed from the logs alone; they do not say whether MLCommons has verified the result."
 _LONGEST_VALUE = 300  # characters of a logged value
-_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # set by who repeats a run
+_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # set by whoever repeats a run
 
 
 class Cell(NamedTuple):
-    """Text that is set off."""
+    """Highlighted text."""
 
     text: str
     mark: str  # class in the style sheet
@@ -37,18 +34,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows under their columns; ``texts`` columns at the left are words, the others numbers."""
+    """Rows and columns; the ``texts`` leftmost columns are text, the others numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
     texts: int = 1
-    is_long: bool = False  # texts that take several lines
-    colours: Sequence[str] = field(default=())  # of the rows, where they are systems
+    is_long: bool = False  # texts may span several lines
+    colours: Sequence[str] = field(default=())  # row colours, if rows are systems
 
 
 def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable:
-    """A row for each system, all beside the first."""
-    columns = ["system", "time to train", "against the first", "runs", "batch", "accelerators", "samples to target"]
+    """Return one row per system, each compared with the first."""
+    columns = ["system", "time to train", "relative to the first", "runs", "batch", "accelerators", "samples to target"]
     columns += ["samples/s", "while training", "score factor", "share of peak"]
     first = results[0].olympic_seconds
     rows = []
@@ -74,7 +71,7 @@ def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable
 
 
 def time_to_train(result: Result) -> str:
-    """The olympic mean, or the single times of one or two runs."""
+    """Return the olympic mean, or the individual times of one or two runs."""
     mean = result.olympic_seconds
     if mean is None:
         return ", ".join(duration(run.score) for run in result.runs if run.succeeded) or "no result"
@@ -82,7 +79,7 @@ def time_to_train(result: Result) -> str:
 
 
 def meaning(result: Result) -> str:
-    """What `time_to_train` is."""
+    """Describe the number that `time_to_train` returns."""
     mean, num_runs = result.olympic_seconds, len(result.runs)
     runs_in_words = "1 run" if num_runs == 1 else f"{num_runs} runs"
     if not result.num_converged or (mean is not None and math.isinf(mean)):
@@ -94,12 +91,12 @@ def meaning(result: Result) -> str:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """What is to be said of results that nobody has verified."""
+    """Return the required disclaimer for unverified results."""
     return UNVERIFIED if any(result.ours for result in results) else _NEUTRAL
 
 
 def runs(result: Result) -> ReportTable:
-    """A row for each run."""
+    """Return one row per run."""
     columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s", "seed"]
     rows = [[run.name, *_row(result, run)] for run in result.runs]
     return ReportTable(columns, rows, 3)
@@ -121,7 +118,7 @@ def _row(result: Result, run: ReportedRun) -> list[str | Cell]:
 
 
 def hyperparameters(results: Sequence[Result]) -> ReportTable:
-    """A row for each key. Marked is what differs between the runs of a system, or from the reference point's value."""
+    """Return one row per key; marks differences between runs of a system and from the reference point."""
     references = [result.reference_hyperparameters for result in results]
     batches = {reference[0] for reference in references if reference}
     shared = next(reference for reference in references if reference) if len(batches) == 1 else None
@@ -143,7 +140,7 @@ def hyperparameters(results: Sequence[Result]) -> ReportTable:
 
 
 def machines(results: Sequence[Result]) -> ReportTable | None:
-    """The systems' descriptions side by side, without what nobody filled in."""
+    """Return the systems' descriptions in columns, without empty fields."""
     known = [result for result in results if result.system.facts]
     keys = dict.fromkeys(key for result in known for key in result.system.facts or {})
     rows = []
@@ -159,7 +156,7 @@ def machines(results: Sequence[Result]) -> ReportTable | None:
 
 
 def provenance(results: Sequence[Result]) -> ReportTable:
-    """What the logs say of where they come from, side by side."""
+    """Return the provenance recorded in the logs, one column per system."""
     rows = []
     for key in _PROVENANCE:
         texts = [", ".join(_logged(result, key)) for result in results]
@@ -170,7 +167,7 @@ def provenance(results: Sequence[Result]) -> ReportTable:
 
 
 def _logged(result: Result, key: str) -> list[str]:
-    """The different values of a key, at most three."""
+    """Return the distinct values of a key, at most three."""
     values = (event.value for run in result.runs if (event := run.source.log.first(key)) is not None)
     found = list(dict.fromkeys(_text(value) for value in values))
     return found if len(found) <= 3 else [*found[:3], f"and {len(found) - 3} more"]
@@ -186,7 +183,7 @@ def _text(value: Any) -> str:
 
 
 def trace_commands(result: Result) -> str:
-    """Commands that follow the fastest counted run to its code."""
+    """Return commands that trace the fastest counted run to its code."""
     named = {mark: name for name, mark in result.marks.items()}
     run = next((run for run in result.runs if run.name == named.get(FASTEST)), result.runs[0])
     log = shlex.quote(str(run.source.log.path))
@@ -194,7 +191,7 @@ def trace_commands(result: Result) -> str:
 
 
 def reproduce_commands(result: Result) -> str:
-    """Commands that repeat the first run of ours; empty where its log does not say how it was started."""
+    """Return commands that repeat the first of our runs; empty if its log does not record how it was started."""
     log = result.runs[0].source.log
     config, commit, settings = log.value("config_file"), log.value("commit"), log.value("configuration")
     if not isinstance(config, str) or not config.endswith(".sh") or not isinstance(settings, Mapping):
@@ -215,7 +212,7 @@ def reproduce_commands(result: Result) -> str:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """A list of systems in plain values; seconds are of time to train, null is unknown or never."""
+    """Return systems as plain values; seconds are time to train, null means unknown or never."""
     return [
         {
             "system": result.system.name,

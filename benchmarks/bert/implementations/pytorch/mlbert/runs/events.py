@@ -1,4 +1,4 @@
-"""What a run tells and to whom: the listener's protocol, MLPerf's events from run_start to run_stop, several as one."""
+"""Listeners of a run: the interface, the MLPerf log from run_start to run_stop, and a fan-out to several listeners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlbert.runs.progress import RunOutcome, TrainState
 
 
 class Events:
-    """What a run tells. Nothing here does anything: who listens overrides what it wants to hear."""
+    """Callbacks of a run. They do nothing by default; a listener overrides the ones it needs."""
 
     def start(self, state: TrainState) -> None:
         """The clock starts; no sample has been touched."""
@@ -18,20 +18,20 @@ class Events:
         """The data is open."""
 
     def should_log(self, step: int) -> bool:
-        """Whether `step` is to be told of this one: the same answer on every rank."""
+        """Return True if `step` should be called for this step. Must be the same on every rank."""
         return False
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A step that somebody wanted. ``state`` includes it."""
+        """A step for which `should_log` was True is done. ``state`` includes it."""
 
     def skipped(self, state: TrainState) -> None:
-        """A step was left out because its gradient was not finite."""
+        """A step was skipped because its gradient was not finite."""
 
     def evaluation_start(self, state: TrainState) -> None:
         """An evaluation is queued."""
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """Its result is known, ``seconds`` after `start`."""
+        """An evaluation's result is known, ``seconds`` after `start`."""
 
     def stop(self, outcome: RunOutcome) -> None:
         """The clock stops."""
@@ -41,36 +41,36 @@ class Events:
 
 
 class MLPerfEvents(Events):
-    """The MLPerf log of a run; its words for samples so far is ``epoch_num``.
+    """Writes the MLPerf log of a run. ``epoch_num`` is the number of samples so far.
 
     Args:
-        log: of this rank.
-        eval_samples: size of the evaluation; asked for at the end.
+        log: this rank's log.
+        eval_samples: returns the size of the evaluation set; called at the end.
     """
 
     def __init__(self, log: MLPerfLogger, eval_samples: Callable[[], int]) -> None:
         self._log, self._eval_samples = log, eval_samples
 
     def start(self, state: TrainState) -> None:
-        """The clock starts."""
+        """Log run_start."""
         self._log.start("run_start")
 
     def opened(self, state: TrainState) -> None:
-        """Training is one block of one epoch."""
+        """Log training as one block of one epoch."""
         self._log.start("epoch_start", metadata={"epoch_num": state.samples})
         self._log.start("block_start", metadata={"first_epoch_num": 1, "epoch_count": 1})
 
     def evaluation_start(self, state: TrainState) -> None:
-        """An evaluation is queued."""
+        """Log eval_start."""
         self._log.start("eval_start", metadata={"epoch_num": state.samples})
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """The accuracy gets the time at which it is known."""
+        """Log the accuracy at the time at which it is known."""
         self._log.end("eval_stop", metadata={"epoch_num": state.samples})
         self._log.event("eval_accuracy", state.accuracy, metadata={"epoch_num": state.samples})
 
     def stop(self, outcome: RunOutcome) -> None:
-        """What comes before run_stop, which `Lifecycle.finish` has written."""
+        """Log the events that precede run_stop, which `Lifecycle.finish` writes."""
         state = outcome.state
         samples = state.samples
         self._log.end("block_stop", metadata={"first_epoch_num": 1})
@@ -83,7 +83,7 @@ class MLPerfEvents(Events):
 
 
 class EventFanout(Events):
-    """Tells several listeners, in order."""
+    """Forwards every event to several listeners, in order."""
 
     def __init__(self, listeners: Sequence[Events]) -> None:
         self._listeners = listeners

@@ -1,7 +1,7 @@
-"""What a log says about itself: the events that lead from a result to its configuration, its code and its machine.
+"""Provenance in the log: the events that lead from a result to its configuration, code and machine.
 
-Each event is a call of its own with the key written out: a log line names the file and the line of its call, and a
-reader finds the key there (``mlbert submission check`` proves it, ``mlbert submission trace`` follows it).
+Each event is a separate call with a literal key, because a log line names the file and line of its call, and a reader
+must find the key there (``mlbert submission check`` verifies this, ``mlbert submission trace`` follows it).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Event = Callable[[str, Any], object]
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFacts:
-    """What the framework and the data tell of a run."""
+    """Facts about a run that come from the framework and the data."""
 
-    train_data: str  # how the set is known, and its identity, see `mlbert.data.formats.base`; or "synthetic"
+    train_data: str  # name and identity of the set, see `mlbert.data.formats.base`; or "synthetic"
     eval_data: str
     max_sequence_length: int  # of the training set, tokens
-    sequences_per_pack: float | None  # of the packs that the training set holds; None: it takes packing to know
+    sequences_per_pack: float | None  # of the training set's packs; None if known only after packing
     precision: str
     ops: str
-    ranks: int  # of the whole job
+    ranks: int  # of the job
     threads_per_rank: int  # CPU threads of rank 0
     hosts: Sequence[str]  # the machine of each rank
-    gpus: Mapping[str, int]  # those of rank 0's machine that the job may use: model to number
+    gpus: Mapping[str, int]  # that the job may use on rank 0's machine: model to count
     cuda: str = NONE  # version, as the next two
     cudnn: str = NONE
     nccl: str = NONE
@@ -51,36 +51,36 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity(RuntimeFacts):
-    """Where a run comes from, in plain values. File names are relative to the tree where they lie in it."""
+    """Provenance of a run, in plain values. Names of files inside the tree are relative to it."""
 
     command: str  # of rank 0
-    experiment: int  # which of `experiments` this is, from 0
-    experiments: int | None  # runs of the job; None where nothing tells
+    experiment: int  # index of this run among `experiments`, from 0
+    experiments: int | None  # runs of the job; None if unknown
     recipe: str  # module of mlbert.recipes
-    config_file: str  # what was sourced or given with --config; "none" without either, as is its digest
+    config_file: str  # the sourced or --config file, else "none"; so is the digest
     config_file_sha256: str
-    config_parents: Mapping[str, str]  # the files that it sources or extends, and further ones, with their SHA-256
+    config_parents: Mapping[str, str]  # files that it sources or extends, and others, with their SHA-256
     model_shape: str  # the bert_config.json
     model_shape_sha256: str
-    starting_weights: str  # name of the checkpoint without its folder; "none": drawn
+    starting_weights: str  # name of the checkpoint without its folder; "none" if initialized randomly
     starting_weights_sha256: str
     commit: str  # of the tree, see git_state
-    tree_modified: bool  # whether files differed from that commit
+    tree_modified: bool  # True if files differed from that commit
     image: str  # as CONT names it; "none" without a container
     image_digest: str  # as the launcher found it, or "none"
-    image_commit: str  # what the Dockerfile left in the image, or "none"
+    image_commit: str  # recorded in the image by the Dockerfile, or "none"
     python: str
     platform: str
     packages: Mapping[str, str]  # distribution to version
-    compiler: str  # of the native libraries; "none" where none was asked for
-    native_libraries: Mapping[str, str]  # those loaded so far, with the SHA-256 of their files
+    compiler: str  # that built the native libraries; "none" if none was used
+    native_libraries: Mapping[str, str]  # loaded so far, with the SHA-256 of their files
     nodes: int
     cpu: str  # model of rank 0's processor
     gpu_driver: str
 
 
 def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
-    """Collects it, for rank 0: it hashes the starting weights and asks git.
+    """Collect the provenance of a run on rank 0. Hashes the starting weights and runs git.
 
     Raises:
         UserError: a configuration file or the model shape cannot be read.
@@ -125,7 +125,7 @@ def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
 
 
 def log_identity(event: Event, identity: RunIdentity, resolved: Resolved) -> None:
-    """Logs where a run comes from and its whole configuration. Belongs between init_start and init_stop."""
+    """Log the provenance and full configuration of a run. Call between init_start and init_stop."""
     event("command", identity.command)
     event("experiment", identity.experiment)
     event("experiments", identity.experiments)
@@ -167,7 +167,7 @@ def log_identity(event: Event, identity: RunIdentity, resolved: Resolved) -> Non
 
 
 def log_ends(event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> None:
-    """Logs what a run is to reach, when it looks, and where it ends otherwise."""
+    """Log the target of a run, its evaluation interval, and its limits."""
     event("target_accuracy", evaluation.target_metric)
     event("first_evaluation_samples", evaluation.eval_iter_start_samples)
     event("evaluation_interval_samples", evaluation.eval_iter_samples)
@@ -178,7 +178,7 @@ def log_ends(event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfi
 
 
 def log_submission(event: Event, submission: SubmissionConfig) -> None:
-    """Logs what is submitted, by whom and where it belongs. Must precede init_stop."""
+    """Log the submission's benchmark, organization, division and platform. Call before init_stop."""
     event("submission_benchmark", BENCHMARK)
     event("submission_org", submission.submission_org)
     event("submission_division", submission.submission_division)
@@ -187,9 +187,9 @@ def log_submission(event: Event, submission: SubmissionConfig) -> None:
 
 
 def log_batch_size(event: Event, data: DataConfig, global_batch_size: int) -> None:
-    """Logs the hyper-parameters that neither the optimizer nor the schedule has.
+    """Log the hyper-parameters that belong to neither the optimizer nor the schedule.
 
-    ``global_batch_size``: sequences of one optimizer step over all ranks.
+    ``global_batch_size``: sequences per optimizer step over all ranks.
     """
     event("global_batch_size", global_batch_size)
     event("gradient_accumulation_steps", data.gradient_accumulation_steps)

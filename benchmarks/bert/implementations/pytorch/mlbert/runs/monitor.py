@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on, and the metrics file: one JSON line a log point.
+"""Progress display of a run, and its metrics file with one JSON line per log point.
 
-On a terminal a Rich progress bar; elsewhere plain lines, at most one every few seconds. Only rank 0 writes.
+On a terminal it shows a Rich progress bar, otherwise plain lines, at most one every few seconds. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Monitor(Events):
     """Progress display and ``metrics.jsonl``.
 
     Args:
-        path: the metrics file; None writes none (ranks other than 0).
-        limits: for the estimate of the time left.
+        path: the metrics file; None on ranks other than 0.
+        limits: used to estimate the time left.
         log_every_steps: steps between log points.
-        console: where a person looks.
-        append: continue an existing metrics file, without what lies behind the checkpoint.
-        is_shown: False writes the file alone.
+        console: where progress is displayed.
+        append: continue an existing metrics file, dropping the lines after the checkpoint.
+        is_shown: if False, write only the file.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Monitor(Events):
         self._fraction_at_start = self._seconds_before = 0.0
 
     def open(self, state: TrainState) -> None:
-        """Opens the metrics file and the display, before the clock starts."""
+        """Open the metrics file and the display, before the clock starts."""
         if self.path is not None:
             self._file = self._open(self.path, state.step)
         self._started = self._last_line = time.monotonic()
@@ -71,11 +71,11 @@ class Monitor(Events):
             self._progress.start()
 
     def should_log(self, step: int) -> bool:
-        """Whether this step is a log point: the same answer on every rank."""
+        """Return True if this step is a log point; the same on every rank."""
         return self.every > 0 and (step % self.every == 0 or step == 1)
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A log point. ``state`` includes the step and its time: the rate is the average over all steps."""
+        """Write and show a log point. The rate is the average over all steps, including this one."""
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
         seconds = time.monotonic() - self._started
         self._write(
@@ -91,7 +91,7 @@ class Monitor(Events):
         self._show(state, f"{loss:.3f}", rate, seconds)
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """An evaluation's result."""
+        """Write and show an evaluation's result."""
         self._write(
             kind="evaluation",
             step=state.step,
@@ -99,21 +99,21 @@ class Monitor(Events):
             seconds=round(seconds, 3),
             **{"eval_accuracy": state.accuracy} | {f"eval_{name}": value for name, value in metrics.items()},
         )
-        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {told}")
+        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {values}")
 
     def skipped(self, state: TrainState) -> None:
-        """A step whose gradient was not finite."""
+        """Write and show a step that was skipped because its gradient was not finite."""
         self._write(kind="skipped", step=state.step, samples=state.samples)
         self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
 
     def say(self, text: str) -> None:
-        """One line for a person, rank 0 only."""
+        """Print one line, on rank 0 only."""
         if self.active:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Closes display and file."""
+        """Close the display and the file."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -125,9 +125,9 @@ class Monitor(Events):
         kept: list[dict[str, Any]] = []
         if self.append and path.exists():
             points, foreign = read_points(path)
-            kept = [point for point in points if point["step"] <= step]  # the others' steps will be done again
+            kept = [point for point in points if point["step"] <= step]  # later steps will be repeated
             if foreign:
-                self.say(f"warning: {path}: {foreign} lines are no run's and are left out")
+                self.say(f"warning: {path}: skipping {foreign} lines that are not metrics of a run")
         try:
             file = path.open("w", encoding="utf-8")
             file.writelines(json.dumps(point) + "\n" for point in kept)
@@ -139,7 +139,7 @@ class Monitor(Events):
         return file
 
     def _fraction(self, state: TrainState, seconds: float) -> float:
-        """The share of the nearest limit that is used up."""
+        """Return the used share of the limit that is closest."""
         shares = [state.step / self.limits.max_steps, state.samples / self.limits.max_samples]
         if self.limits.max_seconds:
             shares.append((self._seconds_before + seconds) / self.limits.max_seconds)

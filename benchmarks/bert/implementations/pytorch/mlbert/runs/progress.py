@@ -1,4 +1,4 @@
-"""Where a run stands, when it stops and how it ended: plain numbers that a checkpoint carries."""
+"""Progress, limits and outcome of a run: plain numbers, stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from mlbert.optim.config import ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
 
-_LEAST_FACTOR = 1e-6  # an update's rate is not 0
-_MOST_EVALUATION = 0.1  # of the time, beside the first evaluation and the last
+_LEAST_FACTOR = 1e-6  # keeps the learning rate above 0
+_MOST_EVALUATION = 0.1  # share of the time, not counting the first and the last evaluation
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What a step holds over all ranks: sequences, real tokens, model FLOPs."""
+    """Counts of a step over all ranks: sequences, real tokens, model FLOPs."""
 
     samples: int
     tokens: int
@@ -31,12 +31,12 @@ class TrainState:
         samples: sequences trained on, over all ranks.
         tokens: real tokens trained on, over all ranks.
         flops: model FLOPs of the training steps, over all ranks.
-        skipped_steps: steps left out because the gradient was not finite.
-        next_eval_samples: the evaluation that is due next.
-        accuracy: the last evaluation's metric, the one that the target is compared with (0 before the first).
-        train_seconds: time in training steps, evaluation left out.
-        elapsed_seconds: time since run_start, over all continuations.
-        due_seconds: when an evaluation that began now would be over, since run_start; compared with MAX_SECONDS.
+        skipped_steps: steps skipped because the gradient was not finite.
+        next_eval_samples: number of samples at which the next evaluation is due.
+        accuracy: the last evaluation's metric that is compared with the target (0 before the first).
+        train_seconds: time in training steps, without evaluation.
+        elapsed_seconds: time since run_start, summed over all parts of a resumed run.
+        due_seconds: time since run_start at which an evaluation started now would end; compared with MAX_SECONDS.
     """
 
     step: int = 0
@@ -56,17 +56,17 @@ class TrainState:
         return self.step - self.skipped_steps
 
     def add(self, counts: StepCounts, sign: int = 1) -> None:
-        """Counts a step in, or, with sign -1, out again."""
+        """Add the counts of a step, or subtract them with sign -1."""
         self.samples += sign * counts.samples
         self.tokens += sign * counts.tokens
         self.flops += sign * counts.flops
 
     def to_json(self) -> dict[str, float]:
-        """The fields as plain numbers."""
+        """Return the fields as plain numbers."""
         return asdict(self)
 
     def restore(self, values: dict[str, float]) -> None:
-        """Takes over the fields of `to_json`. Raises ValueError: one is missing or cannot be."""
+        """Restore the fields of `to_json`. Raises ValueError if one is missing or invalid."""
         for field in fields(self):
             value: object = values.get(field.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -77,10 +77,10 @@ class TrainState:
 
 
 class Clock:
-    """Seconds since run_start, continuing from an earlier part of the same run.
+    """Seconds since run_start, including earlier parts of a resumed run.
 
     Attributes:
-        evaluation_seconds: what the last evaluation took.
+        evaluation_seconds: duration of the last evaluation.
         evaluated_at, saved_at: `TrainState.due_seconds` at the last evaluation and checkpoint, or at the start.
     """
 
@@ -90,19 +90,19 @@ class Clock:
         self.evaluated_at = self.saved_at = already_seconds
 
     def seconds(self) -> float:
-        """Elapsed seconds."""
+        """Return the elapsed seconds."""
         return time.monotonic() - self._start
 
 
 @dataclass(frozen=True)
 class Pace:
-    """A run that is shaped to the clock in place of a number of steps.
+    """Schedule of a run by the clock instead of by steps.
 
     Attributes:
         seconds: MAX_SECONDS.
-        warmup, decay: shares of them, at their beginning and end, over which the schedule's rate rises from 0 and falls
-            to it, on straight lines.
-        evaluate_every, save_every: seconds between evaluations and between checkpoints, at least.
+        warmup, decay: shares of the time at the start and end, in which the schedule's learning rate rises linearly
+            from 0 and falls linearly to 0.
+        evaluate_every, save_every: minimum seconds between evaluations and between checkpoints.
     """
 
     seconds: float
@@ -112,19 +112,19 @@ class Pace:
     save_every: float
 
     def factor(self, seconds: float) -> float:
-        """What the schedule's rate is multiplied by so many seconds after run_start."""
+        """Return the factor on the schedule's learning rate at this many seconds after run_start."""
         share = seconds / self.seconds
         return max(_LEAST_FACTOR, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
 
     def evaluates(self, since: float, took: float) -> bool:
-        """Whether to evaluate so many seconds after the last evaluation, which took so long: a slow one waits longer,
-        as a run that is always evaluated learns nothing."""
+        """Return True if an evaluation is due ``since`` seconds after the last one, which took ``took`` seconds. Slow
+        evaluations are less frequent, so that most of the time goes to training."""
         return since >= max(self.evaluate_every, took / _MOST_EVALUATION)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a run; None: no time limit; no target, so that the run succeeds at a limit."""
+    """Limits of a run. ``max_seconds`` is optional; without ``target_accuracy`` the run succeeds at a limit."""
 
     target_accuracy: float | None
     max_steps: int
@@ -144,15 +144,15 @@ class Limits:
         )
 
     def met(self, state: TrainState) -> bool:
-        """Whether an evaluation reached the target."""
+        """Return True if an evaluation reached the target."""
         return self.target_accuracy is not None and state.accuracy >= self.target_accuracy
 
     def succeeds(self, state: TrainState) -> bool:
-        """Whether a run that has come to one of its limits did all that was asked of it."""
+        """Return True if a run that reached a limit counts as a success."""
         return self.target_accuracy is None and state.skipped_steps <= self.max_skipped_steps
 
     def reached(self, state: TrainState, seconds: float) -> str | None:
-        """Why the run must end before the target is reached, or None to go on."""
+        """Return why the run must end before the target is reached, or None to continue."""
         checks: list[tuple[bool, str]] = [
             (state.skipped_steps > self.max_skipped_steps, f"{state.skipped_steps} steps had non-finite gradients"),
             (state.step >= self.max_steps, f"MAX_STEPS {self.max_steps} reached"),

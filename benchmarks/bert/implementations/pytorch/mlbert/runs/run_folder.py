@@ -1,4 +1,4 @@
-"""The folder of one run: its paths, its seed, the curve drawn of its metrics."""
+"""The folder of one run: its paths, its seed, and the curve of its metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunFolder:
         return cls(base / f"result_{run.experiment}.txt", base / f"run_{run.experiment}")
 
     def prepare(self, resume: bool) -> None:
-        """Makes the folder; refuses to overwrite a finished run."""
+        """Create the folder. Raises UserError instead of overwriting a finished run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / ".writable"
@@ -55,7 +55,7 @@ class RunFolder:
                 f"cannot be written ({error.strerror})",
                 "Set LOGDIR to a writable folder",
             ) from None
-        self._refuse_what_is_in_the_way()
+        self._refuse_special_files()
         self.refuse_finished()
         if resume or not self.log.exists():
             return
@@ -66,36 +66,36 @@ class RunFolder:
             self.set_log_aside()
 
     def refuse_finished(self) -> None:
-        """Raises UserError where a run has come to its end."""
+        """Raise UserError if the folder holds a finished run."""
         if (self.folder / "summary.json").exists():
             raise UserError(
                 "run.exists", self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it"
             )
 
-    def _refuse_what_is_in_the_way(self) -> None:
-        """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
-        wanted = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
-        wanted |= {self.folder / name: Path.is_dir for name in _FOLDERS}
-        for path, is_right in wanted.items():
+    def _refuse_special_files(self) -> None:
+        """Raise UserError for a pipe or device in place of a file, which would block or lose what is written."""
+        expected = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
+        expected |= {self.folder / name: Path.is_dir for name in _FOLDERS}
+        for path, is_right in expected.items():
             if os.path.lexists(path) and not is_right(path):
                 kind = "file" if is_right is Path.is_file else "folder"
                 raise UserError(
-                    "file.in-the-way", path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR"
+                    "file.in-the-way", path, f"is in the way: not a plain {kind}", "Remove it, or set another LOGDIR"
                 )
 
     def _has_trained(self) -> bool:
-        """Whether anything tells of a step: a metric, or a checkpoint."""
+        """Return True if there is a metric or a checkpoint of a step."""
         metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
         return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
 
     def set_log_aside(self) -> None:
-        """Keeps the log of an interrupted part under a name that no checker takes for a result."""
+        """Rename the log of an interrupted part so that no checker reads it as a result."""
         if self.log.exists():
             taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
             self.log.rename(next(path for path in taken if not path.exists()))
 
     def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
-        """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
+        """Write the resolved configuration, seed and provenance to ``config.json``, and return its content."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
         write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
@@ -104,7 +104,7 @@ class RunFolder:
 def summarize(
     outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
 ) -> dict[str, object]:
-    """Return the numbers of ``summary.json`` that every framework has; rates are per second of training."""
+    """Return the numbers of ``summary.json`` common to all frameworks. Rates are per second of training."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
     packs = state.updates * data.train_batch_size * ranks
@@ -127,7 +127,7 @@ def summarize(
 
 
 def choose_seed(run: RunConfig, paths: RunFolder) -> int:
-    """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
+    """Return SEED; if it is not set, a resumed run's original seed, or a random one from the system."""
     if run.seed is not None:
         return run.seed
     record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
@@ -135,13 +135,13 @@ def choose_seed(run: RunConfig, paths: RunFolder) -> int:
         try:
             return int(read_json(record, remedy)["seed"])
         except (KeyError, TypeError):
-            raise UserError("run.damaged", record, "does not tell the seed of the interrupted run", remedy) from None
+            raise UserError("run.damaged", record, "does not contain the seed of the interrupted run", remedy) from None
     return secrets.randbelow(2**31)
 
 
 def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, beside the summary's target and the
-    accuracies of LOGDIR's ``data/baselines.json``."""
+    """Draw loss and accuracy of ``metrics.jsonl`` over samples and time, with the summary's target and the accuracies
+    from LOGDIR's ``data/baselines.json``."""
     points, _ = read_points(folder / "metrics.jsonl")
     figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
     picture = io.BytesIO()
@@ -152,7 +152,7 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
 def curve(
     name: str, points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], baselines: Mapping[str, float]
 ) -> Figure:
-    """The figure: loss and accuracy over samples and over seconds; a line for the target and for each baseline."""
+    """Return a figure of loss and accuracy over samples and seconds, with lines for the target and each baseline."""
     from matplotlib.figure import Figure  # pyplot, and a layout that adapts, would cost another second each
 
     steps = [point for point in points if point["kind"] == "step"]
@@ -185,10 +185,10 @@ def curve(
 
 
 def _baselines(path: Path) -> dict[str, float]:
-    """What guessing reaches, as far as the file can be read and says it."""
+    """Return the accuracies of guessing, as far as they can be read from the file."""
     try:
-        told = read_json(path, "")
+        record = read_json(path, "")
     except UserError:
         return {}
-    known = {"most frequent token": told.get("most_frequent_accuracy"), "bigram": told.get("bigram_accuracy")}
+    known = {"most frequent token": record.get("most_frequent_accuracy"), "bigram": record.get("bigram_accuracy")}
     return {name: float(level) for name, level in known.items() if isinstance(level, float) and 0 <= level <= 1}

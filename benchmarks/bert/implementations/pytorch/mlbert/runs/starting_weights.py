@@ -1,4 +1,4 @@
-"""The files that INIT_CHECKPOINT means, and what names them in a log."""
+"""Find the files of INIT_CHECKPOINT, and name them for the log."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import hashlib
 import re
 from pathlib import Path
 
-CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run, beside its state.json
+CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
 _IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin", CHECKPOINT_TENSORS)
 _STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights in a folder: of a run, its ``weights/`` or Hugging Face's, of a checkpoint, or of the newest
-    one of a run without weights; of a LOGDIR with one run, that run's. A path that is no folder as it is. Where a
-    folder holds none, the name that is missing."""
+    """Return the weights file in a folder: a run's ``weights/``, a Hugging Face model, a checkpoint, or a run's newest
+    checkpoint. For a LOGDIR with one run, return that run's. Return a path that is not a folder unchanged. If a folder
+    has no weights, return the path that is missing."""
     if not path.is_dir():
         return path
     steps = (file for pattern in _STEPS for file in sorted(path.glob(pattern), reverse=True))
@@ -22,15 +22,15 @@ def weights_file(path: Path) -> Path:
     runs = [folder for folder in path.glob("run_*") if folder.is_dir()]
     if found is None and len(runs) == 1:
         return weights_file(runs[0])
-    exported = path / "model/model.safetensors"  # of mlbert pretrain, all that is left where its run was removed
+    exported = path / "model/model.safetensors"  # of mlbert pretrain, if its run was removed
     return found or (exported if exported.is_file() else path / "model.safetensors")
 
 
 def name_weights(path: Path | None) -> tuple[str, str]:
-    """Name without its folder, and SHA-256, of the weights that a run starts from.
+    """Return the name (without folder) and SHA-256 of the weights that a run starts from.
 
-    Of several files, as TensorFlow's checkpoints have, the digest is that of what ``sha256sum`` prints for them in the
-    order of their names. Both are "none" without a checkpoint; the digest is "unknown" where it is not on this machine.
+    For several files, as in TensorFlow checkpoints, the digest is that of the ``sha256sum`` output for them, sorted by
+    name. Both are "none" without a checkpoint; the digest is "unknown" if the file is not on this machine.
     """
     if path is None:
         return "none", "none"
@@ -46,7 +46,7 @@ def name_weights(path: Path | None) -> tuple[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """One file, or those of a TensorFlow checkpoint: named by its prefix, one of its files, or its folder."""
+    """Return one file, or all files of a TensorFlow checkpoint given by its prefix, one of its files or its folder."""
     file = weights_file(path)
     if path.is_dir() and not file.is_file() and (path / "checkpoint").is_file():
         text = (path / "checkpoint").read_text(encoding="utf-8", errors="replace")

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: one folder a step, written atomically, the newest N kept. Whose tensors they are is open.
+"""Checkpoint folders, one per step, written atomically; the newest N are kept. Works with any framework's tensors.
 
-    checkpoints/step_00000120/state.json   numbers, what a run must agree on, sha256 of the other files and of itself
+    checkpoints/step_00000120/state.json   numbers, the run's identity, sha256 of the other files and of itself
 
-A folder appears under its final name only when complete. A damaged newest one is passed over with a warning.
+A folder gets its final name only when complete. If the newest one is damaged, loading warns and uses the one before.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class StepFolders:
     """The checkpoints of one run.
 
     Args:
-        path: the folder; made at the first save.
-        keep: how many of the newest stay.
-        identity: what a checkpoint must agree on to be loaded here (model shape, data, batch); JSON-able.
+        path: the folder, created at the first save.
+        keep: how many of the newest checkpoints to keep.
+        identity: what a checkpoint must match to be loaded here (model shape, data, batch); JSON-serializable.
     """
 
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
         self.path, self.keep, self.identity = path, keep, json.loads(json.dumps(identity))
 
     def save(self, step: int, state: dict, write: Callable[[Path], None]) -> Path:
-        """Makes one checkpoint of the files that ``write`` puts into a folder, and the JSON-able ``state``. On failure,
-        an OSError of ``write`` too, nothing half-written is left and UserError is raised."""
+        """Save a checkpoint of the files that ``write`` puts into a folder and the JSON-serializable ``state``. On an
+        OSError, also one from ``write``, remove the partial checkpoint and raise UserError."""
         final = self.path / f"step_{step:08d}"
         partial = self.path / f".partial_step_{step:08d}"
         try:
@@ -75,10 +75,10 @@ class StepFolders:
         return final
 
     def load_newest(self, load: Callable[[Path, dict], Loaded]) -> tuple[Loaded | None, list[str]]:
-        """What ``load`` makes of the newest good folder and its state (None when there is none), and a warning for each
-        damaged one passed over.
+        """Return what ``load`` returns for the newest good folder and its state (None if there are no checkpoints), and
+        a warning for each damaged one skipped.
 
-        Raises UserError when the newest good one belongs to another model, data set or batch.
+        Raises UserError if all are damaged, or the newest good one belongs to another model, data set or batch.
         """
         warnings: list[str] = []
         for folder in reversed(self._complete()):
@@ -101,9 +101,9 @@ class StepFolders:
 
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
-        if _given(record["identity"]) != _given(self.identity):
+        if _set_entries(record["identity"]) != _set_entries(self.identity):
             raise UserError(
-                "run.other-settings", folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR"
+                "run.other-settings", folder, self._difference(record["identity"]), "Set it so, or use another LOGDIR"
             )
         return record["state"]
 
@@ -113,18 +113,18 @@ class StepFolders:
 
 
 def read_step(folder: Path) -> tuple[dict, dict]:
-    """What a checkpoint must agree on, and its state, whatever run it is of. Raises UserError: it is damaged."""
+    """Return a checkpoint's identity and state, whichever run wrote it. Raises UserError if it is damaged."""
     try:
         record = _undamaged(folder)
     except _DamagedError as damage:
         raise UserError(
-            "checkpoint.damaged", folder, str(damage), "Name another one, such as the checkpoint before it"
+            "checkpoint.damaged", folder, str(damage), "Use another one, such as the checkpoint before it"
         ) from None
     return record["identity"], record["state"]
 
 
-def _given(identity: dict) -> dict:
-    """Return what is not none: a setting that did not exist when the checkpoint was written counts as none."""
+def _set_entries(identity: dict) -> dict:
+    """Return the entries that are not None. A setting added after the checkpoint was written counts as None."""
     return {name: value for name, value in identity.items() if value is not None}
 
 
@@ -133,7 +133,7 @@ class _DamagedError(Exception):
 
 
 def _undamaged(folder: Path) -> dict:
-    """The record of a checkpoint whose files are as they were written."""
+    """Return a checkpoint's record after checking its files against their checksums."""
     try:
         record = read_json(folder / _STATE, "Remove it")
         tensors = _sha256(folder)
@@ -153,7 +153,7 @@ def _undamaged(folder: Path) -> dict:
 
 
 def _sha256(folder: Path) -> str:
-    """Of the contents, one after another by name, of all files but the state."""
+    """Return the digest of the contents of all files but the state, concatenated in order of their names."""
     found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name != _STATE:

@@ -1,9 +1,7 @@
-"""Checkpoints (`mlbert.runs.step_folders`) of torch's tensors.
+"""Checkpoints (`mlbert.runs.step_folders`) of a run's torch tensors and its data position and progress.
 
-checkpoints/step_00000120/tensors.safetensors   weights and optimizer state
+checkpoints/step_00000120/tensors.safetensors   weights, optimizer state, and tensors that the model derives
 checkpoints/step_00000120/state.json            numbers, source position, sha256 of the tensors
-
-The whole state of a run in checkpoints: weights, optimizer, what the model derives, data position, progress.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _TENSORS = "tensors.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint: named tensors on the CPU, and JSON-able numbers."""
+    """A loaded checkpoint: named tensors on the CPU, and JSON-serializable numbers."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -35,13 +33,13 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run; the arguments are those of `StepFolders`."""
+    """The checkpoints of one run. Takes the same arguments as `StepFolders`."""
 
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
         self.path, self._folders = path, StepFolders(path, keep, identity)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict) -> Path:
-        """Writes one checkpoint; on failure (a full disk) nothing half-written is left and UserError is raised."""
+        """Write one checkpoint. On failure (a full disk), remove the partial one and raise UserError."""
 
         def write(folder: Path) -> None:
             write_tensors(folder / _TENSORS, lambda path: save_file(tensors, path))
@@ -49,9 +47,9 @@ class CheckpointFolder:
         return self._folders.save(step, state, write)
 
     def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest good checkpoint (None when there is none) and a warning for each damaged one passed over.
+        """Return the newest good checkpoint (None if there is none) and a warning for each damaged one skipped.
 
-        Raises UserError when the newest good one belongs to another model, data set or batch.
+        Raises UserError if the newest good one belongs to another model, data set or batch.
         """
         return self._folders.load_newest(lambda folder, state: Checkpoint(folder, load_file(folder / _TENSORS), state))
 
@@ -60,21 +58,21 @@ WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_
 
 
 class Snapshots:
-    """Saves and continues one run.
+    """Save and resume one run.
 
     Args:
-        folder: where checkpoints lie.
-        method: of the run.
-        state: of the run; changed by `load`.
-        seed: of the run.
-        world: the ranks, which call each method together.
+        folder: the run's checkpoints.
+        method: the run's method.
+        state: the run's progress; changed by `load`.
+        seed: the run's seed.
+        world: the ranks; all of them call each method together.
     """
 
     def __init__(self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World) -> None:
         self._folder, self._method, self._state, self._seed, self._world = folder, method, state, seed, world
 
     def save(self) -> None:
-        """Writes a checkpoint from rank 0; the other ranks wait. Raises UserError for a full disk."""
+        """Write a checkpoint from rank 0 while the other ranks wait. Raises UserError if the disk is full."""
         method = self._method
         optimizer = method.optimizer.state_dict()
         tensors = {OPTIMIZER + name: value for name, value in optimizer.items() if isinstance(value, Tensor)}
@@ -84,22 +82,23 @@ class Snapshots:
         numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
         position = method.source.state_dict()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
-        state |= {"parameters": method.flat.layout}  # for those who read the weights without the run
+        state |= {"parameters": method.flat.layout}  # lets tools read the weights without the run
         with method.optimizer.exact_weights():
             if self._world.rank == 0:
                 self._folder.save(self._state.step, {WEIGHTS: method.flat.data, **tensors}, state)
             self._world.barrier()
 
     def load(self, warn: Callable[[str], None]) -> bool:
-        """Continues from the newest good checkpoint, if there is one; says with ``warn`` what was passed over.
+        """Resume from the newest good checkpoint, if there is one. ``warn`` gets a line for each damaged one skipped.
 
-        Raises UserError: it is of a run with another seed, or of a program that keeps other things.
+        Returns False if there is no checkpoint. Raises UserError if the checkpoint has another seed, or was written by
+        an incompatible version.
         """
         checkpoint, warnings = self._folder.load_newest()
         for warning in warnings:
             warn(f"warning: {warning}")
         if checkpoint is None:
-            warn(f"warning: RESUME=1, but {self._folder.path} holds no checkpoint: the run begins at step 0")
+            warn(f"warning: RESUME=1, but {self._folder.path} has no checkpoint: the run starts at step 0")
             return False
         seed = checkpoint.state.get("seed")
         if seed != self._seed:
@@ -112,10 +111,10 @@ class Snapshots:
         try:
             self._take_over(checkpoint)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            told = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            reason = f"does not hold what this program keeps ({told})"
+            cause = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = f"does not match what this version saves ({cause})"
             raise UserError(
-                "checkpoint.damaged", checkpoint.path, reason, "Remove it; the run goes on from one before, or anew"
+                "checkpoint.damaged", checkpoint.path, reason, "Remove it to resume from an earlier one"
             ) from None
         return True
 

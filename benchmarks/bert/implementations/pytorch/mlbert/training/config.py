@@ -13,7 +13,7 @@ class EvaluationConfig(Section):
 
     target_metric: float | None = setting(
         "TARGET_MLM_ACCURACY",
-        "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it does at its limit.",
+        "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it succeeds at its limit.",
         key="target_mlm_accuracy",
         default=0.72,
         gt=0,
@@ -21,7 +21,7 @@ class EvaluationConfig(Section):
     )
     num_eval_examples: int | None = setting(
         "NUM_EVAL_EXAMPLES",
-        "Size of the evaluation; none for all that there are.",
+        "Number of evaluation sequences; none uses all of them.",
         key="num_eval_examples",
         default=10000,
         unit="sequences",
@@ -30,7 +30,7 @@ class EvaluationConfig(Section):
     )
     eval_batch_size: int = setting(
         "EVAL_BATCH_SIZE",
-        "Packs of one evaluation batch.",
+        "Packs in one evaluation batch.",
         key="eval_batch_size",
         default=16,
         unit="packs per rank",
@@ -39,7 +39,7 @@ class EvaluationConfig(Section):
     )
     eval_iter_start_samples: int = setting(
         "EVAL_ITER_START_SAMPLES",
-        "First evaluation after so many.",
+        "Training sequences before the first evaluation.",
         key="eval_iter_start_samples",
         unit="sequences",
         ge=1,
@@ -47,7 +47,7 @@ class EvaluationConfig(Section):
     )
     eval_iter_samples: int = setting(
         "EVAL_ITER_SAMPLES",
-        "Distance between evaluations.",
+        "Training sequences between evaluations.",
         key="eval_iter_samples",
         unit="sequences",
         ge=1,
@@ -59,7 +59,7 @@ class RunConfig(Section):
     """The run: its folder, limits, checkpoints and logs."""
 
     recipe: str = setting("RECIPE", "Method: a module of mlbert.recipes.", key="recipe")
-    run_name: str | None = setting("RUN_NAME", "Name of the run for people and loggers.", key="run_name", default=None)
+    run_name: str | None = setting("RUN_NAME", "Name of the run in loggers and displays.", key="run_name", default=None)
     output_dir: Path = setting(
         "LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.", key="output_dir"
     )
@@ -68,7 +68,7 @@ class RunConfig(Section):
     )
     max_samples_termination: int = setting(
         "MAX_SAMPLES_TERMINATION",
-        "Training ends after so many.",
+        "Training ends after this many sequences.",
         key="max_samples_termination",
         unit="sequences",
         ge=1,
@@ -94,7 +94,7 @@ class RunConfig(Section):
     )
     save_checkpoint_steps: int = setting(
         "SAVE_CHECKPOINT_STEPS",
-        "Distance between checkpoints; 0 saves none.",
+        "Steps between checkpoints; 0 saves none.",
         key="save_checkpoint_steps",
         default=0,
         unit="steps",
@@ -103,7 +103,7 @@ class RunConfig(Section):
     )
     keep_checkpoints: int = setting(
         "KEEP_CHECKPOINTS",
-        "Newest ones that are kept.",
+        "How many of the newest checkpoints to keep.",
         key="keep_checkpoints",
         default=2,
         unit="checkpoints",
@@ -113,7 +113,7 @@ class RunConfig(Section):
     resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", key="resume", default=False)
     log_freq: int = setting(
         "LOG_FREQ",
-        "Distance between metric lines; 0 writes none.",
+        "Steps between metric lines; 0 writes none.",
         key="log_freq",
         default=10,
         unit="steps",
@@ -122,13 +122,13 @@ class RunConfig(Section):
     )
     tensorboard_dir: Path | None = setting(
         "TENSORBOARD_DIR",
-        "Folder for TensorBoard's event files, a folder for each run; none writes none.",
+        "Folder for TensorBoard event files, with a subfolder for each run; none writes none.",
         key="tensorboard_dir",
         default=None,
     )
     wandb_project: str | None = setting(
         "WANDB_PROJECT",
-        "Project of Weights & Biases; offline, in the run folder, where nobody is logged in. none: logs nothing there.",
+        "Weights & Biases project; logs offline, in the run folder, if not logged in. none disables it.",
         key="wandb_project",
         default=None,
     )

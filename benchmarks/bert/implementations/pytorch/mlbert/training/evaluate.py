@@ -1,13 +1,13 @@
-"""An objective's metrics on the whole evaluation set, sharded over ranks.
+"""An objective's metrics on the full evaluation set, sharded over ranks.
 
-On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
-batch is filled up to a shape of which there is a graph, or else to one shape, and nothing is read before the end.
+On a CUDA device an evaluation costs the host almost nothing: the samples stay on the device in compact form, every
+batch is padded to the shape of a captured graph (or to one common shape), and no result is read before the end.
 
-`Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
-step ready: it takes the micro-batches and agrees on their numbers with the other ranks. No training step is queued
-before the result is known, though the rules would allow it: the clock runs until the target is known to be reached,
-so a step behind the last evaluation delays `run_stop`, and it changes the weights that are written, unless a copy of
-them is taken at every evaluation. All that it could save is the device's wait for one answer of the host.
+`Evaluator.begin` returns once everything is queued; `Evaluation.result` waits. In between, the host prepares the next
+training step: it reads the micro-batches and all-reduces their counts. No training step is queued before the result is
+known, although the rules allow it. The clock runs until the target is known to be reached, so a step queued after the
+last evaluation would delay `run_stop` and change the weights that are exported, unless every evaluation copied them.
+It would save only the time that the device waits for one answer from the host.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mlbert.training.step import OnProgress
 
 
 class Evaluation:
-    """The result of an evaluation that is queued.
+    """The result of a queued evaluation.
 
     Args:
-        objective: makes metrics of the sums.
-        sums: float64 [names] on the device, over all ranks. Their values are taken now, in stream order.
+        objective: computes metrics from the sums.
+        sums: float64 [names] on the device, over all ranks. Copied now, in stream order.
         rows: float64 [samples, columns] of all ranks, or None.
     """
 
@@ -40,16 +40,16 @@ class Evaluation:
         self._objective, self._sums, self._rows = objective, HostCopy(sums), rows
 
     def result(self) -> dict[str, float]:
-        """The objective's metrics over the whole set, the same on all ranks; waits for them.
+        """Wait for the objective's metrics over the full set and return them; they are the same on all ranks.
 
-        Sums are added up before they are divided, so sharding does not change a metric.
+        Sums are added before the division, so sharding does not change a metric.
         """
         return self._objective.metrics(self._sums.read().tolist(), self._rows)
 
 
 @dataclass(frozen=True)
 class _EvaluationGraph:
-    """What a batch fits into, where it is read, what is done with it and what repeats that."""
+    """A graph: the shape it accepts, the batch it reads, and its function, called or replayed."""
 
     static_shape: StaticShape
     target: Batch
@@ -58,16 +58,17 @@ class _EvaluationGraph:
 
 
 class Evaluator:
-    """Evaluates a model again and again on the same batches.
+    """Evaluate a model repeatedly on the same batches.
 
     Args:
         model: on its device.
-        objective: what is summed.
-        batches: this rank's; read at the first evaluation, and at every one unless they stay on the device.
+        objective: defines the sums and metrics.
+        batches: this rank's batches. Read once if they stay on the device, otherwise at every evaluation.
         world: the ranks.
-        capture: makes the graphs, of one batch each, when `record` is called; None: no graph.
-        static_shapes: of the graphs, the smallest first. A batch that exceeds all of them runs without.
-        resident: keep the batches on the device, filled up to one shape; None: on CUDA, and for a graph.
+        capture: captures one graph per static shape when `record` is called. Without it there are no graphs.
+        static_shapes: shapes of the graphs, smallest first. A batch that exceeds all of them runs without a graph.
+        resident: keep the batches on the device, padded to one shape. The default (None) does so on CUDA and with
+            graphs.
     """
 
     def __init__(
@@ -86,19 +87,19 @@ class Evaluator:
         self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
         self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
         self._kept: list[HostBatch] | None = None
-        self._target: Batch | None = None  # its shape holds every kept batch that has no graph
-        self._budgets, self._graphs = static_shapes, list[_EvaluationGraph]()
+        self._target: Batch | None = None  # large enough for every resident batch that has no graph
+        self._static_shapes, self._graphs = static_shapes, list[_EvaluationGraph]()
 
     @torch.no_grad()
     def record(self) -> None:
-        """Captures the graphs, before any sample is read."""
+        """Capture the graphs, before any sample is read."""
         if self._capture is None or self._objective.num_columns:
             return
         self._model.train(False)
         with self._model.recording():
             self._model.is_calibrated = True
             self._model.refresh()
-            for static_shape in reversed(self._budgets):  # the smaller ones find room in the pool
+            for static_shape in reversed(self._static_shapes):  # largest first: the smaller ones reuse its memory
                 target = static_shape.allocate(self._device)
                 function = partial(self._add, target)
                 self._capture.warm_up(function)
@@ -107,10 +108,10 @@ class Evaluator:
 
     @torch.no_grad()
     def begin(self, on_progress: OnProgress = iter) -> Evaluation:
-        """Queues an evaluation of the weights as they are; on a GPU nothing waits for it, unless rows are asked for.
+        """Queue an evaluation of the current weights. On a GPU this does not wait, unless the objective needs rows.
 
         Args:
-            on_progress: passes the batches on, one when it is asked for.
+            on_progress: wraps the iterable of batches, which is consumed one at a time.
         """
         self._model.train(False)
         self._sums.zero_()
@@ -128,7 +129,7 @@ class Evaluator:
         return Evaluation(self._objective, self._sums, rows)
 
     def _with_rows(self, on_progress: OnProgress) -> Tensor:
-        """Every rank's rows, for metrics that no sums give, such as a rank correlation."""
+        """Return the rows of all ranks, for metrics that sums cannot give, such as a rank correlation."""
         rows = [torch.empty(0, self._objective.num_columns, dtype=torch.float64)]
         for batch in on_progress(self._batches):
             moved = batch.to(self._device)
@@ -157,5 +158,5 @@ class Evaluator:
 
 
 def evaluate(model: Model, objective: Objective, batches: Iterable[HostBatch], world: World) -> dict[str, float]:
-    """The objective's metrics over every sample of the set; see `Evaluation.result`."""
+    """Return the objective's metrics over every sample of the set; see `Evaluation.result`."""
     return Evaluator(model, objective, batches, world).begin().result()

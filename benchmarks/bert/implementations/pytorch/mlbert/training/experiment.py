@@ -2,22 +2,20 @@
 
 LOGDIR/result_<i>.txt              MLPerf log
 LOGDIR/run_<i>/config.json         resolved configuration, origin of each value, provenance
-LOGDIR/run_<i>/metrics.jsonl       one line a log point and an evaluation
+LOGDIR/run_<i>/metrics.jsonl       one line per log point and evaluation
 LOGDIR/run_<i>/curve.png           loss and accuracy over samples and time
 LOGDIR/run_<i>/weights/            safetensors with a model card
 LOGDIR/run_<i>/huggingface/        the same weights for transformers
 LOGDIR/run_<i>/summary.json        the numbers that ``mlbert report`` prints
-LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
+LOGDIR/run_<i>/checkpoints/        if SAVE_CHECKPOINT_STEPS is not 0
 
-What a finished run leaves behind: the summary, the curve, and the weights as the recipe writes them.
-
-The accuracy of the starting weights: the check that a checkpoint was converted and loaded rightly.
+`evaluate_only` measures the starting weights instead, to check that a checkpoint was converted and loaded correctly:
 
     source config_<system>.sh && mlbert train --evaluate-only
 
-The benchmark's phase-1 checkpoint (``model.ckpt-28252``) on its 10,000 evaluation samples must give a masked-LM
-accuracy of 0.34085. Another number means other weights, other data, another ``bert_config.json`` or a wrong
-conversion. Needs INIT_CHECKPOINT, BERT_CONFIG and EVALDIR; the training set is not touched, no MLPerf log is written.
+The benchmark's phase-1 checkpoint (``model.ckpt-28252``) must reach a masked-LM accuracy of 0.34085 on the benchmark's
+10,000 evaluation samples. Another number means other weights, data or ``bert_config.json``, or a wrong conversion.
+It needs INIT_CHECKPOINT, BERT_CONFIG and EVALDIR, does not read the training set, and writes no MLPerf log.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ from mlbert.training.step import Step, check_device, choose_graphs
 def summarize(
     outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, method: Method, seed: int, world: World
 ) -> dict[str, object]:
-    """The numbers that ``mlbert report`` prints; rates per second, of training without evaluation."""
+    """Return the numbers that ``mlbert report`` prints. Rates are per second of training, without evaluation."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
     peak = gemm_peak_flops(method.model.dtype, world.device.type)
@@ -94,7 +92,7 @@ def summarize(
 
 
 def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method) -> None:
-    """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
+    """Write the weights, the curve and, last, the summary, which marks the run as finished."""
     method.export(folder, {**summary, **facts})
     run_folder.write_curve(folder, summary)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -105,12 +103,12 @@ _PARTS = "gradient_accumulation_steps"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a command wants its run, where that is not a benchmark's.
+    """Options for runs that are not benchmark runs.
 
     Attributes:
-        pace: what goes by the clock; None: nothing.
-        display: shows the run in place of the monitor's lines; None: they do.
-        mlperf_log: write one.
+        pace: schedule by the clock, if any.
+        display: replaces the monitor's lines.
+        mlperf_log: write an MLPerf log.
     """
 
     pace: Pace | None = None
@@ -122,7 +120,7 @@ DEFAULT = RunOptions()
 
 
 def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
-    """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
+    """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder."""
     compute = config[ComputeConfig]
     check_device(compute.cuda_graph_mode, world.device)
     found = threads_per_rank(compute.cpu_threads, world.local_world_size), recipe.inspect(config)
@@ -132,7 +130,7 @@ def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFold
 
 
 def run_experiment(resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT) -> RunOutcome:
-    """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
+    """Train once and write the files listed in the module docstring. Raises UserError for mistakes of the user."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
     settings, data = config[RunConfig], config[DataConfig]
@@ -147,7 +145,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     def close_log(status: str, reason: str | None) -> None:
         if world.rank == 0:
             log.run_stop(status, {"reason": reason} if reason else None)
-        elif reason and paths.log.exists():  # rank 0 is lost: this one closes the file that it left
+        elif reason and paths.log.exists():  # rank 0 is lost: close its file
             close_interrupted(paths.log, tree_root(), reason)
 
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -180,7 +178,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         world.barrier()
         try:
             outcome = train(run)
-            method.optimizer.exact_weights()  # for good: they are written below
+            method.optimizer.exact_weights()  # permanently: they are exported below
         finally:
             method.source.close()
             monitor.close()
@@ -194,7 +192,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
 
 def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> None:
     if inputs.train_data == inputs.eval_data and not data.synthetic_data:
-        say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will say nothing of other text")
+        say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will not measure other text")
 
 
 def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: RunOptions) -> Monitor:
@@ -215,7 +213,7 @@ def _loggers(config: Configuration, record: dict[str, Any], folder: Path, world:
 def _make_ready(
     run: Run, config: Configuration, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
 ) -> None:
-    """Continues where a checkpoint stands, and does once what the first step would else do inside the run."""
+    """Resume from a checkpoint if asked to, then warm up and capture graphs so that none of it is timed."""
     if config[RunConfig].resume and run.snapshots.load(say):
         log.event("resumed_from_step", run.state.step)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
@@ -229,7 +227,7 @@ def _make_ready(
 
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
-    """What data and PyTorch tell of a run; all ranks call it together."""
+    """Collect facts about a run from its data and PyTorch. All ranks call it together."""
     return RuntimeFacts(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
@@ -245,7 +243,7 @@ def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
 
 
 def _gpu_facts(world: World) -> dict[str, Any]:
-    """Of this rank's device, as `RuntimeFacts` calls them; the ranks of a machine have one each, of the same model."""
+    """Return this rank's GPU fields of `RuntimeFacts`. Each rank of a machine has one GPU, all of the same model."""
     if world.device.type != "cuda":
         return {"gpus": {}}
     return {
@@ -257,7 +255,7 @@ def _gpu_facts(world: World) -> dict[str, Any]:
 
 
 def log_run(log: MLPerfLogger, resolved: Resolved, facts: RuntimeFacts, method: Method) -> RunIdentity:
-    """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
+    """Log the run's provenance, its full configuration, and every hyper-parameter."""
     identity = identify(resolved, facts)
     log_identity(log.event, identity, resolved)
     config, data = resolved.config, resolved.config[DataConfig]
@@ -280,27 +278,27 @@ def assemble(
     seed: int,
     pace: Pace | None = None,
 ) -> Run:
-    """The loop's objects, for a method and its settings.
+    """Assemble the training loop's objects from a method and its settings.
 
     Args:
-        config: limits, evaluation, checkpoints and graphs; nothing of the method is read.
+        config: read for limits, evaluation, checkpoints and graphs, not for the method.
         method: from the recipe.
-        checkpoints: folder.
-        world: started.
-        lifecycle: entered.
-        events: who is told.
-        seed: of dropout.
-        pace: what goes by the clock.
+        checkpoints: the checkpoint folder.
+        world: already started.
+        lifecycle: inside its `guard`.
+        events: listener of the run.
+        seed: dropout seed.
+        pace: schedule by the clock, if any.
 
     Raises:
-        UserError: graphs are asked for that cannot be had.
+        UserError: CUDA graphs are requested but cannot be captured.
     """
     run, evaluation = config[RunConfig], config[EvaluationConfig]
     parts = config[DataConfig].gradient_accumulation_steps
     graphs = choose_graphs(config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size)
     state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
-    capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
+    capture = graphs.capture() if graphs else None  # its own memory pool: an evaluation may run between any two steps
     static_shapes = method.evaluation.static_shapes if graphs else ()
     return Run(
         method=method,
@@ -327,10 +325,10 @@ def assemble(
 
 
 def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: Console) -> float:
-    """Evaluates the starting weights once, as training would; prints and returns the recipe's metric.
+    """Evaluate the starting weights once, as training would. Print all metrics and return the recipe's.
 
     Raises:
-        UserError: there are no weights, or data and model do not fit each other.
+        UserError: there are no weights, or data and model do not match.
     """
     world.start()
 
@@ -339,7 +337,7 @@ def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: 
 
     def build() -> tuple[Model, Objective, EvaluationSet]:
         if config[ModelConfig].init_checkpoint is None:
-            reason = "is none, there is nothing to evaluate"
+            reason = "is none, so there is nothing to evaluate"
             raise UserError("config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights")
         torch.set_num_threads(threads_per_rank(config[ComputeConfig].cpu_threads, world.local_world_size))
         recipe_build: RecipeBuild = recipe.load()

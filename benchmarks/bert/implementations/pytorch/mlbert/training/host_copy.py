@@ -1,4 +1,4 @@
-"""Values of the device that the host reads later, waiting for nothing that is queued behind them."""
+"""Copies of device values that the host reads later, without waiting for work queued after them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class HostCopy:
-    """The values that a tensor has now, in stream order.
+    """A copy of a tensor's current values, taken in stream order.
 
     Args:
-        values: any shape and type, on any device; may change afterwards.
+        values: any shape and dtype, on any device; may change afterwards.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -24,7 +24,7 @@ class HostCopy:
             self._values = values.clone()
 
     def read(self) -> Tensor:
-        """The values on the host; waits until the device has computed them."""
+        """Wait until the device has computed the values, and return them on the host."""
         if self._done is not None:
             self._done.synchronize()
         return self._values

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard and Weights & Biases, under the names that Composer gives them."""
+"""Log a run's numbers to TensorBoard and Weights & Biases under Composer's names."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
 from mlbert.training.config import RunConfig
 
-Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and the step that they belong to
+Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and their step
 _NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}
 
 
 class NumberLogger(Events):
-    """Tells every log point and evaluation as named numbers.
+    """Log every log point and evaluation as named numbers.
 
     Args:
-        write: takes them.
-        close: ends what takes them.
-        optimizer: its name, for that of the learning rate.
-        ranks: of the run.
-        peak: FLOP/s that a rank can do at most.
+        write: logs the numbers of a step.
+        close: closes the logger.
+        optimizer: name of the optimizer, part of the learning rate's name.
+        ranks: ranks of the run.
+        peak: peak FLOP/s of one rank.
     """
 
     def __init__(self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float) -> None:
         self._write, self._close, self._optimizer, self._ranks, self._peak = write, close, optimizer, ranks, peak
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """Loss, rate, gradient norm, and the speed so far; evaluations are left out of it."""
+        """Log loss, learning rate, gradient norm, and the average speed so far without evaluations."""
         seconds = state.train_seconds or float("inf")
         numbers = {
             "loss/train/total": loss,
@@ -47,28 +47,28 @@ class NumberLogger(Events):
         self._write(numbers, state.step)
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """Every metric of an evaluation."""
+        """Log every metric of an evaluation."""
         self._write({f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()}, state.step)
 
     def stop(self, outcome: RunOutcome) -> None:
-        """The clock stops."""
+        """Close the logger."""
         self._close()
 
 
 def make_loggers(
     config: RunConfig, record: Mapping[str, Any], folder: Path, optimizer: str, ranks: int, peak: Callable[[], float]
 ) -> list[Events]:
-    """What TENSORBOARD_DIR and WANDB_PROJECT ask for; of rank 0.
+    """Return the loggers that TENSORBOARD_DIR and WANDB_PROJECT ask for; call on rank 0.
 
     Args:
-        config: of the run.
-        record: the resolved configuration, JSON-able.
-        folder: for files of a logger that has no folder of its own.
+        config: the run's settings.
+        record: the resolved configuration, JSON-serializable.
+        folder: for files of a logger that has no folder setting.
         optimizer, ranks: as in `NumberLogger`.
-        peak: measures what it says there; called where something is logged.
+        peak: measures `NumberLogger`'s peak; called only if there is a logger.
 
     Raises:
-        UserError: what writes them is not installed.
+        UserError: the package of a logger is not installed, or its folder cannot be written.
     """
     if config.tensorboard_dir is None and config.wandb_project is None:
         return []
@@ -106,14 +106,14 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
 def _wandb(
     project: str, name: str | None, record: Mapping[str, Any], folder: Path
 ) -> tuple[Write, Callable[[], object]]:
-    """Where nobody is logged in, the run stays in the folder, as with WANDB_MODE=offline: wandb sync sends it."""
+    """Open a run. Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync."""
     try:
         import wandb
     except ImportError:
         raise _missing("WANDB_PROJECT", "wandb") from None
-    is_known = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
+    is_configured = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
     about: dict[str, Any] = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
-    run = wandb.init(**about, mode=None if is_known else "offline")
+    run = wandb.init(**about, mode=None if is_configured else "offline")
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
 

@@ -1,13 +1,13 @@
-"""The training loop. Everything that differs between methods is an object that it is handed (`protocols`).
+"""The training loop. Everything that differs between methods is passed in as an object (`protocols`).
 
 events.start                         the clock runs: run_start in MLPerf's log
 source.open, evaluation.open         first touch of the data
-|-- reader.take                      this rank's micro-batches, the step's numbers over all ranks
+|-- reader.take                      this rank's micro-batches, the step's counts over all ranks
 |   step                             forward, backward, reduce, update
-|   sample_counter.count             samples so far; a step that was left out is taken back when that is known
+|   sample_counter.count             samples so far; a skipped step is subtracted once that is known
 |   events.step                      at log points
-|   perhaps evaluate                 evaluator.begin, the next step's micro-batches, events.evaluation
-|   perhaps save                     also when the job is about to end; then the process leaves
+|   maybe evaluate                   evaluator.begin, the next step's micro-batches, events.evaluation
+|   maybe save                       also when the job is about to end; then the process exits
 '-- until the target or a limit
 events.stop, lifecycle.finish        the clock stops: run_stop
 """
@@ -35,11 +35,11 @@ class Run:
     """The objects of one run, and how often it evaluates and saves.
 
     Attributes:
-        finalize_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host.
-            Where steps are left out as a matter of course, the next one's rate has to know.
-        eval_every_samples: distance between evaluations, sequences.
-        save_every_steps: distance between checkpoints; 0: none.
-        pace: evaluations, checkpoints and the decay of the rate by the clock, besides; None: by steps alone.
+        finalize_late: read a step's result after the next one is queued, so that a GPU never waits for the host. False
+            if steps are routinely skipped (loss scaling), because the next learning rate depends on it.
+        eval_every_samples: sequences between evaluations.
+        save_every_steps: steps between checkpoints; 0 saves none.
+        pace: schedules evaluations, checkpoints and the learning rate's decay by the clock as well as by steps.
     """
 
     method: Method
@@ -61,8 +61,7 @@ class Run:
 
 
 def train(run: Run) -> RunOutcome:
-    """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
-    target."""
+    """Train until the target, a limit, or the end of the job. Without a target, reaching a limit is a success."""
     state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
@@ -92,11 +91,11 @@ def train(run: Run) -> RunOutcome:
     if run.limits.succeeds(state):
         status = SUCCESS
     if status == SUCCESS:
-        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may take long where the data lie far away
+        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may be slow with remote data
         run.method.source.finish()
-        run.world.barrier()  # the data of every rank
+        run.world.barrier()  # every rank's data has been checked
     if run.pace is not None:
-        save_checkpoint(run, clock)  # so that it can be made longer
+        save_checkpoint(run, clock)  # allows a later run to extend it
     state.elapsed_seconds = clock.seconds()
     outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
@@ -105,7 +104,7 @@ def train(run: Run) -> RunOutcome:
 
 
 def train_one_step(run: Run) -> bool:
-    """One optimizer step on all ranks; tells whether some rank was warned that the job is about to end."""
+    """Run one optimizer step on all ranks. Return True if any rank was warned that the job is about to end."""
     state, watch, started = run.state, run.lifecycle.watch, time.monotonic()
     upcoming = run.reader.take(state.step)
     lr = run.method.schedule(state.updates) * (run.pace.factor(state.due_seconds) if run.pace else 1.0)
@@ -121,7 +120,7 @@ def train_one_step(run: Run) -> bool:
     should_log = run.events.should_log(state.step)
     if should_log or not run.finalize_late:
         run.sample_counter.settle()
-    # Reading the loss waits for the device; done at log points only.
+    # Reading the loss waits for the device, so it is done at log points only.
     loss = float(run.world.all_reduce_sum(result.loss_sum)) if should_log else 0.0
     state.train_seconds += time.monotonic() - started
     if should_log:
@@ -130,13 +129,13 @@ def train_one_step(run: Run) -> bool:
 
 
 def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
-    """Evaluates the weights as they are; while the device does it, the next step is made ready."""
+    """Evaluate the current weights while the host prepares the next batch (``read_ahead``)."""
     state, method, watch, started = run.state, run.method, run.lifecycle.watch, clock.seconds()
     run.events.evaluation_start(state)
     with method.optimizer.exact_weights():
         method.model.weights_changed()
         evaluation = run.evaluator.begin(lambda items: watch.each(items, state.step, Stage.EVALUATE, Stage.SUM))
-    method.model.weights_changed()  # what training reads may be rounded
+    method.model.weights_changed()  # training may read rounded weights
     if read_ahead:
         run.reader.read_ahead(state.step)
     metrics = evaluation.result()
@@ -148,7 +147,7 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
 
 
 def save_checkpoint(run: Run, clock: Clock) -> None:
-    """Writes the whole state of the run."""
+    """Write a checkpoint of the run's full state."""
     run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
     run.sample_counter.settle()
     run.state.elapsed_seconds = clock.seconds()
@@ -163,8 +162,10 @@ def _save_is_due(run: Run, clock: Clock) -> bool:
 
 
 def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
-    """The limit that was reached, and whether an evaluation is due; ranks whose clocks differ follow rank 0. The last
-    evaluation, which takes as long as the one before, is within MAX_SECONDS."""
+    """Return the limit that was reached, if any, and whether an evaluation is due. All ranks use rank 0's clock.
+
+    MAX_SECONDS includes a final evaluation, assumed to take as long as the one before.
+    """
     state = run.state
     seconds = clock.seconds() + clock.evaluation_seconds
     if run.limits.max_seconds is not None:

@@ -1,4 +1,4 @@
-"""AUTO_MICRO_BATCH: parts of a step's batch that fit the device's memory, found before the first sample is read."""
+"""AUTO_MICRO_BATCH: find micro-batches that fit the device's memory before the first sample is read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Build = Callable[[Configuration], Method]
 def build_fitting(
     config: Configuration, build: Build, world: World, say: Callable[[str], object]
 ) -> tuple[Configuration, Method]:
-    """The method, with GRADIENT_STEPS doubled until the largest micro-batch fits, where that is asked for.
+    """Build the method; with AUTO_MICRO_BATCH, double GRADIENT_STEPS until the largest micro-batch fits.
 
-    All ranks call it together and get the same GRADIENT_STEPS. Raises UserError: not even the smallest one fits.
+    All ranks call it together and get the same GRADIENT_STEPS. Raises UserError if not even the smallest one fits.
     """
     while True:
         method = build(config)
@@ -41,7 +41,7 @@ def build_fitting(
         parts = 2 * data.gradient_accumulation_steps
         if data.train_batch_size % parts:
             reason = (
-                f"does not fit the memory in {data.gradient_accumulation_steps} parts, nor is it divided by {parts}"
+                f"does not fit in memory in {data.gradient_accumulation_steps} parts and is not divisible by {parts}"
             )
             raise UserError(
                 "device.memory",
@@ -56,13 +56,13 @@ def build_fitting(
 
 
 def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
-    """Whether forward and backward of a made-up batch of the budget's sizes run on every rank."""
+    """Return True if forward and backward of a dummy batch that fills the static shape fit on every rank."""
     step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
     failed = False
     try:
         step.dry_run(_largest(static_shape))
     except (MemoryError, RuntimeError) as error:
-        # PyTorch's allocator of the CPU has no class of its own for it.
+        # PyTorch's CPU allocator raises a plain RuntimeError.
         is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not is_memory:
             raise
@@ -71,7 +71,7 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
 
 
 def _largest(static_shape: StaticShape) -> HostBatch:
-    """Even sequences that fill the budget's tokens, with as many masked ones."""
+    """Return equally long sequences that fill the shape's tokens, with its number of masked tokens."""
     lengths = [
         len(part) for part in np.array_split(np.arange(static_shape.tokens), static_shape.sequences) if len(part)
     ]

@@ -1,14 +1,14 @@
-"""What the loop is handed: each object a small protocol, the implementations elsewhere, the choice a recipe's.
+"""Protocols of the objects that the training loop uses. A recipe chooses the implementations.
 
     Source          this rank's batches of each step        mlbert.data.loading
     EvaluationSet   this rank's evaluation batches           mlbert.data.loading
     Model           logits of a batch                        mlbert.models
-    Objective       loss and metrics made of them            mlbert.models.objectives
-    GradientSync    gradients between backward and update    mlbert.distributed.reduce, mlbert.distributed.sharding
+    Objective       loss and metrics of the logits           mlbert.models.objectives
+    GradientSync    reduction of the gradients               mlbert.distributed.reduce, mlbert.distributed.sharding
     Optimizer       the update                               mlbert.optim
-    LossScale       what float16 losses are multiplied by    mlbert.optim.loss_scale
+    LossScale       factor for float16 losses                mlbert.optim.loss_scale
     Schedule        the learning rate of a step              mlbert.optim.schedules
-    Events          what is told, to whom                    mlbert.runs.events, mlbert.training.loggers
+    Events          logs and displays                        mlbert.runs.events, mlbert.training.loggers
 
 Legend: S sequences of a batch.
 """
@@ -39,26 +39,25 @@ class Source(Protocol):
 
     @property
     def is_preparing(self) -> bool:
-        """Whether an epoch is being prepared, so that `next_step` may wait for minutes; read by another thread."""
+        """True while an epoch is being prepared, when `next_step` may take minutes. Read by another thread."""
 
     def open(self) -> None:
-        """First touch of the data. Raises UserError for a damaged file or too little data."""
+        """Open the data, which is not touched before. Raises UserError for a damaged file or too little data."""
 
     def next_step(self) -> Sequence[HostBatch]:
-        """This rank's micro-batches of the next step."""
+        """Return this rank's micro-batches of the next step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able."""
+        """Return the position, JSON-serializable."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues at a position. Raises UserError where it belongs to other data or settings."""
+        """Resume at a position. Raises UserError if it belongs to other data or settings."""
 
     def finish(self) -> None:
-        """The run has come to its end: waits for checks of the data that are under way. Raises UserError: it was
-        damaged."""
+        """Wait for pending checks of the data at the end of the run. Raises UserError if the data is damaged."""
 
     def close(self) -> None:
-        """Ends background work."""
+        """Stop background work."""
 
 
 class EvaluationSet(Protocol):
@@ -66,75 +65,75 @@ class EvaluationSet(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """Over all ranks; may be known after `open` only."""
+        """Samples over all ranks; may be known only after `open`."""
 
     @property
     def static_shapes(self) -> Sequence[StaticShape]:
-        """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
+        """Batch shapes to capture a graph for, smallest first. Known before `open`."""
 
     def open(self) -> None:
-        """First touch of the data. Raises UserError for a damaged file or too few samples."""
+        """Open the data, which is not touched before. Raises UserError for a damaged file or too few samples."""
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """This rank's batches, the same at each pass."""
+        """Iterate over this rank's batches, the same ones in each pass."""
 
 
 class Model(Protocol):
-    """An `nn.Module`; what it derives from its weights (FP8 copies, scales) is its own affair."""
+    """An `nn.Module` that manages what it derives from its weights (FP8 copies, scales) itself."""
 
     dtype: torch.dtype
-    # False: the next step finds the scales of FP8; set where a replay did what the host could not see.
+    # False if the next step must find the FP8 scales. Set by the caller after a replay, which the host cannot see.
     is_calibrated: bool
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
-        """What the objective reads; without keys there is no dropout."""
+        """Return the outputs that the objective reads. Without keys there is no dropout."""
 
     def train(self, mode: bool = True) -> Any:
-        """As of `nn.Module`."""
+        """See `nn.Module`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """As of `nn.Module`."""
+        """See `nn.Module`."""
 
     def dropout_keys(self, seed: int, step: int) -> Tensor:
-        """int32 [layers + 1, sites] on the host: names the step's masks."""
+        """Return int32 [layers + 1, sites] on the host, the seeds of the step's dropout masks."""
 
     def training_flops(self, batch: HostBatch) -> int:
-        """Model FLOPs of forward and backward."""
+        """Return the model FLOPs of forward and backward."""
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
-        """Why forward and backward of sequences of so many tokens cannot be a CUDA graph, in words; None: they can."""
+        """Return why sequences of ``max_seqlen`` tokens cannot be trained in a CUDA graph, or None if they can."""
 
     def weights_changed(self) -> None:
-        """What is derived from the weights is made anew when it is next needed; touches the host's notes only."""
+        """Mark derived state as stale; it is rebuilt when next needed. Touches host state only."""
 
     def refresh(self) -> None:
-        """Makes it now, before a graph that only reads it."""
+        """Rebuild stale derived state now, before a graph that only reads it."""
 
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
-        """After each update, on all ranks together; ``over_ranks`` raises a tensor to the ranks' largest values."""
+        """Finish a step after its update, on all ranks together. ``over_ranks`` is an in-place max all-reduce."""
 
     def forget_step(self) -> None:
-        """Drops what a pass that was no step left behind."""
+        """Discard the state left by a pass that was not a training step."""
 
     def recording(self) -> AbstractContextManager[object]:
-        """Within it the model counts as calibrated; afterwards it is as before."""
+        """Return a context in which the model counts as calibrated; its previous state is restored afterwards."""
 
     def derived_state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs besides the weights; valid between `end_step` and the next step."""
+        """Return what a checkpoint needs besides the weights. Valid between `end_step` and the next step."""
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over `derived_state`."""
+        """Restore `derived_state`."""
 
 
 class Objective(Protocol):
-    """What a model is trained for.
+    """Training loss and evaluation metrics.
 
     Attributes:
-        scope: "step": the loss divides by counts of all ranks and micro-batches; "rank": by this rank's own, and the
-            ranks' gradients are averaged.
-        metric: the entry of `metrics` that the target is compared with.
-        sum_names: names of what `sums` adds up.
-        num_columns: columns of `rows`; 0: no metric needs single samples.
+        scope: "step" if the loss is divided by counts over all ranks and micro-batches, "rank" if it is divided by this
+            rank's counts and the ranks' gradients are averaged.
+        metric: the entry of `metrics` that is compared with the target.
+        sum_names: names of the entries of `sums`.
+        num_columns: columns of `rows`; 0 if no metric needs individual samples.
     """
 
     scope: str
@@ -143,29 +142,29 @@ class Objective(Protocol):
     num_columns: int
 
     def counts(self, batch: HostBatch) -> tuple[int, ...]:
-        """Host numbers that add up over micro-batches and ranks, for `divisors`."""
+        """Return numbers on the host that add up over micro-batches and ranks, for `divisors`."""
 
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """What the parts of the loss are divided by."""
+        """Return the divisor of each part of the loss."""
 
     def loss(self, model: Any, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
-        """float32 scalar; ``divisors`` are float32 scalars on the device."""
+        """Return a float32 scalar; ``divisors`` are float32 scalars on the device."""
 
     def sums(self, model: Any, batch: Batch) -> Tensor:
-        """float64 [len(sum_names)] of one evaluation batch."""
+        """Return float64 [len(sum_names)] of one evaluation batch."""
 
     def rows(self, model: Any, batch: Batch) -> Tensor:
-        """float64 [S, num_columns] of one evaluation batch."""
+        """Return float64 [S, num_columns] of one evaluation batch."""
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Metrics, the mean "loss" among them, from sums over all batches and ranks, and everybody's rows."""
+        """Return metrics, including the mean "loss", from the sums and rows of all batches and ranks."""
 
 
 class FlatBuffers(Protocol):
     """Parameters and gradients as one float32 buffer each.
 
     Attributes:
-        layout: name and shape of each parameter, back to back; JSON-able.
+        layout: name and shape of each parameter, in buffer order; JSON-serializable.
     """
 
     data: Tensor
@@ -175,24 +174,24 @@ class FlatBuffers(Protocol):
     def layout(self) -> Sequence[tuple[str, Sequence[int]]]: ...
 
     def zero_grad(self) -> None:
-        """Clears the gradients."""
+        """Zero the gradients."""
 
 
 class GradientSync(Protocol):
-    """What happens to gradients between backward and update."""
+    """Reduction of the gradients between backward and update."""
 
     def warm_up(self) -> None:
-        """Runs every collective that training needs, once; all ranks call it together, with gradients of zero."""
+        """Run every collective that training needs once. All ranks call it together, with zero gradients."""
 
     def prepare(self, last: bool) -> None:
-        """Announces a backward pass, or its replay; the last one of a step may start reducing."""
+        """Call before each backward pass or its replay. The last one of a step may start reducing."""
 
     def finish(self) -> None:
-        """Returns when every gradient that this rank updates with is the sum over ranks."""
+        """Return once every gradient that this rank's update uses is the sum over ranks."""
 
 
 class LossScale(Protocol):
-    """A scale that follows the gradients; the `GradientSync` takes it out of them again.
+    """A dynamic loss scale. The `GradientSync` divides the gradients by it.
 
     Attributes:
         value: float32 scalar on the device.
@@ -201,22 +200,22 @@ class LossScale(Protocol):
     value: Tensor
 
     def update(self, grad_norm: Tensor) -> None:
-        """After each step, on all ranks, with the norm that decided whether its update was made."""
+        """Adjust the scale after each step, on all ranks, from the norm that decided if the update was made."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint needs."""
+        """Return what a checkpoint needs."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over `state_dict`."""
+        """Restore `state_dict`."""
 
 
 class Optimizer(Protocol):
-    """An update of the flat buffers.
+    """An optimizer on the flat buffers.
 
     Attributes:
-        implementation: which form of it runs.
-        can_capture: `launch` decides nothing on the host, so a graph can hold it.
-        grad_norm: float64 scalar, of the last `launch`.
+        implementation: name of the implementation that runs.
+        can_capture: True if `launch` decides nothing on the host, so that a graph can capture it.
+        grad_norm: float64 scalar, the gradient norm of the last `launch`.
     """
 
     implementation: str
@@ -228,49 +227,50 @@ class Optimizer(Protocol):
         """Updates made so far; may wait for the device."""
 
     def hyperparameters(self, event: Event) -> None:
-        """Calls ``event(key, value)`` for each, in MLPerf's words."""
+        """Call ``event(key, value)`` for each hyper-parameter, under MLPerf's key."""
 
     def step(self, lr: float) -> Tensor:
-        """One update. Returns the gradient's norm before clipping, a float64 scalar on the device; where it is not
-        finite, nothing has changed."""
+        """Update the weights, unless the gradient is not finite. Return the gradient's norm before clipping, a float64
+        scalar on the device."""
 
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`."""
+        """Set the learning rate of the next `launch`."""
 
     def launch(self) -> None:
-        """Queues one update."""
+        """Queue one update."""
 
     def exact_weights(self) -> AbstractContextManager[object]:
-        """Makes the flat weights exact on all ranks, within a context; training may use rounded ones."""
+        """Make the flat weights exact on all ranks and return a context in which they stay so; training may use
+        rounded ones."""
 
     def state_dict(self) -> dict[str, int | Tensor]:
-        """Tensors and plain numbers."""
+        """Return tensors and plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, int | Tensor]) -> None:
-        """Takes over `state_dict`."""
+        """Restore `state_dict`."""
 
 
 class Schedule(Protocol):
-    """Learning rates."""
+    """A learning-rate schedule."""
 
     def __call__(self, step: int) -> float:
-        """Of the step that follows ``step`` done ones."""
+        """Return the learning rate after ``step`` completed steps."""
 
     def hyperparameters(self, event: Event) -> None:
-        """Calls ``event(key, value)`` for each, in MLPerf's words."""
+        """Call ``event(key, value)`` for each hyper-parameter, under MLPerf's key."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a recipe builds.
+    """The objects that a recipe builds.
 
     Attributes:
         flat: the model's parameters and gradients.
-        static_shape: what a micro-batch holds at most; None: unknown, so no step can be a graph.
-        precision, ops: what computes, for the log.
-        identity: what a checkpoint must agree on to be continued here, JSON-able.
+        static_shape: upper bound of a micro-batch. If it is unknown (None), steps cannot be captured as graphs.
+        precision, ops: numeric format and implementation of the operations, for the log.
+        identity: what a checkpoint must match to be resumed here, JSON-serializable.
         export: writes weights into a folder, with facts for the model card.
-        loss_scale: what losses are multiplied by; None: nothing.
+        loss_scale: scale of the losses, if any.
     """
 
     model: Model
@@ -290,13 +290,13 @@ class Method:
 
 
 class Inputs(Protocol):
-    """What is known of a run's inputs before a sample is read.
+    """Facts about a run's inputs that are known before a sample is read.
 
     Attributes:
-        shape: of the model.
+        shape: the model's shape.
         train_data, eval_data: identities of the data sets.
-        max_sequence_length: of the training set, tokens.
-        sequences_per_pack: of the training set's packs; None: it takes packing to know.
+        max_sequence_length: longest training sequence, tokens.
+        sequences_per_pack: average over the training set's packs; None if it is known only after packing.
     """
 
     shape: BertConfig
@@ -307,12 +307,12 @@ class Inputs(Protocol):
 
 
 class RecipeBuild(Protocol):
-    """The module that a `mlbert.config.recipe.Recipe` names."""
+    """A module that builds the objects of a `mlbert.config.recipe.Recipe`."""
 
     def build(self, config: Configuration, inputs: Any, world: World, seed: int, warn: Callable[[str], None]) -> Method:
-        """The method's objects; nothing of the data sets is touched before their ``open``."""
+        """Return the method's objects. The data sets are not read before their ``open``."""
 
     def build_evaluation(
         self, config: Configuration, world: World, seed: int, warn: Callable[[str], None]
     ) -> tuple[Model, Objective, EvaluationSet]:
-        """What evaluating the starting weights needs; the training set is not looked at."""
+        """Return what an evaluation of the starting weights needs. The training set is not read."""

@@ -1,4 +1,4 @@
-"""Takes steps from the source and agrees with the other ranks on their numbers; on demand a step ahead."""
+"""Read steps from the source, optionally one ahead, and sum their counts over the ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mlbert.training.protocols import Model, Objective, Source
 
 @dataclass(frozen=True)
 class Upcoming:
-    """A step that is ready.
+    """A step that is ready to run.
 
     Attributes:
         batches: this rank's micro-batches.
-        divisors: what the parts of the loss are divided by.
-        counts: over all ranks.
-        warned: some rank was told that the job is about to end.
+        divisors: divisor of each part of the loss.
+        counts: counts over all ranks.
+        warned: True if any rank was warned that the job is about to end.
     """
 
     batches: Sequence[HostBatch]
@@ -32,13 +32,13 @@ class Upcoming:
 
 
 class BatchReader:
-    """The steps of a source, one after the other.
+    """Reads the steps of a source in order.
 
     Args:
-        source, objective, model: of the run; the model counts the FLOPs of a batch.
-        world: the ranks, which call `take` and `read_ahead` together.
-        watch: is told where this rank is.
-        is_warned: whether this rank was told that the job is about to end.
+        source, objective, model: objects of the run; the model counts the FLOPs of a batch.
+        world: the ranks; all of them call `take` and `read_ahead` together.
+        watch: receives this rank's progress.
+        is_warned: returns True if this rank was warned that the job is about to end.
     """
 
     def __init__(
@@ -56,28 +56,28 @@ class BatchReader:
         watch.expect_long_reads(lambda: source.is_preparing)
 
     def take(self, step: int) -> Upcoming:
-        """The step that follows ``step`` done ones."""
+        """Return the step that follows ``step`` completed steps."""
         ready, self._ahead = self._ahead or self._make_ready(step, Stage.READ, Stage.COUNT), None
         return ready
 
     def read_ahead(self, step: int) -> None:
-        """Makes the next step ready now; from here on the source's position is behind it."""
+        """Prepare the next step now. The source's position moves past it."""
         self._ahead = self._make_ready(step, Stage.READ_AHEAD, Stage.COUNT_AHEAD)
 
     def _make_ready(self, step: int, reading: Stage, counting: Stage) -> Upcoming:
-        """Nothing of it waits for the device."""
+        """Read and count the next step without waiting for the device."""
         self._watch.mark(step, reading)
         batches = self._source.next_step()
         self._watch.mark(step, counting)
         for_loss = [sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)]
         samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
         flops = sum(map(self._model.training_flops, batches))
-        # One all-reduce for all of it: another would cost a round trip.
+        # One all-reduce for everything: each further one would cost a round trip.
         numbers = torch.tensor([samples, tokens, flops, self._is_warned(), *for_loss])
-        samples, tokens, flops, warned, *of_all = self._world.all_reduce_sum(numbers).tolist()
+        samples, tokens, flops, warned, *total = self._world.all_reduce_sum(numbers).tolist()
         if self._objective.scope == "rank":
-            # Gradients are summed over ranks; their mean is asked for.
+            # Gradients are summed over ranks, but the objective needs their mean.
             divisors = tuple(self._world.world_size * d for d in self._objective.divisors(for_loss))
         else:
-            divisors = self._objective.divisors(of_all)
+            divisors = self._objective.divisors(total)
         return Upcoming(batches, divisors, StepCounts(samples, tokens, flops), bool(warned))

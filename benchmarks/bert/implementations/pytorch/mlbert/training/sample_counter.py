@@ -1,7 +1,7 @@
-"""Counts steps before their results are known, and takes back what a step counted whose update was left out.
+"""Count steps before their results are known, and subtract a step again if its update was skipped.
 
-On a CUDA device a step is asked for its result only when the next one is queued, so the device never waits for the
-host. Until then it counts as if it had changed the weights.
+On a CUDA device a step's result is read only after the next step is queued, so that the device never waits for the
+host. Until then the step counts as if it had changed the weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class _Entry:
 
 
 class SampleCounter:
-    """The counting of one run.
+    """Counts the samples of one run.
 
     Args:
-        state: what is counted into.
-        skipped: called with the state, as of the step, when an update turns out to be left out.
+        state: the run's progress, updated in place.
+        skipped: called when an update turns out to have been skipped, with the state at that step.
     """
 
     def __init__(self, state: TrainState, skipped: Callable[[TrainState], None]) -> None:
@@ -34,18 +34,18 @@ class SampleCounter:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last step's result is not known yet."""
+        """True while the last step's result is not known."""
         return self._open is not None
 
     def count(self, result: StepResult, counts: StepCounts) -> None:
-        """Enters a step that is queued; the one before it is settled."""
+        """Record a queued step and finalize the previous one."""
         self.settle()
         self._state.step += 1
         self._state.add(counts)
         self._open = _Entry(result, self._state.step, counts)
 
     def settle(self) -> None:
-        """Waits for the last step, and takes its samples back if its update was left out."""
+        """Wait for the last step, and subtract its samples if its update was skipped."""
         entry, self._open = self._open, None
         if entry is None or not entry.result.skipped:
             return

@@ -1,18 +1,18 @@
-"""One optimizer step: from this rank's micro-batches to new weights. The same functions run called and replayed.
+"""One optimizer step: from this rank's micro-batches to new weights. Eager steps and graphs run the same functions.
 
-                      called    segmented    full_iteration
+                      eager     segmented    full_iteration
     clear gradients   |         |            |
     forward, backward |         | graph      | one
     reduce            |         |            | graph
     update            |         |            |
 
-Whatever differs between steps is written into memory of the device before a replay: the batch, filled up to a
-`StaticShape`; the dropout keys; what the losses are divided by; the learning rate. A replay gives the bits that the
-same functions give when they are called (capture by `NoCapture`), given the same bits to start from.
+Everything that differs between steps is written to device memory before a replay: the batch, padded to a
+`StaticShape`, the dropout keys, the loss divisors and the learning rate. From the same starting point, a replay gives
+the same bits as calling the functions eagerly (`NoCapture`).
 
-Batches that vary are filled up to the smallest of several budgets that holds them, each with a graph of its own; all of
-them share one pool of memory, so that they take that of the largest. So does the graph of the step that learns the
-scales of FP8, which is replayed once. A step runs without graphs where its batches exceed all budgets.
+Batches of varying size are padded to the smallest of several static shapes that holds them. Each shape has its own
+graph. All graphs share one memory pool, so they need only as much memory as the largest, including the graph of the
+step that finds the FP8 scales, which is replayed once. A step whose batches exceed all shapes runs without a graph.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from mlbert.training.protocols import FlatBuffers, GradientSync, Keys, LossScale
 
 SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
-WARM_UP_SEQUENCES = 65  # on a GPU, where some kernels are for many tokens only
+WARM_UP_SEQUENCES = 65  # on a GPU, because some kernels need many tokens
 
 OnProgress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class GraphMode(Enum):
-    """How much of a step is one graph; see the module docstring."""
+    """How much of a step one graph covers; see the module docstring."""
 
     SEGMENTED = "segmented"
     FULL_ITERATION = "full_iteration"
@@ -49,14 +49,14 @@ class GraphMode(Enum):
 
 @dataclass(frozen=True)
 class Graphs:
-    """How steps become graphs.
+    """How to capture steps as graphs.
 
     Attributes:
-        mode: what a graph holds.
-        static_shape: of one micro-batch.
-        micro_batches: of one step on this rank.
-        capture: gives a `CudaCapture` with a memory pool of its own, or a `NoCapture` for the same without graphs.
-        smaller: budgets for batches that vary, the smallest first; each has a graph of its own.
+        mode: how much of a step a graph covers.
+        static_shape: shape of one micro-batch.
+        micro_batches: micro-batches per step on this rank.
+        capture: returns a `CudaCapture` with a new memory pool, or a `NoCapture` to run the same steps without graphs.
+        smaller: further shapes for batches of varying size, smallest first. Each gets its own graph.
     """
 
     mode: GraphMode
@@ -68,7 +68,7 @@ class Graphs:
 
 @dataclass
 class _StepGraph:
-    """One graph: what its batches fit into, where it reads them, what it does and what repeats that."""
+    """One graph: the shape it accepts, the batches it reads, its function and the function's replay."""
 
     static_shape: StaticShape
     targets: list[Batch]
@@ -77,11 +77,11 @@ class _StepGraph:
 
 
 class StepResult:
-    """What a step did; reading it waits for the device to have done that step, not for what is queued behind it.
+    """The result of a step. Reading it waits until the device has done that step, not for work queued after it.
 
     Args:
         loss_sum: float64 scalar on the device, this rank's part of the step's loss; valid until the next step.
-        grad_norm: float64 scalar on the device, taken now, in stream order.
+        grad_norm: float64 scalar on the device, copied now, in stream order.
     """
 
     def __init__(self, loss_sum: Tensor, grad_norm: Tensor) -> None:
@@ -89,25 +89,24 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the whole gradient before clipping."""
+        """Norm of the global gradient before clipping."""
         return float(self._grad_norm.read())
 
     @property
     def skipped(self) -> bool:
-        """Whether the update was left out."""
+        """True if the update was skipped."""
         return not math.isfinite(self.grad_norm)
 
 
 class Step:
-    """Makes steps with a model's objects.
+    """Runs training steps.
 
     Args:
-        model, objective, flat, sync, optimizer: see `mlbert.training.protocols.Method`.
-        over_ranks: raises a tensor to the ranks' largest values, in place.
-        say: told, once, that a step runs without its graph.
-        graphs: how steps become graphs; then call `record` once, on all ranks together, before the first step.
-            None: they do not.
-        loss_scale: see `mlbert.training.protocols.Method`.
+        model, objective, flat, sync, optimizer, loss_scale: see `mlbert.training.protocols.Method`.
+        over_ranks: max all-reduce of a tensor over the ranks, in place.
+        say: called once if a step runs without a graph.
+        graphs: how to capture steps as graphs, if at all. If given, call `record` once, on all ranks together, before
+            the first step.
     """
 
     def __init__(
@@ -130,24 +129,24 @@ class Step:
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
-        # Keys and divisors, bit by bit, so that one copy brings both.
+        # Keys and the bits of the divisors, so that one copy transfers both.
         self._numbers = torch.zeros(keys.numel() + self._num_divisors, dtype=torch.int32, device=device)
-        # C kernels take the keys as numbers; a graph, and Triton's kernels, find them on the device.
+        # C kernels take the keys as host numbers; graphs and Triton kernels read them on the device.
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
         self._graphs = [self._graph(graphs, b) for b in (*graphs.smaller, graphs.static_shape)] if graphs else []
-        # Of the largest budget: the first step may be any.
+        # With the largest shape: the first step may have any size.
         self._calibrating = replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
 
     def _graph(self, graphs: Graphs, static_shape: StaticShape) -> _StepGraph:
-        """Not recorded yet."""
-        whole = graphs.mode is GraphMode.FULL_ITERATION
-        targets = [static_shape.allocate(self._device) for _ in range(graphs.micro_batches if whole else 1)]
-        return _StepGraph(static_shape, targets, partial(self._iteration if whole else self._first_target, targets))
+        """Allocate the graph's batches; `record` captures it."""
+        is_full = graphs.mode is GraphMode.FULL_ITERATION
+        targets = [static_shape.allocate(self._device) for _ in range(graphs.micro_batches if is_full else 1)]
+        return _StepGraph(static_shape, targets, partial(self._iteration if is_full else self._first_target, targets))
 
     def _learning(self, graph: _StepGraph) -> Callable[[], None]:
-        """The graph's function while scales are not known: weights are quantised inside."""
+        """Return the graph's function for unknown FP8 scales, which quantizes the weights inside the graph."""
 
         def function() -> None:
             self._model.is_calibrated = False
@@ -157,7 +156,7 @@ class Step:
         return function
 
     def graph_for(self, batches: Sequence[HostBatch]) -> _StepGraph | None:
-        """The smallest graph that holds a step of these micro-batches; None: none does."""
+        """Return the smallest graph that holds a step of these micro-batches, or None."""
         if self.graphs is None or len(batches) != self.graphs.micro_batches:
             return None
         assert self._calibrating is not None, "as there are graphs"
@@ -165,11 +164,10 @@ class Step:
         return next((graph for graph in usable if all(map(graph.static_shape.holds, batches))), None)
 
     def warm_up(self) -> None:
-        """Forward, backward, reduction and update, and a forward pass as in evaluation, on made-up tokens.
+        """Run forward, backward, reduction and update, and an evaluation forward pass, on dummy tokens.
 
-        Builds kernels and buffers, and connects the ranks in each of their groups, so that nothing of it is left for
-        the time that counts; all ranks call it together. Weights and optimizer stay untouched, gradients are zero
-        afterwards.
+        Builds kernels and buffers and connects all groups of ranks, so that none of it is timed. All ranks call it
+        together. Weights and optimizer do not change; gradients are zero afterwards.
         """
         is_cuda, updates = self._device.type == "cuda", self._optimizer.num_updates
         self._sync.warm_up()
@@ -187,7 +185,7 @@ class Step:
         self._model.forget_step()
 
     def dry_run(self, batch: HostBatch) -> None:
-        """Forward and backward on this rank alone: nothing is reduced; weights stay, gradients are zero afterwards."""
+        """Run forward and backward on this rank without reducing. Weights do not change; gradients end up zero."""
         try:
             self._write_numbers(0, 0, [1.0] * self._num_divisors)
             self._sync.prepare(last=False)
@@ -197,17 +195,17 @@ class Step:
             self._model.forget_step()
 
     def record(self, tuned: Callable[[Callable[[], None]], None] = lambda warm_up: warm_up()) -> None:
-        """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero.
+        """Warm up and capture the graphs. Weights, moments and scales keep their values; gradients are zero afterwards.
 
         Args:
-            tuned: runs the warm-up that it is given, and chooses what is captured by what that has run.
+            tuned: runs the warm-up it is given, and picks the kernels to capture from the ones it ran.
         """
         assert self.graphs is not None, "no graphs"
         updates, scale = self._optimizer.num_updates, self._loss_scale
         scale_before = {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._numbers.zero_()
-        # The largest first: what it leaves in the pool suffices for the others.
+        # Largest first: the memory it leaves in the pool is enough for the others.
         graphs = self._graphs[::-1]
         if self._calibrating is not None and not self._model.is_calibrated:
             graphs.append(self._calibrating)
@@ -220,7 +218,7 @@ class Step:
 
         with self._model.recording():
             self._flat.zero_grad()
-            tuned(warm_up)  # of all of them first: their memory must be free again before there is a pool
+            tuned(warm_up)  # all of them before any capture: their memory must be free again before the pool exists
             for graph in graphs:
                 self._make_ready(graph)
                 graph.replay = capture.record(graph.function)
@@ -231,12 +229,12 @@ class Step:
         self._model.weights_changed()
 
     def release(self) -> None:
-        """Ends the graphs; no step comes after it. NCCL waits for those that hold its collectives before it ends."""
+        """Destroy the graphs after the last step. NCCL cannot shut down while graphs hold its collectives."""
         self._graphs.clear()
         self._calibrating = None
 
     def _make_ready(self, graph: _StepGraph) -> None:
-        """For the graph's function: copies of the weights are there already, as its scales are."""
+        """Refresh the copies of the weights, and mark the FP8 scales as known, unless the graph computes them."""
         self._model.is_calibrated = graph is not self._calibrating
         self._model.weights_changed()
         self._model.refresh()
@@ -250,14 +248,14 @@ class Step:
         lr: float,
         on_progress: OnProgress = iter,
     ) -> StepResult:
-        """One optimizer step; with graphs, or an optimizer that can be captured, nothing waits for the device.
+        """Run one optimizer step. With graphs, or a capturable optimizer, it does not wait for the device.
 
         Args:
             batches: this rank's micro-batches.
-            seed, step: name the dropout masks.
-            divisors: of the loss, `Objective.divisors`.
+            seed, step: select the dropout masks.
+            divisors: loss divisors, see `Objective.divisors`.
             lr: learning rate.
-            on_progress: passes the batches on, one when it is asked for.
+            on_progress: wraps the iterable of batches, which is consumed one at a time.
         """
         self._write_numbers(seed, step, divisors)
         graph = self.graph_for(batches)
@@ -291,7 +289,7 @@ class Step:
             graph.static_shape.write(batch, target)
         self._optimizer.set_learning_rate(lr)
         _replay(graph)
-        # A replay changes the weights, and learns their scales, behind the host's back.
+        # The host does not see that a replay changes the weights and finds their scales.
         self._model.is_calibrated = True
         self._model.weights_changed()
         return self._optimizer.grad_norm
@@ -326,7 +324,7 @@ class Step:
     def _write_numbers(self, seed: int, step: int, divisors: Sequence[float]) -> None:
         keys = self._model.dropout_keys(seed, step)
         numbers = torch.cat([keys.flatten(), torch.tensor(divisors, dtype=torch.float32).view(torch.int32)])
-        # The allocator gives page-locked memory to nobody else before the copy is made.
+        # The allocator does not reuse pinned memory before the copy is done.
         numbers = numbers.pin_memory() if self._numbers.is_cuda else numbers
         self._numbers.copy_(numbers, non_blocking=True)
         if self._keys_on_host:
@@ -339,36 +337,36 @@ def _replay(graph: _StepGraph) -> None:
 
 
 def check_device(mode: str, device: torch.device) -> None:
-    """Raises UserError where graphs are asked for and there is no GPU: before anything large is built for nothing."""
+    """Raise UserError if graphs are requested without a GPU, before anything large is built."""
     if mode != "none" and device.type != "cuda":
         remedy = "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; on a CPU set it to none"
-        raise UserError("device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch sees none here", remedy)
+        raise UserError("device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch finds none", remedy)
 
 
 def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int) -> Graphs | None:
-    """What CUDA_GRAPH_MODE asks for; None for ``none``.
+    """Return the graphs that CUDA_GRAPH_MODE asks for; None for ``none``.
 
     Args:
         mode: the setting.
-        method: of the run.
-        micro_batches: of one step on this rank.
-        device: where the run computes.
-        ranks: of the run.
+        method: the run's method.
+        micro_batches: micro-batches per step on this rank.
+        device: the run's device.
+        ranks: number of ranks.
 
     Raises:
-        UserError: graphs are asked for and the model, the batches or the optimizer cannot be captured.
+        UserError: graphs are requested but the model, the batches or the optimizer cannot be captured.
     """
     if mode == "none":
         return None
-    static_shape, wanted = method.static_shape, GraphMode(mode)
+    static_shape, graph_mode = method.static_shape, GraphMode(mode)
     if obstacle := method.model.capture_obstacle(device, static_shape.max_seqlen if static_shape else 0):
         raise UserError("config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if static_shape is None:
         raise UserError(
             "config.conflict", f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none"
         )
-    if wanted is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
-        reason = f"the optimizer in form {method.optimizer.implementation!r} decides on the host whether to update"
+    if graph_mode is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
+        reason = f"the {method.optimizer.implementation!r} optimizer decides on the host whether to update"
         raise UserError(
             "config.conflict",
             f"{SETTING}={mode}",
@@ -376,8 +374,8 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
             f"Set OPS=auto with Triton installed, or {SETTING}=segmented",
         )
     smaller = static_shape.smaller_ones()
-    if wanted is GraphMode.FULL_ITERATION and smaller and ranks > 1:
-        # NCCL wants all ranks to replay collectives of the same graph.
-        reason = "batches that are not packed differ in size, and the ranks would replay different graphs"
+    if graph_mode is GraphMode.FULL_ITERATION and smaller and ranks > 1:
+        # NCCL needs all ranks to replay collectives of the same graph.
+        reason = "unpacked batches differ in size, so the ranks would replay different graphs"
         raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=segmented")
-    return Graphs(wanted, static_shape, micro_batches, lambda: CudaCapture(device), smaller)
+    return Graphs(graph_mode, static_shape, micro_batches, lambda: CudaCapture(device), smaller)

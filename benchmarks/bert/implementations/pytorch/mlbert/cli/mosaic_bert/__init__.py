@@ -1,1 +1,1 @@
-"""The programs of MosaicML's BERT examples, by their command lines: ``main.py YAML [name=value ...]`` and others."""
+"""The command lines of MosaicML's BERT examples: ``main.py YAML [name=value ...]`` and others."""

@@ -1,4 +1,4 @@
-"""``convert_dataset.py``: text to MDS sets."""
+"""``convert_dataset.py``: convert text to MDS data sets."""
 
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ OWN, PYTHON = "text", "python-text"
 
 
 def _parser() -> Parser:
-    parser = Parser(PROGRAM, "Converts text to MDS sets, which training streams.")
+    parser = Parser(PROGRAM, "Convert text to MDS data sets for streaming.")
     kinds = [*HUB_SETS, OWN, PYTHON]
-    parser.add_argument("--dataset", required=True, choices=kinds, help=f"the first {len(HUB_SETS)} from the network")
-    parser.add_argument("--data_subset", help="of a set from the network; of c4 en, unless given")
-    files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (a line for each text, as "text")'
-    parser.add_argument("--path", type=Path, help=f"of --dataset text: {files}, or a folder of such files")
+    parser.add_argument("--dataset", required=True, choices=kinds, help=f"the first {len(HUB_SETS)} are downloaded")
+    parser.add_argument("--data_subset", help="subset of a downloaded data set; default for c4: en")
+    files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (one text per line, as "text")'
+    parser.add_argument("--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files")
     parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(SPLITS))
-    parser.add_argument("--out_root", type=Path, required=True, help="holds a folder for each split")
+    parser.add_argument("--out_root", type=Path, required=True, help="parent of one folder per split")
     parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
-    parser.add_argument("--concat_tokens", type=int, help="tokenise, concatenate, and cut to so many tokens")
+    parser.add_argument(
+        "--concat_tokens", type=int, help="tokenise, concatenate, and cut into samples of this many tokens"
+    )
     parser.add_argument("--tokenizer", help="a vocab.txt, its folder, or a model's name")
-    parser.add_argument("--bos_text", default="", help="with --concat_tokens: put before each text")
-    parser.add_argument("--eos_text", default="", help="with --concat_tokens: put after each text")
-    parser.add_argument("--no_wrap", action="store_true", help="with --concat_tokens: begin each sample with a text")
+    parser.add_argument("--bos_text", default="", help="with --concat_tokens: text before each text")
+    parser.add_argument("--eos_text", default="", help="with --concat_tokens: text after each text")
+    parser.add_argument(
+        "--no_wrap", action="store_true", help="with --concat_tokens: start each sample with a new text"
+    )
     return parser
 
 
 def main() -> None:
-    """Runs with this process's arguments; ends the process."""
+    """Run with this process's arguments, then exit."""
     sys.exit(exit_code(_run))
 
 
@@ -73,13 +77,11 @@ def _texts(given: argparse.Namespace) -> Texts:
         remedy = f"Use --dataset {OWN} --path FILES"
         if given.path is None:
             raise UserError("config.missing", "--path", "is missing", remedy)
-        raise UserError("config.conflict", "--path", f"does not go with --dataset {given.dataset}", remedy)
+        raise UserError("config.conflict", "--path", f"conflicts with --dataset {given.dataset}", remedy)
     if given.dataset in HUB_SETS:
         return hub_texts(given.dataset, given.data_subset)
     if given.data_subset is not None:
-        raise UserError(
-            "config.conflict", "--data_subset", f"does not go with --dataset {given.dataset}", "Leave it out"
-        )
+        raise UserError("config.conflict", "--data_subset", f"conflicts with --dataset {given.dataset}", "Leave it out")
     return own_texts(given.path) if given.dataset == OWN else python_texts()
 
 
@@ -87,12 +89,15 @@ def _concatenation(given: argparse.Namespace) -> Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
             raise UserError(
-                "config.conflict", "--bos_text, --eos_text and --no_wrap", "do nothing alone", "Give --concat_tokens"
+                "config.conflict",
+                "--bos_text, --eos_text and --no_wrap",
+                "have no effect alone",
+                "Give --concat_tokens",
             )
         return None
     if given.concat_tokens < 1:
         raise UserError(
-            "config.range", "--concat_tokens", f"{given.concat_tokens} is no number of tokens", "Use 1 or more"
+            "config.range", "--concat_tokens", f"{given.concat_tokens} is not a number of tokens", "Use 1 or more"
         )
     if given.dataset in HUB_SETS and given.tokenizer is None:
         raise UserError(

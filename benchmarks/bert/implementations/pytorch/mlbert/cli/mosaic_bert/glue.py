@@ -1,4 +1,4 @@
-"""``glue.py YAML [name=value ...]``: fine-tunes on GLUE's tasks, each job a process, and prints the scores."""
+"""``glue.py YAML [name=value ...]``: fine-tune on GLUE's tasks, one process per job, and print the scores."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(context_settings=WORDS)
 def glue(path: YamlFile, words: Words = None) -> int:
-    """Fine-tune on GLUE's eight tasks, each job a process, and print the scores.
+    """Fine-tune on GLUE's eight tasks, one process per job, and print the scores.
 
-    Every job has a folder of its own; as many run side by side as there are GPUs, or CPU cores without one; rte, mrpc
-    and stsb begin with the weights of the first mnli job. Started again, it runs what is not done yet. A job's YAML
-    runs by itself, too: mlbert finetune FOLDER/task=T/seed=S/job.yaml
+    Each job has its own folder. As many jobs run in parallel as there are GPUs, or CPU cores without a GPU. rte, mrpc
+    and stsb start from the weights of the first mnli job. If started again, finished jobs are skipped. A job's YAML
+    also runs alone: mlbert finetune FOLDER/task=T/seed=S/job.yaml
 
     \b
     starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, a Composer checkpoint
-    base_run_name=NAME                     job T with seed S is called NAME_task=T_seed=S
-    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; scores and a figure of them lie in DIR
-    parallel=false                         one job after the other
-    published_order=true                   training rows as they lie, as in the published program, never shuffled
-    data.glue=FOLDER                       of GLUE's files in their official form
-    data.source=NAME                       where they come from if they are not there: datasets, python (stand-ins)
-    tasks.T.seeds=[19,717]                 seeds of a task; the YAML's tasks are those that run
+    base_run_name=NAME                     job T with seed S is named NAME_task=T_seed=S
+    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; the scores and their figure are in DIR
+    parallel=false                         run the jobs one after the other
+    published_order=true                   never shuffle the training rows, as in the published program
+    data.glue=FOLDER                       GLUE's files in their official format
+    data.source=NAME                       how to create missing files: datasets, python (stand-ins)
+    tasks.T.seeds=[19,717]                 seeds of a task; only the tasks in the YAML run
     tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
-                                           save_num_checkpoints_to_keep (0: the weights go when the job is done)
+                                           save_num_checkpoints_to_keep (0: delete the weights after the job)
     tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
     """
     check_yaml_file(PROGRAM, path)
@@ -70,7 +70,7 @@ def glue(path: YamlFile, words: Words = None) -> int:
 
 
 class Program:
-    """One call: its YAML, its jobs and what is known of them."""
+    """One run of glue.py: its YAML, its jobs and their metrics."""
 
     def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
         self._path, self._given, self._console = path, given, console
@@ -78,10 +78,10 @@ class Program:
         self._first = next((job for job in given.jobs if job.task == FIRST), None)
 
     def run(self) -> int:
-        """Runs what is not done yet; prints and writes the scores."""
+        """Run the unfinished jobs; print and write the scores."""
         given = self._given
         if not given.jobs:
-            raise UserError("config.missing", self._path, "names no job", "Give tasks with seeds")
+            raise UserError("config.missing", self._path, "defines no jobs", "Give tasks with seeds")
         finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
         self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
@@ -89,9 +89,11 @@ class Program:
         for job in done:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
         if done:
-            self._say(f"{len(done)} of {len(given.jobs)} jobs are done already")
+            self._print(f"{len(done)} of {len(given.jobs)} jobs are already done")
         with GlueDisplay(self._console, self._folder, self._metrics) as display:
-            runner = Runner(given.jobs, done, self._slots(), self._prepare, self._folder, environment(), self._told)
+            runner = Runner(
+                given.jobs, done, self._slots(), self._prepare, self._folder, environment(), self._on_change
+            )
             self._display, display.runner, self._runner = display, runner, runner
             runner.run()
         return self._finish(runner)
@@ -100,14 +102,14 @@ class Program:
         missing = [job for job, state in runner.states.items() if state is not State.DONE]
         write_scores(self._given.folder, self._metrics, missing)
         self._console.print(scores_table(self._metrics))
-        self._say(f"{self._given.folder / SCORES}, {self._given.folder / FIGURE}")
+        self._print(f"{self._given.folder / SCORES}, {self._given.folder / FIGURE}")
         for job in missing:
             failed = runner.states[job] is State.FAILED
             why = f"{runner.last_line(job)} ({self._folder(job) / LOG})" if failed else f"{FIRST} has failed"
             print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 
-    def _told(self, job: GlueJob | None) -> None:
+    def _on_change(self, job: GlueJob | None) -> None:
         if job is not None and self._runner.states[job] is State.DONE:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
             is_start = job == self._first and any(other.waits for other in self._given.jobs)
@@ -117,7 +119,7 @@ class Program:
         self._display.tell(job)
 
     def _check_settings(self) -> None:
-        """What is wrong with the settings of any task is said before a job begins."""
+        """Raise an error for a wrong setting of any task before the first job starts."""
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
             leaves = glue_yaml.as_leaves(self._path, self._given.of_job(job, self._given.start))
@@ -137,7 +139,7 @@ class Program:
         return glue_yaml.as_text(self._given.of_job(job, start))
 
     def _is_done(self, job: GlueJob) -> bool:
-        """Whether a finished run of the same settings is there. Raises UserError for one of other settings."""
+        """Return True if a finished run with the same settings exists. Raises UserError if its settings differ."""
         folder = self._folder(job)
         if not (folder / "run_0" / "summary.json").exists():
             return False
@@ -155,7 +157,7 @@ class Program:
         visible = environment().get("CUDA_VISIBLE_DEVICES")
         return make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

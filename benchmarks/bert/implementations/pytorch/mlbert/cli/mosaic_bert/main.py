@@ -21,26 +21,26 @@ from mlbert.recipes.registry import RECIPES, find
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-# Of a program that reads name=value words: options that it does not know are words, too, and told as such.
+# For programs that read name=value words: unknown options become words, so that the program can report them.
 WORDS = {"ignore_unknown_options": True}
-YamlFile = Annotated[Path, typer.Argument(metavar="YAML", help="File to begin with.")]
+YamlFile = Annotated[Path, typer.Argument(metavar="YAML", help="YAML file to start from.")]
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Values in place of the file's.", show_default=False)
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Override values of the file.", show_default=False)
 ]
 
 
 @app.command(context_settings=WORDS)
 def pretrain(path: YamlFile, words: Words = None) -> int:
-    """Masked-LM pre-training on streamed text, by itself or under mlbert launch local, torchrun or srun.
+    """Pre-train a masked-LM model on streamed text, alone or under mlbert launch local, torchrun or srun.
 
-    Begin with a file of yamls/main. Some names:
+    Start with a file from yamls/main. Some names:
 
     \b
-    model.name=mosaic_bert                or hf_bert, Hugging Face's class, padded
-    data_local=DIR data_remote=ADDRESS    folder of the splits; where they are streamed from to it
+    model.name=mosaic_bert                or hf_bert (Hugging Face's class, padded)
+    data_local=DIR data_remote=ADDRESS    local folder of the splits; where to stream them from
     max_duration=70000ba                  ba batches, sp sequences, ep passes over the data, tok tokens
-    device_train_microbatch_size=auto     parts of a rank's batch that fit its memory
-    save_folder=DIR autoresume=true       checkpoints; going on with the newest, on other numbers of ranks too
+    device_train_microbatch_size=auto     split a rank's batch to fit its memory
+    save_folder=DIR autoresume=true       save checkpoints; resume from the newest, with any number of ranks
     load_path=WEIGHTS                     a run folder, a Hugging Face folder, a Composer or NVIDIA checkpoint
     """
     check_yaml_file("main.py", path)
@@ -51,25 +51,25 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
 
 
 def check_yaml_file(program: str, path: Path) -> None:
-    """Raises UserError: the first word of a call is no file but a ``name=value`` word, or an unknown option."""
+    """Raise UserError if the first argument is a ``name=value`` word or an unknown option instead of a file."""
     word = str(path)
     if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
         raise UserError(
             "config.missing",
             program,
-            f"is given no YAML file, but {word}",
+            f"got {word} instead of a YAML file",
             f"Write {program} yamls/... [name=value ...]",
         )
 
 
 def resolve_layer(path: Path, layer: Layer) -> Resolved:
-    """The checked configuration of a layer of settings; exports do not count, as in the published programs."""
+    """Resolve and check a layer of settings; exports are ignored, as in the published programs."""
     recipe = find(str(layer["recipe"][0]), lambda key: str(layer[key][0]) if key in layer else None)
     return resolve(recipe, {}, {}, [], [], layer, [path], readers=list(RECIPES.values()))
 
 
 def notes(leaves: Leaves) -> list[str]:
-    """What to tell of a YAML whose settings are made: names that tune what is not here, or is always on."""
+    """Return a note on YAML names that were not read: they tune what is missing here, or always on."""
     names = leaves.unread()
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []
 

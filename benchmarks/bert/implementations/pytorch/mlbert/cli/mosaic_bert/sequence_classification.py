@@ -1,6 +1,6 @@
-"""``sequence_classification.py YAML [name=value ...]``: fine-tuning on a task, and predictions of what came of it.
+"""``sequence_classification.py YAML [name=value ...]``: fine-tune on a task.
 
-sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
+Or predict with the result: sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(context_settings=WORDS)
 def finetune(
-    path: Annotated[Path | None, typer.Argument(metavar="YAML", help="File to begin with.", show_default=False)] = None,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False)
+    ] = None,
     words: Words = None,
-    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict what --model says of it.")] = None,
-    model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder, or weights.")] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The predictions: .csv or .jsonl.")] = Path(
+    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict its rows with --model.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the predictions: .csv or .jsonl.")] = Path(
         task_model.PREDICTIONS
     ),
 ) -> int:
-    """Fine-tune on a task, by itself or under mlbert launch local or torchrun, or predict with what came of it.
+    """Fine-tune on a task, alone or under mlbert launch local or torchrun, or predict with a fine-tuned model.
 
-    Leaves metrics, predictions, a confusion matrix and the weights in the run folder. Some names:
+    Write metrics, predictions, a confusion matrix and the weights to the run folder. Some names:
 
     \b
     load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
     data.train=FILE          .csv, .tsv, .jsonl or .json with columns
-    data.eval=FILE           likewise
-    data.text_columns=a,b    a text or a pair; told by their names, such as text or sentence1 and sentence2
-    data.label_column=NAME   label, labels or score if not said
-    model.num_labels=N       1 for a number; if not said, as many classes as the training file has
-    data.task=NAME           one of GLUE's tasks, in place of files: cola mnli mrpc qnli qqp rte sst2 stsb
-    data.glue=FOLDER         of GLUE's files
-    data.source=NAME         where they come from if they are not there: datasets, or python for stand-ins
+    data.eval=FILE           the same for evaluation
+    data.text_columns=a,b    a text or a pair; default: by name, such as text or sentence1 and sentence2
+    data.label_column=NAME   default: label, labels or score
+    model.num_labels=N       1 for a number; default: the number of classes in the training file
+    data.task=NAME           a GLUE task instead of files: cola mnli mrpc qnli qqp rte sst2 stsb
+    data.glue=FOLDER         GLUE's files
+    data.source=NAME         how to create missing files: datasets, python (stand-ins)
     """
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None:
             raise UserError(
-                "config.conflict", "--predict", "goes with --model and with no YAML", "Write --predict FILE --model RUN"
+                "config.conflict", "--predict", "needs --model and excludes a YAML", "Write --predict FILE --model RUN"
             )
         return _predict(predict, model, out)
     if path is None:
-        raise UserError(
-            "config.missing", PROGRAM, "is given no YAML file", f"Write {PROGRAM} yamls/... [name=value ...]"
-        )
+        raise UserError("config.missing", PROGRAM, "needs a YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
     check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
@@ -88,7 +88,7 @@ def _report(config: RunConfig) -> None:
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """The metrics of an evaluation, a line each."""
+    """Return a table with the metrics of an evaluation, one per line."""
     table = Table(title="evaluation")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -99,7 +99,7 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 
 def _predict(file: Path, model: Path, out: Path) -> int:
     if out.suffix not in (".csv", ".jsonl"):
-        raise UserError("config.value", out, "is neither .csv nor .jsonl", "Name the predictions' file so")
+        raise UserError("config.value", out, "is neither .csv nor .jsonl", "Name a .csv or .jsonl file")
     weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)

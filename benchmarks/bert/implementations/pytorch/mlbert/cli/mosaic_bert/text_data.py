@@ -1,4 +1,4 @@
-"""``text_data.py``: a look at the batches that training gets of a set of texts."""
+"""``text_data.py``: print batches of a text data set as training sees them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LEAST_LENGTH = 3  # [CLS], a token, [SEP]
 
 
 def _parser() -> Parser:
-    parser = Parser(PROGRAM, f"Prints {BATCHES} batches of {BATCH_SIZE} sequences of a set of texts.")
-    parser.add_argument("--local_path", type=Path, required=True, help="folder with a folder for each split")
-    parser.add_argument("--remote_path", help="path or address that --local_path is a copy of; copied as needed")
+    parser = Parser(PROGRAM, f"Print {BATCHES} batches of {BATCH_SIZE} sequences of a text data set.")
+    parser.add_argument("--local_path", type=Path, required=True, help="folder with one folder per split")
+    parser.add_argument("--remote_path", help="path or address to copy missing files from")
     parser.add_argument("--tokenizer", default=UNCASED_NAMES[0], help="a vocab.txt, its folder, or a model's name")
     parser.add_argument("--split", default="val")
     parser.add_argument("--max_seq_len", type=int, default=32, help="tokens")
@@ -31,7 +31,7 @@ def _parser() -> Parser:
 
 
 def main() -> None:
-    """Runs with this process's arguments; ends the process."""
+    """Run with this process's arguments, then exit."""
     sys.exit(exit_code(_run))
 
 

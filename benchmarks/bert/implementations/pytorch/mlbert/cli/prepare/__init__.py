@@ -1,4 +1,4 @@
-"""``mlbert prepare``: from text, TFRecords or another pipeline's folder to what training reads. A module a topic."""
+"""``mlbert prepare``: prepare text, TFRecords or another pipeline's data for training. One module per topic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import typer
 
 from mlbert.cli.prepare import estimate, foreign, instances, sets, tasks, text, wiki
 
-app = typer.Typer(help="Text to the shards that training reads.", add_completion=False, rich_markup_mode=None)
+app = typer.Typer(help="Prepare text or data sets for training.", add_completion=False, rich_markup_mode=None)
 for module in (text, wiki, estimate, instances, foreign, sets, tasks):
     app.add_typer(module.app)

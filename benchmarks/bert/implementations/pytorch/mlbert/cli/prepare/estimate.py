@@ -1,4 +1,4 @@
-"""``mlbert prepare estimate``: time, disk and memory of a preparation, from a sample."""
+"""``mlbert prepare estimate``: estimate the time, disk and memory of a preparation from a sample."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REFERENCE_CORES = 16
 
 @app.command("estimate")
 def estimate_command(
-    inputs: Annotated[list[Path], typer.Option("--input", help="Text part or folder of parts; may be repeated.")],
+    inputs: Annotated[list[Path], typer.Option("--input", help="Text file or folder of them; repeatable.")],
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
-    sample_mb: Annotated[float, typer.Option(min=0.001, max=1_000_000, help="Text to measure with, MB.")] = 20,
+    sample_mb: Annotated[float, typer.Option(min=0.001, max=1_000_000, help="Sample size, MB.")] = 20,
     workers: Workers = 0,
     cased: Cased = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,7 +47,7 @@ def estimate_command(
 def _table(item: PreparationEstimate, counts: list[int]) -> Table:
     title = f"{item.name}: {item.num_sequences:,} instances, {item.text_bytes / 1e9:.3g} GB of text, {item.parts} parts"
     table = Table(
-        "step", *(f"{count} workers" for count in counts), "disk", "peak disk", "memory a worker", title=title
+        "step", *(f"{count} workers" for count in counts), "disk", "peak disk", "memory per worker", title=title
     )
     for step in item.steps:
         sizes = (step.disk_bytes, step.peak_disk_bytes, step.worker_bytes)
@@ -55,7 +55,7 @@ def _table(item: PreparationEstimate, counts: list[int]) -> Table:
         table.add_row(step.name, *times, *(f"{size / 1e9:.3g} GB" for size in sizes))
     totals = (_time(sum(step.seconds(count) for step in item.steps)) for count in counts)
     peak = max(step.peak_disk_bytes for step in item.steps)
-    table.add_row("together", *totals, f"{item.steps[-1].disk_bytes / 1e9:.3g} GB", f"{peak / 1e9:.3g} GB", "")
+    table.add_row("total", *totals, f"{item.steps[-1].disk_bytes / 1e9:.3g} GB", f"{peak / 1e9:.3g} GB", "")
     return table
 
 

@@ -1,4 +1,4 @@
-"""``mlbert prepare import``, ``export-nvidia``, ``tfrecord-to-hdf5``, ``hdf5-to-tfrecord``: other programs' formats."""
+"""``mlbert prepare import``, ``export-nvidia``, ``tfrecord-to-hdf5``, ``hdf5-to-tfrecord``: other formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlbert.data.prepare import export_nvidia, import_store, tfrecords
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
-_LISTED = 20  # lines of left-out records on the console; the manifest has them all
+_LISTED = 20  # skipped records printed; the manifest lists all
 
 Input = Annotated[Path, typer.Option("--input", help="Folder of the data set.")]
 
@@ -22,19 +22,21 @@ Input = Annotated[Path, typer.Option("--input", help="Folder of the data set.")]
 @app.command("import")
 def import_command(
     folder: Input,
-    vocab: Annotated[Path, typer.Option("--vocab", help="The vocabulary that it was made with, vocab.txt.")],
+    vocab: Annotated[Path, typer.Option("--vocab", help="vocab.txt that the data was prepared with.")],
     out: Out,
     max_seq_length: Annotated[
-        int, typer.Option(min=1, max=MAX_TOKENS, help="Most tokens of a row, where the data does not say.")
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Maximum tokens per row, if the data does not define it.")
     ] = 512,
     max_predictions: Annotated[
-        int, typer.Option(min=1, max=MAX_TOKENS, help="Most masked tokens of a sequence, likewise.")
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Maximum masked tokens per sequence, likewise.")
     ] = 76,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows and files out, and list them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows and files, and list them.")] = False,
     workers: Workers = 0,
 ) -> None:
-    """Turn a folder of NVIDIA's HDF5 shards (fixed, variable, packed, bins), or any other stored set, into a prepared
-    set; one shard for each file, packs stay packs."""
+    """Convert NVIDIA's HDF5 shards (fixed, variable, packed, bins) or any other data set to a prepared set.
+
+    Writes one shard per file; packs stay packs.
+    """
     limits, progress = ShardLimits(max_seq_length, max_predictions), console_progress()
     manifest = import_store.import_store(
         folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress
@@ -42,7 +44,7 @@ def import_command(
     packs = f" in {manifest.num_packs:,} packs" if manifest.num_packs else ""
     say(f"{out}: {manifest.num_sequences:,} sequences{packs}, {manifest.num_tokens:,} tokens")
     for line in manifest.provenance.get("skipped", {}).get("first", []):
-        say(f"left out: {line}")
+        say(f"skipped: {line}")
 
 
 @app.command("export-nvidia")
@@ -50,12 +52,10 @@ def export_command(
     folder: Input,
     out: Out,
     layout: Annotated[str, typer.Option(help="fixed, variable or packed.")],
-    files: Annotated[
-        int, typer.Option(min=0, max=MOST_FILES, help="Number of files; 0: one for each 36,280 rows.")
-    ] = 0,
+    files: Annotated[int, typer.Option(min=0, max=MOST_FILES, help="Number of files; 0: one per 36,280 rows.")] = 0,
     workers: Workers = 0,
 ) -> None:
-    """Write a stored set as HDF5 shards that NVIDIA's trainers read."""
+    """Write a data set as HDF5 shards for NVIDIA's trainers."""
     progress = console_progress()
     paths = export_nvidia.export_nvidia(folder, out, layout, num_files=files, workers=workers, progress=progress)
     say(f"{out}: {counted(len(paths), 'file')}")
@@ -63,28 +63,28 @@ def export_command(
 
 @app.command("tfrecord-to-hdf5")
 def tfrecord_to_hdf5_command(
-    inputs: Annotated[list[Path], typer.Option("--input", help="TFRecord file, or folder of them; may be repeated.")],
-    vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary that they were made with, vocab.txt.")],
+    inputs: Annotated[list[Path], typer.Option("--input", help="TFRecord file or folder of them; repeatable.")],
+    vocab: Annotated[Path, typer.Option("--vocab", help="vocab.txt that the records were made with.")],
     out: Out,
     workers: Workers = 0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out, and list them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad records, and list them.")] = False,
 ) -> None:
-    """Turn the benchmark's TFRecords into a prepared set, one shard for each file; every checksum is checked."""
+    """Convert the benchmark's TFRecords to a prepared set, one shard per file; verify every checksum."""
     progress = console_progress()
     manifest = tfrecords.tfrecords_to_hdf5(inputs, vocab, out, skip_bad=skip_bad, workers=workers, progress=progress)
     say(f"{out}: {manifest.num_sequences:,} sequences, {manifest.num_tokens:,} tokens")
     lines = [f"{file}: {bad}" for file, records in manifest.provenance["skipped"].items() for bad in records]
     for line in lines[:_LISTED]:
-        say(f"left out: {line}")
+        say(f"skipped: {line}")
     if skip_bad:
         more = f"; all are listed in {manifest.path}" if len(lines) > _LISTED else ""
-        say(f"{counted(len(lines), 'record')} left out{more}")
+        say(f"{counted(len(lines), 'record')} skipped{more}")
 
 
 @app.command("hdf5-to-tfrecord")
 def hdf5_to_tfrecord_command(
     folder: Annotated[Path, typer.Option("--input", help="Prepared set.")], out: Out, workers: Workers = 0
 ) -> None:
-    """Turn a prepared set into TFRecords, one file for each shard, as the benchmark's generator writes them."""
+    """Convert a prepared set to TFRecords, one file per shard, as the benchmark's generator writes them."""
     made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=console_progress())
     say(f"{out}: {counted(len(made.files), 'file')}, {counted(made.num_sequences, 'sequence')}")

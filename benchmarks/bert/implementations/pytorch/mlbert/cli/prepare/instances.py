@@ -1,4 +1,4 @@
-"""``mlbert prepare instances`` and ``digest``: the benchmark's generator."""
+"""``mlbert prepare instances`` and ``digest``: generate the benchmark's instances."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def instances_command(
         list[Path],
         typer.Option(
             "--input",
-            help="Text part (one sentence a line, a blank line between documents), or a folder of parts: its part-* "
-            "and *.txt files without eval*.txt. Can be given several times.",
+            help="Text file (one sentence per line, blank line between documents), or a folder of them: its part-* and "
+            "*.txt files except eval*.txt. Repeatable.",
         ),
     ],
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
     out: Out,
     given: InstanceArguments,
     workers: Workers = 0,
-    set_format: Annotated[SetFormat, typer.Option("--format", help="Our own, or the benchmark's.")] = SetFormat.hdf5,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad parts out and list them.")] = False,
+    set_format: Annotated[SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")] = SetFormat.hdf5,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad files and list them.")] = False,
 ) -> None:
-    """Turn text parts into instances, equal to the benchmark's generator; one shard or file for each part."""
+    """Convert text files to instances exactly as the benchmark's generator does; one shard or file per text file."""
     job = InstanceJob(
         parts=tuple(expand_inputs(inputs, skip_bad=skip_bad)),
         vocab_file=vocab,
@@ -44,15 +44,15 @@ def instances_command(
         skip_bad=skip_bad,
     )
     made = prepare_instances(job, workers=workers, progress=console_progress())
-    left_out = f", {counted(len(made.skipped), 'part')} left out" if made.skipped else ""
+    left_out = f", {counted(len(made.skipped), 'part')} skipped" if made.skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")
 
 
 @app.command("digest")
 def digest_command(
-    paths: Annotated[list[Path], typer.Argument(help="Prepared set, one of its shards, TFRecord file or folder.")],
+    paths: Annotated[list[Path], typer.Argument(help="Prepared set, one of its shards, or TFRecord file or folder.")],
 ) -> None:
-    """Print the sha256 of the padded features, the file and the number of instances."""
+    """Print the sha256 of the padded features, the file, and the number of instances."""
     for path in paths:
         for name, count, sha256 in set_digests(path):
             typer.echo(f"{sha256}  {name}  {count}")

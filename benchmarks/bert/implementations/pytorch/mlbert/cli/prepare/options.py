@@ -1,4 +1,4 @@
-"""Options and output that several ``mlbert prepare`` commands share."""
+"""Options and output shared by ``mlbert prepare`` commands."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.pipeline import TextOptions
 from mlbert.programs.console import console
 
-MOST_FILES = 99_999  # their names have five digits
+MOST_FILES = 99_999  # file names have five digits
 
-Out = Annotated[Path, typer.Option("--out", help="Output folder; made when missing.", file_okay=False)]
+Out = Annotated[Path, typer.Option("--out", help="Output folder; created if missing.", file_okay=False)]
 Workers = Annotated[
     int,
     typer.Option(
         min=0,
         max=4096,
-        help="Processes; 0: one for each core. The result is the same.",
+        help="Worker processes; 0: one per core. Does not affect the result.",
         callback=lambda workers: workers or os.cpu_count() or 1,
     ),
 ]
@@ -33,18 +33,18 @@ Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceArguments:
-    """How text becomes instances, as said on the command line."""
+    """Command-line options for turning text into instances."""
 
-    max_seq_length: Annotated[int, typer.Option(help="Longest sequence, tokens.")]
-    max_predictions: Annotated[int, typer.Option(help="Most masked tokens of a sequence; 0: the masked share of it.")]
-    masked_lm_prob: Annotated[float, typer.Option(help="Share of tokens to predict.")] = 0.15
-    short_seq_prob: Annotated[float, typer.Option(help="Share of instances with a random shorter target length.")] = 0.1
-    dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each with its own masks.")] = 10
-    seed: Annotated[int, typer.Option(help="Random seed of the instances of each part.")] = 12345
+    max_seq_length: Annotated[int, typer.Option(help="Maximum sequence length, tokens.")]
+    max_predictions: Annotated[int, typer.Option(help="Maximum masked tokens per sequence; 0: by --masked-lm-prob.")]
+    masked_lm_prob: Annotated[float, typer.Option(help="Fraction of tokens to predict.")] = 0.15
+    short_seq_prob: Annotated[float, typer.Option(help="Fraction of instances with a shorter random length.")] = 0.1
+    dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each with new masks.")] = 10
+    seed: Annotated[int, typer.Option(help="Random seed of each text file's instances.")] = 12345
     cased: Cased = False
 
     def instances(self) -> InstanceOptions:
-        """The same for the generator."""
+        """Return these options in the generator's form."""
         return InstanceOptions(
             max_seq_length=self.max_seq_length,
             max_predictions_per_seq=self.max_predictions or max(1, round(self.max_seq_length * self.masked_lm_prob)),
@@ -57,17 +57,17 @@ class InstanceArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class TextArguments(InstanceArguments):
-    """How any text becomes a data folder, as said on the command line."""
+    """Command-line options for turning any text into a data folder."""
 
-    vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary to train.")] = 4096
-    eval_share: Annotated[float, typer.Option(help="Part of the documents to hold out for evaluation.")] = 0.05
+    vocab_size: Annotated[int, typer.Option(help="Size of the vocabulary to train.")] = 4096
+    eval_share: Annotated[float, typer.Option(help="Fraction of documents held out for evaluation.")] = 0.05
     eval_sequences: Annotated[int, typer.Option(help="Evaluation sequences to keep.")] = 2000
-    split_seed: Annotated[int, typer.Option(help="Chooses the held-out documents.")] = 0
-    max_document_sentences: Annotated[int, typer.Option(help="Longer documents are cut into pieces, sentences.")] = 32
-    parts: Annotated[int, typer.Option(help="Training parts, one shard each.")] = 2
+    split_seed: Annotated[int, typer.Option(help="Seed that selects the held-out documents.")] = 0
+    max_document_sentences: Annotated[int, typer.Option(help="Longer documents are split; in sentences.")] = 32
+    parts: Annotated[int, typer.Option(help="Number of training files, one shard each.")] = 2
 
     def text(self) -> TextOptions:
-        """The same for the pipeline."""
+        """Return these options in the pipeline's form."""
         return TextOptions(
             instances=self.instances(),
             vocab_size=self.vocab_size,
@@ -81,8 +81,11 @@ class TextArguments(InstanceArguments):
 
 
 def with_options(kind: type, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command with an option for each field of the dataclass ``kind``; it is called with the whole as ``given``. Its
-    fields are annotated as Typer wants parameters; ``defaults`` take the place of the dataclass's."""
+    """Return a decorator that gives a command one option per field of the dataclass ``kind``.
+
+    The command is called with the assembled dataclass as ``given``. Fields are annotated like Typer parameters;
+    ``defaults`` override the dataclass's.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = {
@@ -104,10 +107,10 @@ def with_options(kind: type, **defaults: Any) -> Callable[[Callable[..., None]],
 
 
 def say(line: str) -> None:
-    """Print one line, never wrapped."""
+    """Print one line without wrapping."""
     console.print(line, soft_wrap=True, highlight=False)
 
 
 def counted(count: int, noun: str) -> str:
-    """For example ``1 file`` or ``2,000 files``."""
+    """Return a count with its noun, such as ``1 file`` or ``2,000 files``."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,4 +1,4 @@
-"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``bins-hdf5``, ``eval-set``, ``verify``: from set to training set."""
+"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``bins-hdf5``, ``eval-set``, ``verify``: build training sets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
-_LISTED = 30  # problems on the console
+_LISTED = 30  # problems printed
 DEFAULT_EDGES = ",".join(map(str, EDGES))
 
-Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
+Input = Annotated[Path, typer.Option("--input", help="Folder of a data set with a known vocabulary.")]
 Shards = Annotated[
-    int | None, typer.Option(min=1, max=MOST_FILES, help="Output shards; default: one for 300,000 sequences.")
+    int | None, typer.Option(min=1, max=MOST_FILES, help="Output shards; default: one per 300,000 sequences.")
 ]
 OrderSeed = Annotated[
-    int, typer.Option(min=0, max=(1 << 63) - 1, help="Names the order; the same gives the same bytes.")
+    int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the order; the same seed gives the same bytes.")
 ]
 
-Edges = Annotated[str, typer.Option(help="Longest sequence of each bin, tokens.")]
+Edges = Annotated[str, typer.Option(help="Maximum sequence length of each bin, tokens.")]
 
 
 def _numbers(edges: str) -> list[int]:
@@ -36,7 +36,7 @@ def _numbers(edges: str) -> list[int]:
         return [int(edge) for edge in edges.split(",")]
     except ValueError:
         raise UserError(
-            "config.value", "--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512"
+            "config.value", "--edges", f"{edges} is not a list of numbers", "Use for example 128,256,384,512"
         ) from None
 
 
@@ -54,28 +54,28 @@ def pack_command(
     source: Input,
     out: Out,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, max=MAX_TOKENS, help="Slots of a pack; default: max_seq_length.")
+        int | None, typer.Option(min=1, max=MAX_TOKENS, help="Tokens per pack; default: max_seq_length.")
     ] = None,
-    max_sequences: Annotated[int, typer.Option(min=2, max=512, help="Most sequences of a pack.")] = 3,
+    max_sequences: Annotated[int, typer.Option(min=2, max=512, help="Maximum sequences per pack.")] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
     workers: Workers = 0,
 ) -> None:
-    """Put short sequences together into packs, in an order that is random over the whole set."""
+    """Combine short sequences into packs and shuffle them over the whole set."""
     packing, progress = Packing(max_tokens, max_sequences), console_progress()
     manifest = shuffle_set(
         source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     say(
-        f"{out}: {manifest.num_sequences:,} sequences in {manifest.num_packs:,} packs ({rate:.5f} a pack), "
+        f"{out}: {manifest.num_sequences:,} sequences in {manifest.num_packs:,} packs ({rate:.5f} per pack), "
         f"{_filled(manifest):.3%} of slots filled"
     )
 
 
 @app.command("shuffle")
 def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
-    """Put the sequences of a set into a random order over the whole set."""
+    """Shuffle the sequences of a set over the whole set."""
     manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=console_progress())
     say(_in_shards(manifest))
 
@@ -86,12 +86,10 @@ def bins_command(
     out: Out,
     edges: Edges = DEFAULT_EDGES,
     seed: OrderSeed = 0,
-    shards: Annotated[
-        int | None, typer.Option(min=1, max=MOST_FILES, help="Shards of each bin; default: by size.")
-    ] = None,
+    shards: Annotated[int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")] = None,
     workers: Workers = 0,
 ) -> None:
-    """Cut a set into bins by length, each in a random order; the shards of a bin are equally long."""
+    """Split a set into shuffled bins by length; all shards of a bin have equal size."""
     numbers, progress = _numbers(edges), console_progress()
     manifests = make_bins(source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress)
     for manifest in manifests:
@@ -100,13 +98,13 @@ def bins_command(
 
 @app.command("bins-hdf5")
 def bins_hdf5_command(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of a data set of any kind.")],
-    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to make; it gets a folder for each bin.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of any data set.")],
+    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New folder with one subfolder per bin.")],
     edges: Edges = DEFAULT_EDGES,
-    layout: Annotated[str, typer.Option(help="fixed (rows as wide as their bin) or variable.")] = "fixed",
+    layout: Annotated[str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")] = "fixed",
     workers: Workers = 0,
 ) -> None:
-    """Cut a set into bins by length, each a folder of HDF5 shards as NVIDIA's trainers read them: 128, 256 ..."""
+    """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers: 128, 256 ..."""
     progress = console_progress()
     sizes = make_hdf5_bins(source, out, edges=_numbers(edges), layout=layout, workers=workers, progress=progress)
     for name, size in sizes.items():
@@ -115,9 +113,9 @@ def bins_hdf5_command(
 
 @app.command("eval-set")
 def eval_set_command(
-    source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Examples to pick.")] = 10_000
+    source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 10_000
 ) -> None:
-    """Pick evaluation examples evenly, in order, by the benchmark's rule."""
+    """Pick evenly spaced evaluation examples, in order, by the benchmark's rule."""
     manifest = make_eval_set(source, out, num=num, progress=console_progress())
     say(f"{out}: {manifest.num_sequences:,} examples, {manifest.num_masked:,} masked tokens")
 
@@ -125,10 +123,10 @@ def eval_set_command(
 @app.command("verify")
 def verify_command(
     folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords or NVIDIA's HDF5 shards.")],
-    md5: Annotated[Path | None, typer.Option("--md5", help="Published md5 sums of files or of NVIDIA's rows.")] = None,
+    md5: Annotated[Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")] = None,
     workers: Workers = 0,
 ) -> None:
-    """Re-read everything and count the good samples; exit code 1 when something is wrong."""
+    """Re-read everything and count the good samples; exit with 1 if anything is wrong."""
     sums = verify.Md5List.read(md5) if md5 else None
     reports = verify.verify(folders, md5=sums, workers=workers, progress=console_progress())
     console.print(_table(reports))
@@ -147,7 +145,7 @@ def verify_command(
 
 
 def _table(reports: list[verify.SetReport]) -> Table:
-    """A column for each set."""
+    """Return a table with one column per set."""
     table = Table()
     table.add_column("set")
     columns = []

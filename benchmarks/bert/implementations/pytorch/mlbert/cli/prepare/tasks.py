@@ -1,4 +1,4 @@
-"""``mlbert prepare python-glue`` and ``glue``: GLUE's files, made of Python's documentation or fetched."""
+"""``mlbert prepare python-glue`` and ``glue``: GLUE's files, downloaded or made from Python's documentation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ app = typer.Typer()
 
 @app.command("python-glue")
 def python_glue_command(
-    out: Out, size: Annotated[float, typer.Option(help="Factor on the numbers of rows.", min=0.01, max=10)] = 1.0
+    out: Out, size: Annotated[float, typer.Option(help="Factor on the number of rows.", min=0.01, max=10)] = 1.0
 ) -> None:
-    """Make stand-ins for GLUE's eight tasks, in its files' forms, of what this Python installation says."""
+    """Make stand-ins for GLUE's eight tasks, in their file formats, from this Python installation's documentation."""
     glue_files.make(out, size)
-    say(f"wrote GLUE's files into {out}")
+    say(f"wrote GLUE's files to {out}")
 
 
 @app.command("glue")
 def glue_command(out: Out) -> None:
-    """Fetch GLUE's eight tasks through the datasets library, in their official form."""
+    """Download GLUE's eight tasks with the datasets library, in their official format."""
     glue_files.fetch(out, tell=say)

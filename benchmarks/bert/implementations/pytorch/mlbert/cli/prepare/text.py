@@ -1,4 +1,4 @@
-"""``mlbert prepare python-text`` and ``text``: any text to a finished data folder."""
+"""``mlbert prepare python-text`` and ``text``: turn any text into a finished data folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _report(out: Path, summary: dict[str, Any]) -> None:
 @app.command("python-text")
 @with_options(TextArguments, max_seq_length=64, max_predictions=0)
 def python_text_command(out: Out, given: TextArguments, workers: Workers = 0) -> None:
-    """Prepare the English text that this Python installation carries."""
+    """Prepare the English text contained in this Python installation."""
     documents, source = python_text.documents(), python_text.source_name()
     options, progress = given.text(), console_progress()
     with console.status("reading the standard library's documentation"):
@@ -43,7 +43,7 @@ def text_command(
     out: Out,
     given: TextArguments,
     one_per_line: Annotated[
-        bool, typer.Option("--one-per-line", help="One sentence a line, blank line between documents.")
+        bool, typer.Option("--one-per-line", help="One sentence per line, blank line between documents.")
     ] = False,
     workers: Workers = 0,
 ) -> None:

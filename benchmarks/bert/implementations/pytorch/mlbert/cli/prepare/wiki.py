@@ -1,4 +1,4 @@
-"""``mlbert prepare download``, ``recognise`` and ``clean``: files to begin with."""
+"""``mlbert prepare download``, ``recognise`` and ``clean``: get and clean source files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def download_command(
     out: Out,
     mirror: Annotated[
         str,
-        typer.Option(help="Take every file from here: https://, http://, file:// or a folder.", metavar="URL|FOLDER"),
+        typer.Option(help="Get every file from here: https://, http://, file:// or a folder.", metavar="URL|FOLDER"),
     ] = "",
-    only: Annotated[list[str] | None, typer.Option(help="Files or groups, with commas; may be repeated.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="List of files in place of the benchmark's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Files or groups, comma-separated; repeatable.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="List of files to use instead of the benchmark's.")] = None,
 ) -> None:
-    """Fetch the benchmark's files; resumes, and takes only what has the published size and MD5 sum."""
+    """Download the benchmark's files; resumes, and accepts only files with the published size and MD5 sum."""
     listed = download.read_list(manifest)
     wanted = [name for entry in only or [] for name in entry.split(",") if name]
     chosen = download.select(listed, wanted)
@@ -35,22 +35,27 @@ def download_command(
 
 @app.command("recognise")
 def recognise_command(path: Annotated[Path, typer.Argument(help="Folder or file.")]) -> None:
-    """Print what a folder holds: wikiextractor, text, tfrecord, nvidia or prepared."""
+    """Print what a folder contains: wikiextractor, text, tfrecord, nvidia or prepared."""
     typer.echo(recognise(path))
 
 
 @app.command("clean")
 def clean_command(
-    folder: Annotated[Path, typer.Option("--input", help="Folder that WikiExtractor wrote.")],
+    folder: Annotated[Path, typer.Option("--input", help="Folder written by WikiExtractor.")],
     out: Out,
-    parts: Annotated[int, typer.Option(min=1, max=99_999, help="Text parts.")] = 500,
+    parts: Annotated[int, typer.Option(min=1, max=99_999, help="Number of text files.")] = 500,
     eval_articles: Annotated[
         int, typer.Option(min=0, max=100_000_000, help="Articles to withhold for evaluation.")
     ] = 10_000,
-    eval_md5: Annotated[Path | None, typer.Option(help="Withhold the articles with this file's MD5 sums.")] = None,
+    eval_md5: Annotated[
+        Path | None, typer.Option(help="Withhold the articles whose MD5 sums are in this file.")
+    ] = None,
     workers: Workers = 0,
 ) -> None:
-    """WikiExtractor's output to text parts: one sentence a line, blank line between articles; eval.txt withheld."""
+    """Convert WikiExtractor's output to text files: one sentence per line, blank line between articles.
+
+    The withheld articles go to eval.txt.
+    """
     options = clean.CleanOptions(parts, eval_articles, eval_md5)
     summary = clean.clean(folder, out, options, workers=workers, progress=console_progress())
     made = f"{counted(parts, 'part')}, {counted(summary['articles'], 'article')}"

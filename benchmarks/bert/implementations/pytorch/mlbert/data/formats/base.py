@@ -1,10 +1,10 @@
-"""What every stored data set looks like to its readers: sequences by index, in any order.
+"""The common interface of all stored data sets: sequences by index, in any order.
 
-A `Store` may be our prepared set, TFRecords, MDS sets, or the HDF5 shards of other pipelines;
-`mlbert.data.formats.open` recognises which. Looking at `StoreInfo` uses no sample, so it is allowed before
-``run_start``: it takes a manifest, or names, sizes and the head of the first file.
+A `Store` may be a prepared set, TFRecords, an MDS set, or HDF5 shards from other pipelines; `mlbert.data.formats.open`
+detects the format. Building a `StoreInfo` uses no samples, only a manifest, or names, sizes and the head of the first
+file, so it is allowed before ``run_start``.
 
-Legend: N sequences, S sequences asked for, P packs.
+Legend: N sequences, S requested sequences, P packs.
 """
 
 from __future__ import annotations
@@ -23,69 +23,70 @@ class BinInfo:
     """One length bin of a set."""
 
     name: str  # of its folder or files
-    num_sequences: int | None  # None when it takes reading to know
+    num_sequences: int | None  # None if unknown before reading
 
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What is known of a set without reading a sample."""
+    """Facts about a set that are known without reading a sample."""
 
-    folder: Path  # where it lies
+    folder: Path
     kind: str  # "mlbert", "bins", "mds", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
-    identity: str  # sha256 that names the data: of our manifest or index, or over the sorted names and sizes of files
-    max_seq_length: int  # of one sequence, at most, tokens
-    max_predictions: int  # masked tokens of one sequence, at most
-    num_sequences: int | None  # sequences in all; None when it takes reading to know
-    vocab_size: int | None  # of the vocabulary it was made with; None when the format does not say
+    identity: str  # sha256 of the manifest or index, or of the sorted names and sizes of the files
+    max_seq_length: int  # maximum tokens of a sequence
+    max_predictions: int  # maximum masked tokens of a sequence
+    num_sequences: int | None  # None if unknown before reading
+    vocab_size: int | None  # size of the set's vocabulary; None if the format does not record it
     vocabulary_sha256: str | None  # likewise
-    max_pack_tokens: int | None = None  # slots of a pack, when packs are stored; None for a set of single sequences
-    num_packs: int | None = None  # of a set that stores packs; None where it takes reading to know
-    bins: tuple[BinInfo, ...] = ()  # shortest sequences first; none where the set is not cut by length
-    is_listed: bool = True  # `identity` stands for the contents; False: for names and sizes alone
-    content: str | None = (
-        None  # sha256 of such files' contents, see `mlbert.data.formats.index_cache`; None: nobody hashed them
-    )
+    max_pack_tokens: int | None = None  # slots of a pack; None for a set of single sequences
+    num_packs: int | None = None  # of a set that stores packs; None if unknown before reading
+    bins: tuple[BinInfo, ...] = ()  # shortest sequences first; empty if the set is not split by length
+    is_listed: bool = True  # True if `identity` covers the contents; False if it covers only names and sizes
+    content: str | None = None  # sha256 of the contents if they were hashed, see `mlbert.data.formats.index_cache`
 
     @property
     def known_as(self) -> str:
-        """What names the data in a log."""
+        """The data's name in logs."""
         if self.is_listed:
             return f"sha256:{self.identity}"
         return named_by_files(self.identity, self.content)
 
     def sequences_per_pack(self, max_sequences: int) -> float | None:
-        """Of what steps take of the set where at most ``max_sequences`` share a pack; None: only packing tells."""
+        """Return the mean number of sequences per pack with at most ``max_sequences`` in a pack, or None if it is
+        unknown before packing."""
         if max_sequences == 1:
             return 1.0
         return round(self.num_sequences / self.num_packs, 4) if self.num_packs and self.num_sequences else None
 
 
 def named_by_files(names_and_sizes: str, content: str | None) -> str:
-    """What names files without a manifest in a log: their contents where these were hashed (sha256 both)."""
+    """Return the log name of files without a manifest; uses the contents if they were hashed. Arguments are sha256."""
     return f"content:sha256:{content}" if content else f"names-and-sizes:sha256:{names_and_sizes}"
 
 
 class Store(Protocol):
-    """An opened set. Reading is thread-safe and leaves no state."""
+    """An opened set. Reading is thread-safe and stateless."""
 
     info: StoreInfo
 
     def __len__(self) -> int:
-        """Number of sequences (N)."""
+        """Return the number of sequences (N)."""
 
     @property
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence."""
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S]), without reading all lengths where that can be."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]); avoids reading all lengths if
+        possible."""
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""
+        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""
 
     @property
     def num_packs(self) -> int:
         """Number of stored packs (P); 0 for a set of single sequences."""
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
+        [packs])."""

@@ -1,10 +1,10 @@
-"""Several stores seen as one, cut by the length of their sequences.
+"""A store made of several stores, one for each range of sequence lengths ("bin").
 
-A folder of bins holds one prepared set per bin and ``bins.json``, written last: the bins' upper edges, their folders
-and the sha256 of each one's manifest. Training takes from all bins at every step, in proportion or in given numbers, so
-that every rank's micro-batches hold the same mix of lengths (`mlbert.data.formats.order`).
+A folder of bins holds one prepared set per bin and ``bins.json``, which is written last and lists the bins' upper
+edges, their folders and the sha256 of their manifests. Every training step takes sequences from all bins, in proportion
+or in given numbers, so that all micro-batches have the same mix of lengths (`mlbert.data.formats.order`).
 
-Legend: N sequences, S sequences asked for.
+Legend: N sequences, S requested sequences.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BinnedStore:
         return np.concatenate([np.empty(0, np.int32), *(store.lengths for store in self.bins)])
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S], bin after bin)."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S], bin after bin)."""
         lengths = np.empty(len(indices), np.int64)
         bin_of = np.searchsorted(self.first, indices, side="right") - 1
         for number in np.unique(bin_of).tolist():
@@ -62,7 +62,7 @@ class BinnedStore:
         return lengths
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
+        """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
         indices = np.asarray(indices, np.int64)
         bin_of = np.searchsorted(self.first, indices, side="right") - 1
         by_bin = np.argsort(bin_of, kind="stable")
@@ -73,19 +73,19 @@ class BinnedStore:
         return Ragged.concatenate(parts).take(np.argsort(by_bin, kind="stable"))
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Bins hold single sequences."""
+        """Not supported: bins hold single sequences."""
         raise AssertionError("bins hold no packs")
 
 
 class ListedBin(Document):
-    """A bin as ``bins.json`` lists it."""
+    """A bin as listed in ``bins.json``."""
 
     folder: FileName
     manifest_sha256: Sha256
 
 
 class BinsIndex(Document):
-    """What ``bins.json`` says."""
+    """The contents of ``bins.json``."""
 
     edges: list[Tokens]  # longest sequence of each bin
     bins: Annotated[list[ListedBin], Field(min_length=1)]
@@ -93,7 +93,8 @@ class BinsIndex(Document):
 
 
 def read_bins(folder: Path) -> BinsIndex:
-    """Return the index of a folder of bins. Raises UserError: unreadable, another format, or it contradicts itself."""
+    """Return the index of a folder of bins. Raises UserError if it is unreadable, inconsistent, or has another
+    format."""
     path = folder / BINS
     document = read_json(path, REMAKE)
     check_format(path, document, BINS_FORMAT, BINS_VERSION, REMAKE)
@@ -106,8 +107,8 @@ def read_bins(folder: Path) -> BinsIndex:
 
 
 def describe_bins(folder: Path) -> StoreInfo:
-    """What is known of a folder of bins from its manifests alone. Raises UserError: a bin is missing or not the one
-    that ``bins.json`` names, or bins do not fit each other."""
+    """Describe a folder of bins from its manifests. Raises UserError if a bin is missing or not the one listed in
+    ``bins.json``, or if the bins have different vocabularies."""
     index = read_bins(folder)
     manifests = [read_manifest(folder / entry.folder) for entry in index.bins]
     for manifest, entry in zip(manifests, index.bins, strict=True):
@@ -130,10 +131,10 @@ def describe_bins(folder: Path) -> StoreInfo:
 
 
 def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> None:
-    """Make sure that a set has bins to take so many sequences from, for each of ``world_size`` ranks; a bin whose size
-    is not known passes. Raises UserError naming BIN_COUNTS."""
+    """Check that each bin has enough sequences for one step of ``world_size`` ranks; bins of unknown size pass. Raises
+    UserError naming BIN_COUNTS."""
     if not info.bins:
-        reason = f"is set, and {info.folder} has no length bins"
+        reason = f"is set, but {info.folder} has no length bins"
         raise UserError("config.conflict", BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
     if len(counts) != len(info.bins):
         names = ", ".join(bin.name for bin in info.bins)

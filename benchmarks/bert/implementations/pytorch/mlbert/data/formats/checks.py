@@ -1,11 +1,9 @@
-"""Are the values of a set what they must be? Each rule gives the sequences that break it.
+"""Checks of a set's values; each rule returns the sequences that break it.
+
+`another_vocabulary` checks data that does not record its vocabulary. WordPiece ends a word at punctuation, so with the
+right vocabulary no ## entry follows punctuation; with a wrong one, ## entries are as frequent there as elsewhere.
 
 Legend: S sequences, T tokens, M masked tokens, P packs.
-
-Whether ids were made with a vocabulary: told by what the ids say, where the data does not name its own.
-
-Entries that begin with ## go on with a word, and WordPiece ends a word at punctuation: with the right vocabulary no ##
-follows punctuation, with another one as many as follow anything else. Legend: S sequences, T tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from mlbert.host.errors import UserError
 
 
 def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
-    """Rules that reading relies on: {what is wrong: int64, numbers of the sequences, ascending; one may come several
-    times}. Limits are those of ``info``; without a vocabulary size, token ids are not judged."""
+    """Check the rules that readers rely on, with the limits of ``info``. Token ids are checked only if it has a
+    vocabulary size. Returns {problem: int64 sequence numbers, ascending, possibly repeated}."""
     lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
     after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
     problems = {
@@ -42,7 +40,7 @@ def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
 
 
 def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
-    """Rules of masking that training does not need to hold; as `row_problems`."""
+    """Check the rules of masking that training does not rely on. Returns the same as `row_problems`."""
     falling = np.zeros(len(rows.masked_positions), bool)
     falling[1:] = rows.masked_positions[1:] <= rows.masked_positions[:-1]
     starts = rows.masked_offsets[:-1]
@@ -55,7 +53,8 @@ def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
 
 
 def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> dict[str, np.ndarray]:
-    """Packs (int64 [P+1] offsets into ``rows``) that are empty, do not follow each other or hold too much."""
+    """Find packs (int64 [P+1] offsets into ``rows``) that are empty, not adjacent or too large. Returns {problem: int64
+    pack numbers}."""
     borders = np.clip(pack_offsets, 0, len(rows))
     tokens = np.diff(rows.offsets[borders])
     wrong = np.diff(pack_offsets) < 1
@@ -68,7 +67,7 @@ def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> di
 
 
 def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None = None) -> str | None:
-    """The first rule broken, as words that follow a file's name; None when all is well."""
+    """Return the first broken rule, phrased to follow a file's name, or None."""
     if (rows.lengths < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
         return "has offsets that fall"
     for problem, where in row_problems(rows, info).items():
@@ -82,9 +81,9 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
 
 
 def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
-    """Values that a model can take, of sequences about to be used: shards may have changed since they were checked.
-    ``vocab_size`` is the model's. Raises UserError naming the set."""
-    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # masks may be drawn anew
+    """Check that a model with ``vocab_size`` entries can use these sequences. Done before every use, because shards may
+    have changed since they were opened. Raises UserError naming the set."""
+    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # masks may be redrawn
     broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
     if not broken:
         return
@@ -100,18 +99,19 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
 
 
 def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
-    """Numbers of the sequences that the elements marked in ``wrong`` (bool) belong to."""
+    """Return the numbers of the sequences with elements marked in ``wrong`` (bool)."""
     return np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1
 
 
-_LEAST = 100  # of what a rate is judged by
-_MISPLACED = 0.05  # of the tokens behind punctuation; measured: 0 with the right vocabulary, 0.1 and more with others
-_UNKNOWN_TOKENS = 1000  # and more of a text tell whether its vocabulary fits
+_LEAST = 100  # tokens after punctuation; with fewer, no verdict
+_MISPLACED = 0.05  # share of ## after punctuation; measured: 0 with the right vocabulary, at least 0.1 with others
+_UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
 WARN_UNKNOWN, REFUSE_UNKNOWN = 0.05, 0.5  # share of [UNK]; English with the benchmark's vocabulary: below 0.003
 
 
 def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | None:
-    """Why sequences were made with another vocabulary than this (entry -> id), as words that follow a file's name."""
+    """Return evidence that sequences were made with a different vocabulary (entry -> id), phrased to follow a file's
+    name, or None."""
     if not len(rows) or int(rows.lengths.min()) < 1:
         return None
     for name, places in (("[CLS]", rows.offsets[:-1]), ("[SEP]", rows.offsets[1:] - 1)):
@@ -119,22 +119,22 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
             where = "begin" if name == "[CLS]" else "end"
             return f"was made with another vocabulary: its sequences do not {where} with this one's {name}"
     size = max(len(vocabulary), 1 + int(max(rows.tokens.max(initial=0), rows.masked_labels.max(initial=0))))
-    goes_on, ends = np.zeros(size, bool), np.zeros(size, bool)
+    continues, ends = np.zeros(size, bool), np.zeros(size, bool)
     for entry, number in vocabulary.items():
-        goes_on[number] = entry.startswith("##")
+        continues[number] = entry.startswith("##")
         ends[number] = len(entry) == 1 and is_punctuation(entry)
     tokens = rows.tokens.copy()  # as they were before masking
     masked = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
     tokens[masked] = rows.masked_labels
-    behind = np.flatnonzero(ends[tokens[:-1]]) + 1  # a sequence ends with [SEP], which is no punctuation
-    if len(behind) < _LEAST or (share := goes_on[tokens[behind]].mean()) < _MISPLACED:
+    after = np.flatnonzero(ends[tokens[:-1]]) + 1  # within a sequence: it ends with [SEP], not punctuation
+    if len(after) < _LEAST or (share := continues[tokens[after]].mean()) < _MISPLACED:
         return None
-    return f"was made with another vocabulary: {share:.0%} of its words would go on behind punctuation with this one"
+    return f"was made with another vocabulary: {share:.0%} of the tokens after punctuation would continue a word"
 
 
 def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Path | str, vocab_name: str) -> float:
-    """Share of [UNK] among the tokens (uint16 [T]) of a text; 0 for a short one. Raises UserError where it is most:
-    nothing can be learnt of them."""
+    """Return the share of [UNK] among the tokens (uint16 [T]) of a text; 0 if the text is short. Raises UserError if
+    most are [UNK], because nothing can be learned from them."""
     if len(tokens) < _UNKNOWN_TOKENS:
         return 0.0
     share = np.count_nonzero(tokens == vocabulary[UNKNOWN]) / len(tokens)
@@ -144,11 +144,11 @@ def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Pa
             "vocabulary.other-language",
             subject,
             reason,
-            "Give a vocabulary of its language, and --cased where that keeps case",
+            "Give a vocabulary of its language, and --cased if that keeps case",
         )
     return share
 
 
 def keeps_case(vocabulary: Mapping[str, int]) -> bool:
-    """Whether a vocabulary has words with capitals, which texts in lower case never give."""
+    """Return True if the vocabulary has words with capital letters, which lowercased text never contains."""
     return sum(entry != entry.lower() and entry not in SPECIAL_TOKENS for entry in vocabulary) > len(vocabulary) // 20

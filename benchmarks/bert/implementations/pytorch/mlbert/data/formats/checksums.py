@@ -1,12 +1,12 @@
-"""Whether files are still those that were made: checksums beside the data, compared while a run goes on.
+"""Checksums stored with the data and verified in the background during a run.
 
-Two for each shard of a prepared set, for two questions. The SHA-256 in the manifest is identity: with it the manifest's
-own SHA-256, which the log names, stands for every byte, and nobody can make other data of the same name. The XXH3 of
-128 bits in ``checksums.xxh3`` (lines of ``xxhsum -H2``, so ``xxhsum -c checksums.xxh3`` checks it, too) is for damage:
-as fast as memory, so that reading the file is all it costs beside training. It lies in a file of its own because the
-manifest's bytes are the identity that logs of earlier runs name. Where it is missing or differs, SHA-256 decides.
+Each shard of a prepared set has two. The SHA-256 in the manifest establishes identity: the manifest's own SHA-256,
+which is logged, covers every byte of the set. The 128-bit XXH3 in ``checksums.xxh3`` (in the format of ``xxhsum -H2``,
+so ``xxhsum -c checksums.xxh3`` also works) detects damage. It is as fast as memory, so that verification costs little
+more than reading the file. It is in a separate file because logs of earlier runs identify sets by the bytes of the
+manifest. If it is missing or differs, SHA-256 decides.
 
-`mlbert prepare verify` writes the list for sets of any kind that it finds good.
+`mlbert prepare verify` writes the list for intact sets of any format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NETWORK = re.compile(r"nfs4?|lustre|gpfs|ceph|cifs|smb3|beegfs|wekafs|glusterfs
 
 
 def file_xxh3(path: Path) -> str:
-    """XXH3 of 128 bits of a file, hexadecimal. Raises UserError: it cannot be read."""
+    """Return the 128-bit XXH3 of a file in hexadecimal. Raises UserError if it cannot be read."""
     plain_size(path)
     found, buffer = xxhash.xxh3_128(), bytearray(_PIECE)
     with reading(path), path.open("rb", buffering=0) as file:
@@ -44,13 +44,13 @@ def file_xxh3(path: Path) -> str:
 
 
 def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
-    """Write the list: XXH3 of each file by name. Raises UserError."""
+    """Write the list of XXH3 checksums by file name. Raises UserError if it cannot be written."""
     lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
     write_atomically(folder / CHECKSUMS, "".join(lines))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The list of a folder, empty where there is none. Raises UserError: it is damaged."""
+    """Return the list of a folder, empty if it has none. Raises UserError if the list is damaged."""
     path = folder / CHECKSUMS
     if not path.exists():
         return {}
@@ -65,20 +65,20 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def listed_sums(folder: Path) -> list[FileSum]:
-    """What the list of a set of any kind says of its files. Raises UserError as `read_checksums`."""
+    """Return the checksums in the list of a set of any format. Raises UserError as `read_checksums`."""
     found = read_checksums(folder) if folder.is_dir() else {}
     return [FileSum(folder / name, xxh3, "") for name, xxh3 in sorted(found.items())]
 
 
 def check_listed(path: Path, folder: Path) -> None:
-    """Raises UserError where a file of ``folder`` is not the listed one; one without a list passes."""
+    """Raise UserError if a file of ``folder`` differs from its listed checksum; unlisted files pass."""
     for file in listed_sums(folder):
         if file.path == path and (problem := file.problem()):
             raise problem
 
 
 def check_complete(folder: Path, listed: Collection[str], names: Collection[str]) -> None:
-    """Make sure that a list, where there is one, has just these files. Raises UserError."""
+    """Check that the list, if there is one, has exactly these files. Raises UserError otherwise."""
     if listed and set(listed) != set(names):
         wrong = min(set(listed) ^ set(names))
         what = "names" if wrong in listed else "does not name"
@@ -88,20 +88,20 @@ def check_complete(folder: Path, listed: Collection[str], names: Collection[str]
 
 
 def remake_list(folder: Path) -> str:
-    """How a list is made again."""
+    """Return the advice on how to recreate a list."""
     return f"`mlbert prepare verify {folder}` writes it again"
 
 
 @dataclass(frozen=True)
 class FileSum:
-    """What a file must be; one of the two may be empty."""
+    """The expected checksums of a file; one of the two may be empty."""
 
     path: Path
     xxh3: str
     sha256: str
 
     def problem(self) -> UserError | None:
-        """Reads the file; why it is not the one that was made, or None."""
+        """Read the file and compare it. Return the error if it differs or cannot be read, otherwise None."""
         try:
             if self.xxh3 and file_xxh3(self.path) == self.xxh3:
                 return None
@@ -114,11 +114,10 @@ class FileSum:
 
 
 class FileChecks:
-    """Reads files again in the background, one after the other, and compares their checksums; a daemon thread of the
-    lowest priority, while there are files to check.
+    """Verifies checksums of files in the background, one file at a time, in a daemon thread of the lowest priority.
 
     Args:
-        part, parts: this process's among those that share the work: it checks every ``parts``-th file.
+        part, parts: this process's share of the work: it checks file ``part`` of every ``parts``.
     """
 
     def __init__(self, part: int = 0, parts: int = 1) -> None:
@@ -126,13 +125,13 @@ class FileChecks:
         self._part, self._parts = part, parts
         self._waiting: deque[FileSum] = deque()
         self._known: set[Path] = set()
-        self._lock = threading.Lock()  # of the three below and of `_waiting`
+        self._lock = threading.Lock()  # guards the three below and `_waiting`
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._problem: UserError | None = None
 
     def add(self, number: int, file: FileSum) -> None:
-        """Have file ``number`` of a set checked, unless it is another process's or was added before."""
+        """Queue file ``number`` of a set, unless it is another process's share or was added before."""
         if number % self._parts != self._part:
             return
         with self._lock:
@@ -142,25 +141,25 @@ class FileChecks:
         self._begin()
 
     def look(self) -> None:
-        """Raises UserError, naming the file, where one was found that is not as it was made."""
+        """Raise UserError naming the file if a checksum did not match."""
         if self._problem is not None:
             raise self._problem
 
     def finish(self) -> None:
-        """Waits until every file that was added is checked; raises as `look`."""
+        """Wait until all added files are checked; raises as `look`."""
         while thread := self._begin():
             thread.join()
         self.look()
 
     def close(self) -> None:
-        """Ends the thread, after the file it is at; `add` and `finish` go on with the others."""
+        """Stop the thread after its current file; `add` and `finish` continue with the others."""
         self._is_closing = True
         if (thread := self._thread) is not None:
             thread.join()
         self._is_closing = False
 
     def _begin(self) -> threading.Thread | None:
-        """The thread that is at work, or None where there is none to do."""
+        """Return the running thread, started if there are files to check, or None."""
         with self._lock:
             if self._thread is None and self._waiting and self._problem is None:
                 self._thread = threading.Thread(target=self._run, name="checksums", daemon=True)
@@ -168,7 +167,7 @@ class FileChecks:
             return self._thread
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # of this thread alone: Linux keeps one for each
+        with contextlib.suppress(OSError):  # affects only this thread: Linux has a priority per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while True:
             with self._lock:
@@ -178,13 +177,13 @@ class FileChecks:
                 file = self._waiting.popleft()
             try:
                 self._problem = file.problem()
-            except Exception as error:  # whatever it is, `finish` must not wait for a thread that is gone
+            except Exception as error:  # of any kind: `finish` must not wait for a dead thread
                 self._problem = UserError("file.unreadable", file.path, f"cannot be checked ({error!r})", REMAKE)
 
 
 def sharers(folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int) -> tuple[int, int]:
-    """(part, parts) for `FileChecks`: each machine checks its own copy of the data, all together one that lies on a
-    network's file system."""
+    """Return (part, parts) for `FileChecks`. Data on a network file system is shared among all ranks; otherwise each
+    machine checks its own copy."""
     return (rank, world_size) if _is_shared(folder) else (local_rank, local_world_size)
 
 
@@ -201,14 +200,14 @@ def _is_shared(folder: Path) -> bool:
 
 
 def check_files(manifest: Manifest) -> None:
-    """Make sure that the shards, and no others, lie beside their manifest, in the sizes that it says.
-    Raises UserError."""
+    """Check that the manifest's folder has exactly the listed shards, with the listed sizes. Raises UserError
+    otherwise."""
     folder = manifest.path.parent
     with reading(folder):
         sizes = {path.name: plain_size(path) for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
     for name in sorted(set(sizes) - {entry.file for entry in manifest.shards}):
         raise UserError(
-            "data.mixed", folder / name, "is not in the manifest beside it", "Remove it or prepare the data again"
+            "data.mixed", folder / name, "is not listed in the manifest", "Remove it or prepare the data again"
         )
     for entry in manifest.shards:
         path = folder / entry.file
@@ -221,7 +220,7 @@ def check_files(manifest: Manifest) -> None:
 
 
 def file_sums(manifest: Manifest) -> list[FileSum]:
-    """Checksums of every shard. Raises UserError: their list is damaged."""
+    """Return the checksums of every shard. Raises UserError if their list is damaged."""
     folder = manifest.path.parent
     listed = read_checksums(folder)
     entries = [(entry.file, entry.sha256) for entry in manifest.shards]

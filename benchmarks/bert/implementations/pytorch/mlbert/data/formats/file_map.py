@@ -1,7 +1,7 @@
-"""Many files mapped into memory back to back, so that one array indexes them all.
+"""Many files mapped into memory contiguously, so that one array indexes all of them.
 
-NumPy's own memory maps keep a file descriptor each and have to be indexed file by file; here a set of thousands of
-shards is one array of bytes and holds no descriptor.
+NumPy's memory maps need one file descriptor each and must be indexed file by file. Here, thousands of shards are one
+array of bytes without any descriptor.
 
 Legend: F files, B bytes of the whole range.
 """
@@ -26,14 +26,14 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """Read-only map of files, which must not shrink while it is in use.
+    """A read-only map of files, which must not shrink while it is in use.
 
     Attributes:
         bytes: uint8 [B].
-        starts: int64 [F], place of each file's first byte in ``bytes``.
+        starts: int64 [F], index of each file's first byte in ``bytes``.
         ends: int64 [F], one past its last byte.
 
-    Raises UserError: a file cannot be opened or mapped.
+    Raises UserError if a file cannot be opened or mapped.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -60,12 +60,12 @@ class FileMap:
         self.bytes.flags.writeable = False
 
     def view(self, dtype: np.dtype) -> np.ndarray:
-        """`at_every_byte` of ``bytes``."""
+        """Return `at_every_byte` of ``bytes``."""
         return at_every_byte(self.bytes, dtype)
 
 
 def at_every_byte(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Contiguous uint8 [B] read as items of ``dtype``, one at every byte: item i begins at byte i."""
+    """Return overlapping items of ``dtype`` from contiguous uint8 [B]: item i starts at byte i."""
     return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
 
 

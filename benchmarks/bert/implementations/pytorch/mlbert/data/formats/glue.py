@@ -1,6 +1,7 @@
-"""GLUE's eight tasks (WNLI is left out, as usual): their official files, metrics, and what fine-tuning uses.
+"""GLUE's eight tasks (without WNLI, as usual): official files, metrics and fine-tuning settings.
 
-Rates, decay, batches, epochs and distances of evaluations are those of MosaicML's published fine-tuning jobs.
+Learning rates, weight decay, batch sizes, epochs and evaluation intervals are those of MosaicML's published fine-tuning
+jobs.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """One task.
+    """A GLUE task.
 
     Attributes:
-        folder: of its files, within GLUE's.
-        evaluations: name of each evaluation -> its file; the first has no name of its own.
-        columns: of its training file; ``dev_columns`` those of the others, where they differ; ``has_header`` whether
-            the first line names them.
-        texts, label: the columns that matter.
-        classes: values of the label in order; () for a number.
-        metrics: those whose mean is the task's score.
+        folder: its folder within GLUE's.
+        evaluations: name of each evaluation -> its file; the main one has an empty name.
+        columns: of the training file.
+        dev_columns: of the evaluation files, if different.
+        has_header: whether the first line has the column names.
+        texts, label: the columns that are used.
+        classes: label values in order; () for regression.
+        metrics: their mean is the task's score.
         weight_decay: the decoupled rate.
-        batch: sequences of a step.
+        batch: sequences per step.
         eval_steps: steps between evaluations.
-        after_mnli: starts from the weights that MNLI has left.
+        after_mnli: start from the weights fine-tuned on MNLI.
     """
 
     folder: str
@@ -47,15 +49,15 @@ class GlueTask:
 
     @property
     def num_labels(self) -> int:
-        """1 for a number."""
+        """Number of classes; 1 for regression."""
         return max(1, len(self.classes))
 
     def train_file(self, glue: Path) -> Path:
-        """The training file in GLUE's folder."""
+        """Return the path of the training file in GLUE's folder."""
         return glue / self.folder / self.train
 
     def evaluation_files(self, glue: Path) -> dict[str, Path]:
-        """Name of each evaluation -> its file in GLUE's folder."""
+        """Return the path of each evaluation's file in GLUE's folder, by name."""
         return {name: glue / self.folder / file for name, file in self.evaluations.items()}
 
 
@@ -190,6 +192,6 @@ TASKS: Mapping[str, GlueTask] = {
 
 
 def score(task: str, metrics: Mapping[str, float]) -> float:
-    """The task's score times 100: the mean over its metrics."""
+    """Return the task's score: 100 times the mean of its metrics."""
     values = [metrics[name] for name in TASKS[task].metrics]
     return 100.0 * sum(values) / len(values)

@@ -1,14 +1,12 @@
-"""Arrays that are found by reading whole data files, kept in the user's cache folder, never beside the data.
+"""Caches of results that need reading whole data files: index arrays and content digests.
 
-They lie in ``$XDG_CACHE_HOME/mlbert`` (by default ``~/.cache/mlbert``), a folder for each set of files with one .npy
-for each array, and count while every file has the same path, size and modification time. They are read as memory maps,
-which the processes of a machine share.
+Arrays are in the user's cache folder, ``$XDG_CACHE_HOME/mlbert`` (by default ``~/.cache/mlbert``), never with the data:
+one folder per set of files, one .npy per array. They are valid while every file has the same path, size and
+modification time. They are read as memory maps, which the processes of a machine share.
 
-What names the data of folders that bring no manifest: names and sizes, or contents once somebody has hashed them.
-
-`mlbert prepare verify` hashes every file and keeps the digests in ``.mlbert-content.json`` beside them, or where the
-folder cannot be written in the user's cache folder. They count while each file has the size and the modification time
-that it had then, wherever the folder lies; looking opens no data file.
+Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and stores the digests in
+``.mlbert-content.json`` next to the files, or in the user's cache folder if that is not writable. They are valid while
+each file has the same size and modification time, even if the folder moves. Reading them opens no data file.
 """
 
 from __future__ import annotations
@@ -33,8 +31,11 @@ from mlbert.host.native import cache_folder
 
 
 class IndexCache:
-    """What is kept of one set of files of a kind, whose ``folder`` holds all that is kept of this kind. ``options`` are
-    what the arrays depend on besides the files, JSON-able: their own version, limits."""
+    """The cached arrays of one set of files.
+
+    ``folder`` holds all caches of this ``kind``. ``options`` are JSON-serializable values other than the files that the
+    arrays depend on, such as a version or limits.
+    """
 
     def __init__(self, kind: str, paths: Sequence[Path], options: Sequence[object]) -> None:
         files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
@@ -44,15 +45,15 @@ class IndexCache:
         self._kept = self.folder / f"{self._which}-{self._state}"
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """The arrays that `write` kept. Raises OSError or ValueError where there are none, or damaged ones."""
+        """Return the arrays stored by `write`. Raises OSError or ValueError if they are missing or damaged."""
         try:
             return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
         except EOFError:  # an empty file
             raise ValueError("not an array") from None
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays instead of older ones of the same files. A cache that cannot be written costs time at the next
-        opening, nothing else."""
+        """Store arrays, replacing older ones of the same files. Write errors are ignored: the only cost is time at the
+        next opening."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".index-", dir=self.folder))
@@ -60,8 +61,8 @@ class IndexCache:
                 for name, array in arrays.items():
                     np.save(temporary / f"{name}.npy", array)
                 for old in self.folder.glob(f"{self._which}-*"):
-                    shutil.rmtree(old)  # also one of this name: it is damaged, or it would have been read
-                os.rename(temporary, self._kept)  # the whole folder at once: of several processes one wins
+                    shutil.rmtree(old)  # even one of this name: it must be damaged, or it would have been read
+                os.rename(temporary, self._kept)  # atomic, so that one of several processes wins
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
 
@@ -71,14 +72,14 @@ _VERSION = 1
 
 
 def state_of(path: Path) -> list[int]:
-    """Size and modification time, ns, of a file. Raises OSError."""
+    """Return size and modification time (ns) of a file. Raises OSError."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
-    """sha256 of what ``sha256sum`` prints for files of ``folder``, by name; None where they were not hashed, or one has
-    changed since."""
+    """Return the sha256 of the output of ``sha256sum`` for files of ``folder``, sorted by name, or None if they were
+    not hashed or have changed since."""
     for place in _places(folder):
         try:
             document = parse_json(read_plain(place))
@@ -93,8 +94,8 @@ def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
 
 
 def keep_digests(folder: Path, digests: Mapping[Path, str], states: Mapping[Path, list[int]]) -> None:
-    """Keep sha256 and state, as it was before it was read, of each file. Where neither place can be written, the files
-    stay known by names and sizes."""
+    """Store the sha256 of each file and its state before it was read. If neither place is writable, the files remain
+    identified by names and sizes."""
     entries = {name_of(folder, path): {"sha256": digests[path], "state": states[path]} for path in sorted(digests)}
     for place in _places(folder):
         try:
@@ -107,7 +108,7 @@ def keep_digests(folder: Path, digests: Mapping[Path, str], states: Mapping[Path
 
 
 def name_of(folder: Path, path: Path) -> str:
-    """A file's name below its folder, or of its own where it is the whole set."""
+    """Return a file's path relative to its folder, or its name if the file is the whole set."""
     return path.name if path == folder else path.relative_to(folder).as_posix()
 
 

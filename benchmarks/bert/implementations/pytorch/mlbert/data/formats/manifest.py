@@ -1,6 +1,6 @@
-"""The manifest of a prepared set: what it holds, made from which vocabulary, by which options.
+"""The manifest of a prepared set: its contents, vocabulary and options.
 
-Reading it touches no training data, so it is allowed before ``run_start``.
+Reading it does not access training data, so it is allowed before ``run_start``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_VOCAB_SIZE = 65_536  # tokens are stored in 16 bits
-MAX_TOKENS = 65_535  # of a sequence or a pack: positions are
+MAX_TOKENS = 65_535  # of a sequence or a pack: positions are stored in 16 bits
 SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
 REMAKE = "Restore the file, or remove the folder and prepare the data again"
 _REMAKE_ALL = "Prepare the data again with `mlbert prepare`"
@@ -32,7 +32,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]  # of a sequence or a pack
 
 
 class ListedFile(Document):
-    """A file of a prepared set and what it contains."""
+    """A file of a prepared set and its contents."""
 
     file: FileName
     bytes: Count
@@ -43,23 +43,23 @@ class ListedFile(Document):
 
 
 class ListedShard(ListedFile):
-    """A shard as the manifest lists it."""
+    """A shard as listed in the manifest."""
 
     sha256: Sha256
     content_sha256: Sha256 | None = None
 
 
 class PackEntry(Document):
-    """What a manifest says only of a packed set."""
+    """Manifest fields of a packed set."""
 
     num_packs: Count
     max_tokens: Tokens
 
 
 class SetDescription(Document):
-    """What is written down about a prepared set of any format."""
+    """The common description of prepared sets of all formats."""
 
-    path: Path  # of the document
+    path: Path  # of this document
     vocabulary_sha256: Sha256 = Field(validation_alias=AliasPath("vocabulary", "sha256"))
     vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE, validation_alias=AliasPath("vocabulary", "size"))]
     max_seq_length: Tokens
@@ -72,16 +72,16 @@ class SetDescription(Document):
 
     @property
     def num_packs(self) -> int:
-        """0 of a set that is not packed."""
+        """Number of packs; 0 if the set is not packed."""
         return self.packs.num_packs if self.packs else 0
 
     @property
     def max_pack_tokens(self) -> int | None:
-        """None of a set that is not packed."""
+        """Slots of a pack; None if the set is not packed."""
         return self.packs.max_tokens if self.packs else None
 
     def check_files(self, files: Sequence[ListedFile], remedy: str) -> None:
-        """Raise UserError: a file is listed twice, or the totals are not the sums over the files."""
+        """Raise UserError if a file is listed twice, or the totals are not the sums over the files."""
         if len({entry.file for entry in files}) < len(files):
             raise UserError("data.damaged", self.path, "lists a file twice", remedy)
         sums = {key: sum(getattr(entry, key) for entry in files) for key in _TOTALS}
@@ -91,7 +91,7 @@ class SetDescription(Document):
 
 
 class Manifest(SetDescription):
-    """What ``manifest.json`` says."""
+    """The contents of ``manifest.json``."""
 
     sha256: Sha256  # of the manifest itself
     length_histogram: list[Count]
@@ -99,13 +99,13 @@ class Manifest(SetDescription):
 
     @property
     def num_bytes(self) -> int:
-        """Size of all shards."""
+        """Total size of all shards."""
         return sum(shard.bytes for shard in self.shards)
 
 
 def read_manifest(folder: Path | str) -> Manifest:
-    """Read the manifest of a prepared set: counts and vocabulary, no training data (allowed before run_start).
-    Raises UserError: no manifest, unreadable, another format, or fields that contradict each other."""
+    """Read the manifest of a prepared set, which is allowed before run_start. Raises UserError if it is missing,
+    unreadable, inconsistent, or has another format."""
     folder = Path(folder)
     path = folder / MANIFEST
     with reading(path):
@@ -135,12 +135,12 @@ def check_format(path: Path, document: Mapping[str, Any], name: str, version: in
 
 
 def no_folder(path: Path) -> str:
-    """Why a path that is no folder is refused."""
+    """Return the reason why ``path`` is rejected as a folder."""
     return "is a file, not a folder" if path.exists() else "there is no such folder"
 
 
 def make_folder(path: Path) -> None:
-    """Make an output folder, where it is not there. Raises UserError."""
+    """Create an output folder if it does not exist. Raises UserError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,19 +150,19 @@ def make_folder(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces. Raises UserError: it cannot be read."""
+    """Return the sha256 of a file, read in pieces. Raises UserError if it cannot be read."""
     plain_size(path)
     with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_md5(path: Path) -> str:
-    """MD5 of a file, read in pieces. Raises UserError: it cannot be read."""
+    """Return the MD5 of a file, read in pieces. Raises UserError if it cannot be read."""
     plain_size(path)
     with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """`write_atomically` of a document that people may read."""
+    """Write a document atomically as indented JSON."""
     write_atomically(path, json.dumps(document, indent=1) + "\n")

@@ -1,21 +1,20 @@
-"""Static masking and pair truncation of the benchmark's instance generator, as pure functions of a ``random.Random``.
+"""Masking: static as in the benchmark's instance generator, or dynamic, drawn each time a sequence is used.
 
-The order of random draws is part of the definition: the same generator state gives the same instance, draw by draw,
-as the benchmark's published generator (``create_pretraining_data``). Tokens are integers here; the published program
-works on strings, which draws the same numbers.
+Static masking and pair truncation are pure functions of a ``random.Random``. The order of random draws is part of the
+definition: from the same generator state they produce the same instance as the benchmark's published generator
+(``create_pretraining_data``). Tokens are integers here and strings there, which does not change the draws.
 
-Masks drawn when a sequence is used, anew each time: each token by itself, by the rule of BERT.
+Dynamic masking (`Masking`) treats each token independently, by BERT's rule. A token that is not special is chosen with
+probability p and must be predicted. Of the chosen tokens 80 % become [MASK], 10 % a random id of the vocabulary, and
+10 % stay. Their number varies and may be zero.
 
-A token that is not special is chosen with probability p. Of the chosen 80 % become [MASK], 10 % a random id of the
-whole vocabulary, 10 % stay; all chosen are to be predicted. So the number of chosen ones varies, down to none.
-
-The draws are counter-based: those of a token are a function of (seed, step, lane, position in the sequence), so they do
-not depend on which rank draws them. With M a mix of 64 bits (two rounds of xor-shift and multiplication by an odd
-number, the finalizer of SplitMix64 [Steele, Lea, Flood 2014]) and G = 2**64 / golden ratio:
+The draws are counter-based: a token's draws are a function of (seed, step, lane, position in the sequence), independent
+of the rank. With M a 64-bit mix (two rounds of xor-shift and multiplication by an odd number, the finalizer of
+SplitMix64 [Steele, Lea, Flood 2014]) and G = 2**64 / golden ratio:
 
     key  = M(M(M(seed) + step) + lane)
     draw = M(key + G (position + 1)): chosen if its upper 32 bits are below p 2**32
-    what = M(draw + G): its upper 32 bits decide between the three, its lower 32 which id
+    what = M(draw + G): its upper 32 bits select the replacement, its lower 32 bits the random id
 
 Legend: S sequences, T tokens.
 """
@@ -32,25 +31,26 @@ import numpy as np
 
 from mlbert.data.formats.ragged import Ragged
 
-# Of the benchmark's generator: share of a sequence's tokens that it masks, and most of them.
+# Of the benchmark's generator: share of a sequence's tokens that it masks, and their maximum number.
 MASKED_SHARE = 0.15
 MAX_PREDICTIONS = 76
 
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """What masking needs to know of the vocabulary and of the benchmark's options."""
+    """Parameters of static masking: the benchmark's options and the vocabulary's special ids."""
 
     masked_lm_prob: float  # share of a sequence's tokens to predict
-    max_predictions: int  # upper limit of predictions in one sequence, tokens
+    max_predictions: int  # maximum predictions per sequence, tokens
     mask_id: int
-    cls_id: int  # as [SEP] never masked
+    cls_id: int  # never masked, like [SEP]
     sep_id: int
     vocab_size: int  # random replacements are drawn from ids 0 to vocab_size - 1
 
 
 def shuffle(items: list[Any], rng: random.Random) -> None:
-    """``rng.shuffle(items)`` with the rejection sampling written out: same draws, same result, half the time."""
+    """Shuffle like ``rng.shuffle(items)``, with the same draws and result in half the time: rejection sampling is
+    inlined."""
     getrandbits = rng.getrandbits
     for i in range(len(items) - 1, 0, -1):
         bits = (i + 1).bit_length()
@@ -61,7 +61,7 @@ def shuffle(items: list[Any], rng: random.Random) -> None:
 
 
 def num_predictions(length: int, rule: MaskingRule) -> int:
-    """How many of ``length`` tokens are predicted; Python's rounding (half to even) is part of the rule."""
+    """Return how many of ``length`` tokens are predicted; Python's rounding (half to even) is part of the rule."""
     return min(rule.max_predictions, max(1, round(length * rule.masked_lm_prob)))
 
 
@@ -93,11 +93,13 @@ def mask_tokens(tokens: list[int], rule: MaskingRule, rng: random.Random) -> tup
 def truncate_pair(
     first: Sequence[int], second: Sequence[int], max_tokens: int, rng: random.Random
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Cut two sentences to ``max_tokens`` together: one token at a time from the longer (the second when equal),
-    from its front or its back with equal chance.
+    """Truncate a pair of sentences to ``max_tokens`` in total.
+
+    Removes one token at a time from the longer sentence (the second if equal), from the front or back with equal
+    probability.
 
     Returns:
-        (first, second), cut copies.
+        (first, second), truncated copies.
     """
     starts, ends = [0, 0], [len(first), len(second)]
     excess = len(first) + len(second) - max_tokens
@@ -119,13 +121,13 @@ _TO_MASK, _TO_MASK_OR_RANDOM = np.uint64(round(0.8 * 2**32)), np.uint64(round(0.
 
 @dataclass(frozen=True)
 class Masking:
-    """The rule for one vocabulary.
+    """Dynamic masking for one vocabulary.
 
     Args:
         special_ids: never chosen.
         mask_id: id of [MASK].
-        vocab_size: random ids are below it.
-        seed: same seed, same masks; from 0 to 2**64 - 1.
+        vocab_size: exclusive upper bound of random ids.
+        seed: from 0 to 2**64 - 1; the same seed gives the same masks.
     """
 
     special_ids: Sequence[int]
@@ -139,11 +141,11 @@ class Masking:
         Args:
             tokens: uint16 [T]; not changed.
             offsets: int64 [S+1], sequence s holds tokens[offsets[s]:offsets[s+1]].
-            step: of the draws, 0 or more.
-            lanes: int64 [S], names each sequence within the step.
-            rate: probability of a token to be chosen.
+            step: for the draws, 0 or more.
+            lanes: int64 [S], identifies each sequence within the step.
+            rate: probability that a token is chosen.
 
-        Returns sequences of one segment, each its own, with no random next sentence.
+        Returns single-segment sequences without random next sentences.
         """
         lengths = np.diff(offsets)
         keys = _mixed(_mixed(_mixed(np.asarray([self.seed], np.uint64)) + np.uint64(step)) + lanes.astype(np.uint64))
@@ -178,7 +180,7 @@ class Masking:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """uint64 to uint64, any shape; one to one."""
+    """Mix uint64 values of any shape, bijectively."""
     for shift, factor in _ROUNDS:
         values = values ^ (values >> shift)
         values *= factor

@@ -1,14 +1,13 @@
-"""Reads MosaicML Streaming's MDS sets ("Mosaic data shard", version 2): any sample, from memory maps of the shards.
+"""Reader and writer of MosaicML Streaming's MDS sets ("Mosaic data shard", version 2).
 
 A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the samples. A sample is the
-uint32 sizes of those columns whose values have no fixed size, then the values of all columns. Everything is
-little-endian; `mlbert.data.formats.mds_index` has the values, `mlbert.data.formats.mds_index` the index.
+uint32 sizes of the columns without a fixed size, then the values of all columns. Everything is little-endian.
+`mlbert.data.formats.mds_index` encodes values and parses the index.
+
+The reader maps shards into memory and returns samples in any order. The writer produces the same bytes as MosaicML
+Streaming; compressed files depend on the version of Zstandard, everything else only on samples and settings.
 
 Legend: N samples, F shards.
-
-Writes MDS sets: the shards that `mlbert.data.formats.mds` reads, byte for byte those of MosaicML Streaming.
-
-What is compressed depends on the version of Zstandard; everything else on the samples and settings alone.
 """
 
 from __future__ import annotations
@@ -49,20 +48,20 @@ _RESTORE = "Restore the file, or write the set again"
 
 
 class MdsReader:
-    """An opened set. A shard is checked against its checksums when its first sample is read; reading is thread-safe.
+    """An opened set. A shard's checksums are verified when its first sample is read. Thread-safe.
 
     Args:
-        folder: a path, or a URL: ``file``, ``http`` and ``https``, or any scheme that fsspec knows.
-        cache: folder on this machine that shards are copied to as they are needed, and decompressed; several processes
-            may share it, sets may not. None: shards are read where they lie, which must be here and not compressed.
+        folder: a path, or a URL: ``file``, ``http`` and ``https``, or any scheme supported by fsspec.
+        cache: local folder to which shards are copied and decompressed on demand. Processes may share it, but each set
+            needs a separate one. Without it, shards are read in place and must be local and uncompressed.
 
     Attributes:
-        columns: from name to encoding, sorted as in the samples.
+        columns: encoding of each column by name, in the order in the samples.
         shard_sizes: int64 [F], samples of each shard.
-        shards: what the index says of each shard.
+        shards: the index entry of each shard.
         identity: SHA-256 of the index.
 
-    Raises UserError: no such set, a damaged index, or a cache that cannot be used.
+    Raises UserError if there is no such set, its index is damaged, or the cache cannot be used.
     """
 
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
@@ -85,12 +84,12 @@ class MdsReader:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Number of samples (N)."""
+        """Return the number of samples (N)."""
         return self._first[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Sample ``index`` (0 to N - 1) by the names of its columns; arrays are read-only. Raises IndexError: there is
-        no such sample; UserError: its shard or the sample is missing or damaged, or cannot be fetched."""
+        """Return the values of sample ``index`` (0 to N - 1) by column name; arrays are read-only. Raises IndexError,
+        or UserError if its shard is missing or damaged, or cannot be fetched."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect.bisect_right(self._first, index) - 1
@@ -102,20 +101,18 @@ class MdsReader:
             raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", _RESTORE) from None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All samples in the order of the set."""
+        """Iterate over all samples in the order of the set."""
         return (self[index] for index in range(len(self)))
 
     def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """All samples of shard ``number`` as they are stored: uint8 [bytes], read-only, and int64 [samples+1], where
-        each begins. Raises UserError: the shard is missing or damaged, or cannot be fetched."""
+        """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and the start of each,
+        int64 [samples+1]. Raises UserError if the shard is missing or damaged, or cannot be fetched."""
         shard = self._opened.get(number) or self._open(number)
         return shard.samples()
 
     def _read_index(self) -> bytes:
         if self._folder is None:
-            raise UserError(
-                "config.conflict", self._remote, "lies on another machine", "Give a cache folder on this one"
-            )
+            raise UserError("config.conflict", self._remote, "is on another machine", "Give a cache folder on this one")
         path = self._folder / INDEX
         with reading(path):
             return path.read_bytes()
@@ -133,7 +130,7 @@ class MdsReader:
         assert self._folder is not None
         path = self._folder / shard.raw.name
         if shard.zipped and not path.exists() and (self._folder / shard.zipped.name).exists():
-            reason = "is compressed, and only decompressed shards are read where they lie"
+            reason = "is compressed, and only uncompressed shards can be read in place"
             raise UserError("config.missing", self._folder / shard.zipped.name, reason, "Give a cache folder")
         try:
             check_file(path, shard.raw)
@@ -142,7 +139,7 @@ class MdsReader:
         return path
 
     def _decode(self, data: bytes) -> dict[str, Any]:
-        """Raises ValueError."""
+        """Return the values of one sample; raises ValueError if it is damaged."""
         start = self._sizes.size
         if len(data) < start:
             raise ValueError("the sizes of its columns are missing")
@@ -162,7 +159,7 @@ class MdsReader:
 
 
 class _Shard:
-    """One shard's file, mapped. Raises UserError: its offsets are not those of so many samples."""
+    """One shard's mapped file. Raises UserError if its offsets do not match ``num_samples``."""
 
     def __init__(self, path: Path, num_samples: int) -> None:
         self.path = path
@@ -180,12 +177,12 @@ class _Shard:
             raise UserError("data.damaged", path, "has offsets that fall or lie outside of the file", _RESTORE)
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of all samples, and where each begins in them."""
+        """Return the bytes of all samples, and the start of each."""
         edges = self._offsets.astype(np.int64)
         return self._content[edges[0] :], edges - edges[0]
 
     def sample(self, place: int) -> bytes:
-        """The bytes of one sample."""
+        """Return the bytes of one sample."""
         return self._content[self._offsets[place] : self._offsets[place + 1]].tobytes()
 
 
@@ -194,17 +191,17 @@ _DEFAULT_LEVEL = 3
 
 
 class MdsWriter:
-    """Writes samples into a folder; a context manager. index.json, without which there is no set, comes last, and only
-    when the block raises nothing.
+    """Context manager that writes samples into a folder. It writes index.json, which completes the set, at the end, and
+    only if the block raises nothing.
 
     Args:
-        folder: is made; must not hold an index yet.
-        columns: from name to encoding; stored sorted by name.
-        size_limit: bytes of a shard before compression, at most, unless a single sample is larger.
+        folder: created if needed; must not have an index.
+        columns: encoding of each column by name; stored sorted by name.
+        size_limit: maximum bytes of a shard before compression, unless a single sample is larger.
         compression: None, "zstd" or "zstd:LEVEL".
-        hashes: algorithms of `hashlib`; with the package xxhash also its own.
+        hashes: algorithms of `hashlib`, or of the package xxhash if installed.
 
-    Raises UserError: a column, hash or compression that is not known, or a folder that cannot be written.
+    Raises UserError if a column, hash or compression is unknown, or the folder cannot be written.
     """
 
     def __init__(
@@ -226,7 +223,7 @@ class MdsWriter:
             _hasher(algorithm)
         if not 0 < size_limit <= _MOST_BYTES:
             raise UserError(
-                "config.range", f"size_limit {size_limit}", "is no size of a shard", f"Use 1 to {_MOST_BYTES}"
+                "config.range", f"size_limit {size_limit}", "is not a valid shard size", f"Use 1 to {_MOST_BYTES}"
             )
         self._size_limit = size_limit
         self._settings: dict[str, Any] = {
@@ -245,7 +242,7 @@ class MdsWriter:
         self._shards: list[ShardInfo] = []
         make_folder(self._folder)
         if (self._folder / INDEX).exists():
-            raise UserError("file.exists", self._folder, f"has an {INDEX} already", "Choose an empty folder")
+            raise UserError("file.exists", self._folder, f"already has an {INDEX}", "Choose an empty folder")
 
     def __enter__(self) -> MdsWriter:
         return self
@@ -255,8 +252,8 @@ class MdsWriter:
             self.finish()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: a value of every column. Raises UserError: one is missing, unknown or of another kind, or a
-        shard cannot be written."""
+        """Add one sample with a value for every column. Raises UserError if a value is missing, unknown or of the wrong
+        type, or if a shard cannot be written."""
         if set(sample) != set(self._columns):
             differing = ", ".join(sorted(set(sample) ^ set(self._columns)))
             raise UserError(
@@ -279,7 +276,7 @@ class MdsWriter:
         self._bytes += len(data)
 
     def finish(self) -> None:
-        """Write the last shard and the index. Raises UserError: there was no sample, or it cannot be written."""
+        """Write the last shard and the index. Raises UserError if there are no samples or writing fails."""
         if self._samples:
             self._write_shard()
         if not self._shards:
@@ -320,7 +317,7 @@ class MdsWriter:
 
 
 def _hasher(algorithm: str) -> Hasher:
-    """Raises UserError: there is none of this name, or not here."""
+    """Return a new hasher. Raises UserError if the algorithm is unknown or not installed."""
     try:
         hasher = new_hasher(algorithm)
     except ValueError:
@@ -333,7 +330,8 @@ def _hasher(algorithm: str) -> Hasher:
 
 
 def _level(compression: str | None) -> int | None:
-    """Of Zstandard; None without compression. Raises UserError: another form, or Zstandard is not installed."""
+    """Return the Zstandard level, or None without compression. Raises UserError if it is invalid, or if Zstandard is
+    not installed."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")

@@ -1,7 +1,8 @@
-"""Files of an MDS set: checked against the index, unpacked, and fetched from elsewhere to a cache folder.
+"""Files of an MDS set: verified against the index, decompressed, and fetched to a cache folder.
 
-A cache folder holds index.json and shards as they are read, under the names of the set, so that it is itself a set.
-Processes and ranks may share it: a file gets its name when it is whole and checked, and one process at a time makes it.
+A cache folder has index.json and the uncompressed shards under the names of the set, so that it is itself a set.
+Processes may share it: a file is renamed to its final name when it is complete and verified, and only one process at a
+time makes it.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ _EXTRA = "Install it: pip install 'mlbert[streaming]'"
 
 
 class Readable(Protocol):
-    """What bytes come from."""
+    """A source of bytes."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Damaged(Exception):
-    """A file's bytes are not those that the index names; the message follows the file's name."""
+    """A file does not match the index; the message is phrased to follow the file's name."""
 
 
 class Checked:
-    """Passes the bytes of ``source`` on, no more than ``file`` may have, and compares them with what the index says.
-    Algorithms that are not to be had are left out. Both methods raise Damaged."""
+    """Reads from ``source`` and verifies size and checksums against the index entry ``file``. Skips algorithms that are
+    not available. Both methods raise Damaged."""
 
     def __init__(self, source: Readable, file: FileInfo) -> None:
         self._source, self._file, self._count = source, file, 0
@@ -57,7 +58,7 @@ class Checked:
         return piece
 
     def finish(self) -> None:
-        """Read what is left, and compare."""
+        """Read the rest and verify it."""
         while self.read():
             pass
         if self._count < self._file.num_bytes:
@@ -68,7 +69,7 @@ class Checked:
 
 
 def zstandard_module() -> ModuleType:
-    """Raises UserError: it is not installed."""
+    """Return the module zstandard. Raises UserError if it is not installed."""
     try:
         import zstandard
     except ImportError:
@@ -79,13 +80,13 @@ def zstandard_module() -> ModuleType:
 
 
 def check_file(path: Path, file: FileInfo) -> None:
-    """Compare a file with the index. Raises Damaged, and UserError: it cannot be read."""
+    """Verify a file against the index. Raises Damaged if it differs, UserError if it cannot be read."""
     with reading(path), path.open("rb") as source:
         Checked(source, file).finish()
 
 
 def local_folder(remote: str) -> Path | None:
-    """The folder that a path or a ``file://`` address names; None for addresses of other machines."""
+    """Return the folder of a path or ``file://`` URL, or None for other URLs."""
     parts = urlsplit(remote)
     if "://" not in remote:
         return Path(remote)
@@ -93,7 +94,7 @@ def local_folder(remote: str) -> Path | None:
 
 
 def address(remote: str, name: str) -> str:
-    """Where a file of a set lies, as a path or URL."""
+    """Return the path or URL of a file of a set."""
     folder = local_folder(remote)
     if folder is not None:
         return str(folder / name)
@@ -101,7 +102,7 @@ def address(remote: str, name: str) -> str:
 
 
 class _Remote:
-    """A file of any machine, whose errors are UserErrors that name it. ``file`` is what was opened."""
+    """An open file at a path or URL; converts errors to UserErrors that name it."""
 
     def __init__(self, url: str, file: BinaryIO) -> None:
         self._url, self._file = url, file
@@ -113,7 +114,7 @@ class _Remote:
 
 @contextmanager
 def _fetching(url: str) -> Iterator[None]:
-    """Makes a UserError of any error but a UserError: each service has its own kinds."""
+    """Convert any other exception to a UserError, because each service has its own exception types."""
     try:
         yield
     except UserError:
@@ -128,7 +129,7 @@ def _fetching(url: str) -> Iterator[None]:
 
 @contextmanager
 def open_remote(url: str) -> Iterator[Readable]:
-    """Open a path or URL to read. Raises UserError: it cannot be had; also while it is read."""
+    """Open a path or URL for reading. Raises UserError if opening, or later reading, fails."""
     with contextlib.ExitStack() as stack:
         with _fetching(url):
             file = stack.enter_context(_open(url))
@@ -151,15 +152,15 @@ def _open(url: str) -> Any:
 
 
 def fetch_index(remote: str, cache: Path) -> bytes:
-    """index.json of a set, put into its cache folder, too. Raises UserError: it cannot be fetched, the folder holds
-    another set, or cannot be written."""
+    """Return index.json of a set and store it in the cache folder. Raises UserError if it cannot be fetched, or if the
+    folder has another set or cannot be written."""
     with open_remote(address(remote, INDEX)) as source:
         raw = source.read()
     make_folder(cache)
     path = cache / INDEX
     if not path.exists():
         with _locked(path):
-            if not path.exists():  # nor did another process make it meanwhile
+            if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
     with reading(path):
         if path.read_bytes() != raw:
@@ -170,15 +171,15 @@ def fetch_index(remote: str, cache: Path) -> bytes:
 
 
 def cached_shard(remote: str, cache: Path, shard: ShardInfo) -> Path:
-    """A shard's file in the cache folder, checked; fetched and unpacked where it is not there or damaged.
-    Raises UserError: it cannot be fetched or written, or is damaged however often it is fetched."""
+    """Return the path of a shard in the cache folder, fetching and decompressing it if it is missing or damaged. Raises
+    UserError if it cannot be fetched or written, or is damaged after every attempt."""
     path = cache / shard.raw.name
     if _is_whole(path, shard.raw):
         return path
     make_folder(path.parent)
     url = address(remote, (shard.zipped or shard.raw).name)
     with _locked(path):
-        if _is_whole(path, shard.raw):  # another process made it meanwhile
+        if _is_whole(path, shard.raw):  # another process made it in the meantime
             return path
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -201,7 +202,7 @@ def _is_whole(path: Path, file: FileInfo) -> bool:
 
 
 def _copy(source: Readable, shard: ShardInfo, target: BinaryIO) -> None:
-    """Copy a shard as it is stored to the form in which it is read, and check both. Raises Damaged."""
+    """Copy a stored shard to its uncompressed form and verify both. Raises Damaged."""
     if shard.zipped is None:
         raw = Checked(source, shard.raw)
         shutil.copyfileobj(raw, target, _PIECE)
@@ -220,8 +221,8 @@ def _copy(source: Readable, shard: ShardInfo, target: BinaryIO) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds other threads and processes back that make the same file. Raises UserError: the folder cannot be written or
-    has no locks."""
+    """Lock out other threads and processes that make the same file. Raises UserError if the folder is not writable or
+    does not support locks."""
     lock = path.with_name(f".{path.name}.lock")
     with contextlib.ExitStack() as stack:
         try:

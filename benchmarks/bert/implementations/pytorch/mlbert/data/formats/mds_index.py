@@ -1,11 +1,7 @@
-"""The index.json of an MDS set: which shards there are, with which columns and checksums.
-
-Format: version 2 of MosaicML Streaming's MDS.
-
-Values of an MDS sample as bytes: one `Column` for each encoding. Pickled ones are refused.
+"""The index.json of an MDS set (shards, columns, checksums), and the encodings of values in samples.
 
 Formats: documentation of MosaicML Streaming ("Dataset format", "Supported encodings"), version 2 of MDS. Numbers are
-little-endian. Arrays that say their own dtype or shape begin with them:
+little-endian. Pickled values are rejected. Arrays without a fixed dtype or shape start with these:
 
 =====================  ======================================================================
 ``ndarray:D:2,3``      the values
@@ -51,10 +47,10 @@ _MOST_AXES = 63
 
 @dataclass(frozen=True)
 class Column:
-    """One encoding. ``encode`` and ``decode`` raise ValueError (in words that follow a column's name) or an error of
-    Python's own conversions; see `CONVERSION_ERRORS`."""
+    """An encoding. ``encode`` and ``decode`` raise ValueError, phrased to follow a column's name, or another of
+    `CONVERSION_ERRORS`."""
 
-    size: int | None  # bytes of every value; None where each has its own
+    size: int | None  # bytes of every value; None if it varies
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
@@ -63,7 +59,8 @@ CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, ArithmeticError, KeyE
 
 
 def column(encoding: str) -> Column:
-    """The column of an encoding. Raises ValueError: there is none; the words follow "has encoding ..."."""
+    """Return the column for an encoding. Raises ValueError, phrased to follow "has encoding ...", if it is not
+    supported."""
     name, _, details = encoding.partition(":")
     if encoding in _PLAIN:
         return _PLAIN[encoding]
@@ -77,7 +74,7 @@ def column(encoding: str) -> Column:
 
 
 def _checked(kinds: type | tuple[type, ...], encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """``encode`` of values of these kinds only."""
+    """Wrap ``encode`` to accept only values of these types."""
 
     def of_kind(value: Any) -> bytes:
         if not isinstance(value, kinds):
@@ -115,7 +112,7 @@ _PLAIN = {
 
 
 def _scalar(dtype: np.dtype) -> Column:
-    """One number; decoded as NumPy's scalar."""
+    """Return the column for one number, decoded as a NumPy scalar."""
 
     whole = dtype.kind in "iu"
 
@@ -129,7 +126,7 @@ def _scalar(dtype: np.dtype) -> Column:
 
 
 def _array_column(details: str) -> Column:
-    """``details`` is what follows ``ndarray:``. Arrays are decoded read-only."""
+    """Return the column for arrays; ``details`` follows ``ndarray:``. Decoded arrays are read-only."""
     name, _, extents = details.partition(":")
     if name and name not in _DTYPE_CODES:
         raise ValueError("which is not supported")
@@ -138,7 +135,7 @@ def _array_column(details: str) -> Column:
     if extents:
         fixed_shape = tuple(int(extent) for extent in extents.split(",") if extent.isdecimal())
         if len(fixed_shape) != extents.count(",") + 1 or 0 in fixed_shape:
-            raise ValueError("whose shape is not one of numbers above 0")
+            raise ValueError("whose shape is not a list of positive numbers")
 
     def encode(array: np.ndarray) -> bytes:
         dtype, shape = array.dtype, array.shape
@@ -168,7 +165,7 @@ def _shape_bytes(shape: tuple[int, ...]) -> bytes:
 
 
 def _read_shape(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    """The extents that begin at ``start``, and where the values begin."""
+    """Return the extents that begin at ``start``, and the start of the values."""
     axes, width = data[start] >> 2, 1 << (data[start] & 3)
     end = start + 1 + axes * width
     return tuple(np.frombuffer(data[start + 1 : end], f"<u{width}", axes).tolist()), end
@@ -181,7 +178,7 @@ _RESTORE = "Restore the file, or write the set again"
 
 
 class Hasher(Protocol):
-    """As the objects of `hashlib`."""
+    """The interface of `hashlib` objects."""
 
     def update(self, data: Any) -> None: ...
 
@@ -189,8 +186,8 @@ class Hasher(Protocol):
 
 
 def new_hasher(algorithm: str) -> Hasher | None:
-    """None where this algorithm is not to be had: xxHash needs the package xxhash.
-    Raises ValueError: no checksum of a fixed size has this name."""
+    """Return a new hasher, or None if the algorithm needs the package xxhash and it is not installed. Raises ValueError
+    if no checksum of a fixed size has this name."""
     if algorithm in XXHASH:
         try:
             import xxhash
@@ -215,23 +212,23 @@ def _known(algorithm: str) -> str:
 
 
 class FileInfo(Document):
-    """A file as the index lists it."""
+    """A file as listed in the index."""
 
     name: Annotated[str, AfterValidator(_inside)] = Field(alias="basename")  # path from the folder of the set
     num_bytes: Count = Field(alias="bytes")
-    hashes: dict[Annotated[str, AfterValidator(_known)], str]  # from algorithm to hexadecimal digits
+    hashes: dict[Annotated[str, AfterValidator(_known)], str]  # algorithm -> hexadecimal digest
 
 
 class ShardInfo(Document):
-    """A shard as the index lists it."""
+    """A shard as listed in the index."""
 
     column_names: list[str]
     column_encodings: list[str]
     column_sizes: list[int | None]
     compression: Annotated[str, Field(pattern="^(zstd(:.*)?)?$")] | None
     num_samples: Annotated[int, Field(ge=1)] = Field(alias="samples")
-    raw: FileInfo = Field(alias="raw_data")  # what is read
-    zipped: FileInfo | None = Field(alias="zip_data")  # what is stored if the shard is compressed with Zstandard
+    raw: FileInfo = Field(alias="raw_data")  # the uncompressed file
+    zipped: FileInfo | None = Field(alias="zip_data")  # the stored file if the shard is compressed with Zstandard
 
 
 class _ShardFormat(Document):
@@ -248,15 +245,15 @@ class _Shards(Document):
 
 
 class MdsIndex(NamedTuple):
-    """What index.json says."""
+    """The contents of index.json."""
 
-    columns: dict[str, str]  # from name to encoding, as they follow each other in a sample
+    columns: dict[str, str]  # name -> encoding, in the order in a sample
     shards: list[ShardInfo]
 
 
 def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
-    """Read an index; ``path`` is for messages. Raises UserError: it is no index of an MDS set of version 2, contradicts
-    itself, or has a column that cannot be read."""
+    """Parse an index; ``path`` is for messages. Raises UserError if it is inconsistent, not the index of an MDS set of
+    version 2, or has an unsupported column."""
     document = parse_object(path, raw, _RESTORE)
     formats = {(shard.format, shard.version) for shard in parse_model(_Formats, document, path, _RESTORE).shards}
     if not formats:
@@ -286,7 +283,7 @@ def _columns(path: Path | str, names: list[str], encodings: list[str], sizes: li
 
 
 def decoders(subject: Path | str, columns: Mapping[str, str]) -> dict[str, Column]:
-    """The `Column` of each, from names to encodings. Raises UserError: one cannot be read; names ``subject``."""
+    """Return the `Column` of each encoding by name. Raises UserError naming ``subject`` if one is not supported."""
     found = {}
     for name, encoding in columns.items():
         try:

@@ -1,8 +1,8 @@
-"""Which sample of an MDS set comes when: the elastically deterministic order of MosaicML Streaming.
+"""The order of an MDS set's samples: the elastically deterministic order of MosaicML Streaming.
 
-An epoch's order depends on the sizes of the shards, the seed, the epoch and the number of canonical nodes alone.
-Any world whose nodes divide the canonical nodes, or are a multiple of them, takes the same samples in the same global
-batch, and can go on after any batch of an epoch that another world began, as long as its global batch is as large.
+An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of canonical nodes. If the
+number of nodes divides the canonical nodes, or is a multiple of them, every world takes the same samples in the same
+global batch. It can therefore continue another world's epoch after any batch if the global batch size is the same.
 
 Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API reference of its
 ``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13; ``py1b`` of version 0.7. The draws are
@@ -22,19 +22,19 @@ import numpy as np
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 
-SEED = 9176  # Streaming's own
+SEED = 9176  # Streaming's default
 _PADDING = -1
 _LEAST_BLOCK = 2  # samples: a shorter block has no sizes to draw from
 
 
 @dataclass(frozen=True)
 class StreamWorld:
-    """Who shares the samples."""
+    """The processes that share the samples."""
 
     nodes: int = 1
     ranks_per_node: int = 1
     workers_per_rank: int = 1
-    batch_size: int = 1  # samples that a worker takes at a time: a rank's batch
+    batch_size: int = 1  # samples of a rank's batch, which a worker takes at a time
 
 
 def sample_order(
@@ -48,20 +48,20 @@ def sample_order(
     seed: int = SEED,
     block_size: int | None = None,
 ) -> np.ndarray:
-    """Samples of one epoch, as every worker takes them.
+    """Return the samples of one epoch for every worker.
 
     Args:
         shard_sizes: int [F], samples of each shard, 1 or more.
-        shuffle: a name of `SHUFFLES`, or None for the order of the set.
-        first: samples of this epoch, over all ranks, that were taken before; rounded down to a multiple of P.
-        canonical_nodes: K, which must stay the same when a run goes on with other nodes.
-        block_size: samples that py1b, py1br and py1e mix; None: Streaming's max(4,000,000 / K, 262,144).
+        shuffle: a name in `SHUFFLES`, or None for the order of the set.
+        first: samples of this epoch already used, over all ranks; rounded down to a multiple of P.
+        canonical_nodes: K, which must stay the same when a run continues on another number of nodes.
+        block_size: samples that py1b, py1br and py1e mix; by default Streaming's max(4,000,000 / K, 262,144).
 
     Returns:
-        int64 [P, R, W, batches, B]. Where N cannot be divided evenly, some samples come twice; -1 is no sample.
+        int64 [P, R, W, batches, B]. If N cannot be divided evenly, some samples occur twice. -1 is padding.
 
-    Raises UserError: an unknown shuffle, numbers of nodes that do not divide each other, fewer samples than canonical
-    nodes, or ``first`` is not below N.
+    Raises UserError if the shuffle is unknown, neither of K and P divides the other, there are fewer samples than
+    canonical nodes, or ``first`` is not below N.
     """
     places = partition(int(np.sum(shard_sizes)), world, canonical_nodes, first)
     if shuffle is None:
@@ -77,10 +77,11 @@ def sample_order(
 
 
 def partition(num_samples: int, world: StreamWorld, canonical_nodes: int, first: int = 0) -> np.ndarray:
-    """Places of an epoch's order (0 to N - 1), as every worker takes them; result and errors as `sample_order`.
+    """Return the places of an epoch's order (0 to N - 1) for every worker; result and errors as `sample_order`.
 
-    The order is cut into K rows; these are read column by column, and everything is dealt out in turn: to the nodes,
-    of a node to its ranks, and of a rank in batches to its workers. Rows and ranks that are short repeat samples."""
+    The order is cut into K rows and read column by column. Places are assigned round-robin to the nodes, within a node
+    to its ranks, and within a rank, in batches, to its workers. Rows and ranks that are short repeat samples.
+    """
     nodes, ranks = world.nodes, world.ranks_per_node
     if nodes % canonical_nodes and canonical_nodes % nodes:
         reason = f"neither divides nor is divided by the {nodes} nodes"
@@ -104,8 +105,8 @@ def partition(num_samples: int, world: StreamWorld, canonical_nodes: int, first:
 
 
 def _rows(num_samples: int, canonical_nodes: int, nodes: int) -> np.ndarray:
-    """int64 [K, columns]: row k holds the places from floor(N k / K) to before floor(N (k+1) / K). A row that is one
-    short ends with its last place twice. Where P > K, columns are repeated until P / K divides their number."""
+    """Return int64 [K, columns]; row k has the places from floor(N k / K) up to floor(N (k+1) / K), exclusive. A row
+    that is one short repeats its last place. If P > K, columns are repeated until P / K divides their number."""
     edges = np.arange(canonical_nodes + 1) * num_samples // canonical_nodes
     columns = -(-num_samples // canonical_nodes)
     rows = np.minimum(edges[:-1, None] + np.arange(columns), edges[1:, None] - 1)
@@ -120,8 +121,8 @@ def _rows(num_samples: int, canonical_nodes: int, nodes: int) -> np.ndarray:
 
 
 def _to_fill_ranks(by_node: np.ndarray, ranks: int) -> np.ndarray:
-    """Places (int64 [P, n]) that a node's ranks repeat so that all have as many: those shortly before the last R - 1;
-    with hardly any samples, those of the beginning, over and over."""
+    """Return the places (int64 [P, n]) to repeat so that all ranks of a node have equally many: those just before the
+    last R - 1, or with very few samples, the first ones cyclically."""
     size = by_node.shape[1]
     missing = -size % ranks
     end = size + 1 - ranks
@@ -132,30 +133,30 @@ def _to_fill_ranks(by_node: np.ndarray, ranks: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Spans:
-    """Shards in a shuffled order, cut where canonical nodes meet: pieces of neighbouring samples."""
+    """Shards in a shuffled order, cut at the boundaries of canonical nodes into pieces of consecutive samples."""
 
     starts: np.ndarray  # int64 [pieces], first sample
     sizes: np.ndarray  # int64 [pieces], samples
-    first: np.ndarray  # int64 [K+1], canonical node k has the pieces first[k] to before first[k+1]
+    first: np.ndarray  # int64 [K+1], canonical node k has the pieces first[k] up to first[k+1], exclusive
 
     def node(self, node: int) -> slice:
         return slice(self.first[node], self.first[node + 1])
 
     def shuffled_in_nodes(self, generator: np.random.Generator) -> _Spans:
-        """The same pieces, those of each node in a random order."""
+        """Return the pieces with those of each node in a random order."""
         order = np.arange(len(self.starts))
         for node in range(len(self.first) - 1):
             generator.shuffle(order[self.node(node)])
         return _Spans(self.starts[order], self.sizes[order], self.first)
 
     def samples(self) -> np.ndarray:
-        """int64 [N], samples piece by piece."""
+        """Return int64 [N], the samples piece by piece."""
         offsets = offsets_of(self.sizes)
         return np.arange(offsets[-1]) + np.repeat(self.starts - offsets[:-1], self.sizes)
 
 
 def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> _Spans:
-    """The shards in this ``order`` (int64 [F]), cut where the canonical nodes meet."""
+    """Return the shards in this ``order`` (int64 [F]), cut at the boundaries of canonical nodes."""
     borders = offsets_of(shard_sizes[order])
     edges = np.arange(canonical_nodes + 1) * borders[-1] // canonical_nodes
     cuts = np.union1d(borders, edges)
@@ -167,8 +168,8 @@ def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> 
 def _epoch_spans(
     shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int
 ) -> tuple[_Spans, np.random.Generator]:
-    """Pieces of one epoch and the generator that drew their order. Which node has which piece is by the seed alone, so
-    that a node needs the same shards in every epoch."""
+    """Return the pieces of one epoch and the generator that drew their order. The assignment to nodes depends only on
+    the seed, so that a node needs the same shards in every epoch."""
     order = np.arange(len(shard_sizes))
     np.random.default_rng(seed).shuffle(order)
     generator = np.random.default_rng(seed + epoch)
@@ -176,12 +177,12 @@ def _epoch_spans(
 
 
 def _naive(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """All samples in one random order."""
+    """Shuffle all samples."""
     return np.random.default_rng(seed + epoch).permutation(int(shard_sizes.sum()))
 
 
 def _py1s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """Samples shuffled within each piece."""
+    """Shuffle samples within each piece."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     _shuffle_each(samples, spans.sizes, generator)
@@ -189,13 +190,13 @@ def _py1s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
 
 
 def _py2s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """Samples shuffled within each shard, by the seed, before it is cut, and again within each piece."""
+    """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
     order = np.arange(len(shard_sizes))
     fixed, generator = np.random.default_rng(seed), np.random.default_rng(seed + epoch)
     fixed.shuffle(order)
     scattered = _spans(shard_sizes, order, 1).samples()
     _shuffle_each(scattered, shard_sizes[order], fixed)
-    # Pieces are of `scattered` now, in its order.
+    # From here on, pieces index `scattered`.
     spans = _spans(shard_sizes[order], np.arange(len(order)), canonical_nodes)
     pieces = []
     for node in range(canonical_nodes):
@@ -209,7 +210,7 @@ def _py2s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
 
 
 def _py1b(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """Samples shuffled within blocks of each canonical node."""
+    """Shuffle samples within blocks of each canonical node."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     for begin, end in _node_ranges(spans):
@@ -219,8 +220,8 @@ def _py1b(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
 
 
 def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """As py1b, with blocks of 3/4 to 5/4 the size that begin up to 3/4 of a block earlier; so a node's second block may
-    overlap its first."""
+    """Shuffle as py1b, with blocks of 3/4 to 5/4 the size that start up to 3/4 of a block earlier, so that a node's
+    second block may overlap its first."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     least, most = _block_sizes(block_size)
@@ -232,14 +233,14 @@ def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int,
             block = slice(max(begin, done - shift), min(end, done + size - shift))
             blocks.append(block)
             done += block.stop - block.start
-        for block in blocks:  # only now: all sizes of a node are drawn before its samples are shuffled
+        for block in blocks:  # separate loop, because all sizes of a node are drawn before any shuffling
             generator.shuffle(samples[block])
     return samples
 
 
 def _py1e(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """Samples shuffled within each piece; then each moves by a uniform draw, so that a piece spreads over a block of
-    3/4 to 5/4 the size, within its node. A piece that is larger than its block stays."""
+    """Shuffle samples within each piece, then shift each by a uniform draw, so that a piece spreads over a block of 3/4
+    to 5/4 the size within its node. A piece larger than its block is not spread."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     for node, (begin, end) in enumerate(_node_ranges(spans)):
@@ -265,17 +266,17 @@ def _shuffle_each(samples: np.ndarray, sizes: np.ndarray, generator: np.random.G
 
 
 def _node_ranges(spans: _Spans) -> list[tuple[int, int]]:
-    """First and one past the last place of each canonical node."""
+    """Return the first and one past the last place of each canonical node."""
     edges = offsets_of(spans.sizes)[spans.first].tolist()
     return list(pairwise(edges))
 
 
 def _block_sizes(block_size: int) -> tuple[int, int]:
-    """Least size of a random block, and one more than the largest."""
+    """Return the smallest size of a random block, and one more than the largest."""
     return int(0.75 * block_size), int(1.25 * block_size)
 
 
-# From (int64 [F] sizes of shards, K, seed, epoch, block size) to int64 [N], the sample at every place.
+# (int64 [F] sizes of shards, K, seed, epoch, block size) -> int64 [N], the sample at every place.
 Shuffle = Callable[[np.ndarray, int, int, int, int], np.ndarray]
 SHUFFLES: dict[str, Shuffle] = {
     "naive": _naive,

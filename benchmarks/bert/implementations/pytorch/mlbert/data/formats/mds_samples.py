@@ -1,7 +1,7 @@
-"""MDS sets of samples that were tokenised and masked when they were made, as a `mlbert.data.formats.base.Store`.
+"""MDS sets of samples that are already tokenized and masked, as a `mlbert.data.formats.base.Store`.
 
-MosaicML Streaming's converter of the benchmark's Wikipedia writes these seven columns, all ``bytes`` of one width in
-the whole set, with L slots for tokens and P for predictions:
+MosaicML Streaming's converter for the benchmark's Wikipedia writes these seven columns, all ``bytes`` with the same
+width throughout the set, with L slots for tokens and P for predictions:
 
 ====================  ============  ==========================================================
 input_ids             int32 [L]     token ids after masking, then zeros
@@ -10,16 +10,16 @@ segment_ids           int32 [L]     0 in sentence A, 1 in sentence B, then 0
 masked_lm_positions   int32 [P]     of the predictions, then 0
 masked_lm_ids         int32 [P]     their original ids, then 0
 masked_lm_weights     float32 [P]   1 for each prediction, then 0
-next_sentence_labels  int32 [1]     1 when sentence B is a random one
+next_sentence_labels  int32 [1]     1 if sentence B is a random one
 ====================  ============  ==========================================================
 
-A prediction is what has weight 1. Streaming's own reader takes all P slots, so that each sample with fewer predictions
-gets one more, of [PAD] in place of [CLS]; here it has none.
+Only slots with weight 1 are predictions. Streaming's reader uses all P slots, which adds a prediction of [PAD] in place
+of [CLS] to each sample with fewer predictions.
 
-Compressed shards are unpacked beside themselves. Opening a folder for the first time compares every shard with its
-checksums and keeps the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they are read.
+Compressed shards are decompressed in the same folder. Opening a folder for the first time verifies the checksums of all
+shards and caches the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they are read.
 
-Legend: N samples, F shards, S samples asked for, L slots for tokens, P slots for predictions, B bytes of a sample.
+Legend: N samples, F shards, S requested samples, L slots for tokens, P slots for predictions, B bytes of a sample.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from mlbert.data.formats.mds_index import INDEX, MdsIndex, ShardInfo, parse_inde
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
 
-# As they follow each other in a sample.
+# In the order in a sample.
 COLUMNS = (
     *("input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights"),
     *("next_sentence_labels", "segment_ids"),
 )
 _ITEM = 4  # bytes of every value
 _HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
-_LARGEST = (1 << 16) - 1  # of what `Ragged` holds
+_LARGEST = (1 << 16) - 1  # largest value that fits `Ragged`
 _GATHERED = 1024  # samples read at a time
 _THREADS = min(16, os.cpu_count() or 1)
 _VERSION = 1
@@ -73,18 +73,18 @@ class SampleWidths:
 
     @property
     def num_bytes(self) -> int:
-        """Of a whole sample (B)."""
+        """Bytes of a sample (B)."""
         return _HEAD + int(self.sizes.sum())
 
 
 def accepts(folder: Path) -> bool:
-    """Whether the folder holds the index of an MDS set, of whatever columns."""
+    """Return True if the folder has the index of an MDS set, with any columns."""
     return (folder / INDEX).is_file()
 
 
 def describe(folder: Path) -> StoreInfo:
-    """What the index and the head of the first shard tell. Raises UserError: the index is damaged, its columns are
-    others, or the first shard is missing."""
+    """Describe a folder from its index and the head of the first shard. Raises UserError if the index is damaged or has
+    other columns, or if the first shard is missing."""
     index, identity = _read_index(folder)
     widths = _widths(folder, index.shards[0])
     return StoreInfo(
@@ -100,13 +100,13 @@ def describe(folder: Path) -> StoreInfo:
 
 
 def open_folder(folder: Path) -> MdsSamples:
-    """`MdsSamples` of a folder."""
+    """Open a folder as `MdsSamples`."""
     return MdsSamples(folder)
 
 
 class MdsSamples:
-    """A set opened for random access; with ``cached`` the lengths are kept in the user's cache folder and taken from
-    there. Raises UserError: a shard is missing or damaged, or has samples of another width than the first one."""
+    """A set opened for random access. ``cached`` keeps the lengths in the user's cache folder. Raises UserError if a
+    shard is missing or damaged, or has samples of another width than the first one."""
 
     num_packs = 0  # single sequences
 
@@ -120,7 +120,7 @@ class MdsSamples:
         self._map = FileMap(self._paths)
         self._first = offsets_of([shard.num_samples for shard in shards])
         self._rows = self._map.view(np.dtype((np.void, self._widths.num_bytes)))
-        # Behind the offsets of a shard's samples are words about it, whose length is the shard's own.
+        # After the offsets comes JSON of varying length, so each shard's first sample starts elsewhere.
         places = [_first_place(self._map, number) for number in range(len(shards))]
         self._places: np.ndarray = np.array(places, np.int64) + self._map.starts
         self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
@@ -135,18 +135,18 @@ class MdsSamples:
         return self._lengths.astype(np.int32)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
         return self._lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: one is wrong; names shard and
-        sample."""
+        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming shard and sample if one
+        is invalid."""
         indices = np.asarray(indices, np.int64)
         pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
         return Ragged.concatenate([self._gather(piece) for piece in pieces])
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """There are no packs."""
+        """Not supported: MDS sets hold single sequences."""
         raise AssertionError("MDS sets hold no packs")
 
     def _gather(self, indices: np.ndarray) -> Ragged:
@@ -158,7 +158,8 @@ class MdsSamples:
         return _ragged(columns)
 
     def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError: another width."""
+        """Return every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError if widths
+        differ."""
         shard = np.searchsorted(self._first, indices, side="right") - 1
         starts = self._places[shard] + (indices - self._first[shard]) * self._widths.num_bytes
         rows = self._rows[starts].view(np.uint8).reshape(len(indices), self._widths.num_bytes)
@@ -175,12 +176,12 @@ class MdsSamples:
         return columns
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Shard of a sample, and its number there."""
+        """Return the shard of a sample and its number in the shard."""
         shard = int(np.searchsorted(self._first, index, side="right")) - 1
         return shard, index - int(self._first[shard])
 
     def _load_lengths(self, shards: Sequence[ShardInfo], cached: bool) -> np.ndarray:
-        """uint16 [N], from the cache or made now by several threads, which check the shards."""
+        """Return uint16 [N] from the cache, or compute it in several threads while verifying the shards."""
         if cached:
             with contextlib.suppress(OSError, ValueError):
                 if len(lengths := self._cache.read(["lengths"])["lengths"]) == len(self):
@@ -212,7 +213,7 @@ class MdsSamples:
 
 
 def _read_index(folder: Path) -> tuple[MdsIndex, str]:
-    """The index and its SHA-256. Raises UserError: it is damaged, or of a set with other columns."""
+    """Return the index and its SHA-256. Raises UserError if it is damaged or has other columns."""
     path = Path(folder) / INDEX
     with reading(path):
         raw = path.read_bytes()
@@ -227,7 +228,7 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
 
 
 def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
-    """Of a shard's first sample."""
+    """Return the widths of a shard's first sample."""
     path = folder / shard.raw.name
     first = UINT32.itemsize * (shard.num_samples + 2)
     head = _head(folder, shard, first)
@@ -243,7 +244,7 @@ def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
 
 
 def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
-    """uint8, the first bytes of a shard in the form in which it is read, as far as there are so many."""
+    """Return at most ``num_bytes`` first bytes (uint8) of a shard's uncompressed form."""
     path = folder / shard.raw.name
     if path.exists() or shard.zipped is None:
         with reading(path), path.open("rb") as file:
@@ -258,7 +259,7 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
 
 
 def _unpacked(folder: Path, shard: ShardInfo) -> Path:
-    """The shard's file as it is read, made where only the compressed one is there."""
+    """Return the shard's uncompressed file, creating it if only the compressed one exists."""
     path = folder / shard.raw.name
     if path.exists() or shard.zipped is None:
         return path
@@ -266,13 +267,13 @@ def _unpacked(folder: Path, shard: ShardInfo) -> Path:
 
 
 def _first_place(files: FileMap, number: int) -> int:
-    """Where a shard's first sample begins in its file."""
+    """Return the offset of a shard's first sample in its file."""
     start = int(files.starts[number]) + UINT32.itemsize
     return int(files.bytes[start : start + UINT32.itemsize].view(UINT32)[0]) if files.ends[number] > start else 0
 
 
 def _problems(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What can be wrong with samples: {words: bool [S]}."""
+    """Check samples. Returns {problem: bool [S]}."""
     mask, weights = columns["input_mask"], columns["masked_lm_weights"]
     inside, predicted = _ones_first(mask), _ones_first(weights)
     lengths = (mask != 0).sum(axis=1)
@@ -293,14 +294,14 @@ def _problems(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _ones_first(values: np.ndarray) -> np.ndarray:
-    """bool [S], which rows [S, n] are ones and then zeros."""
+    """Return bool [S], True for rows of ``values`` ([S, n]) that are ones and then zeros."""
     return ((values == 0) | (values == 1)).all(axis=1) & (np.diff(values, axis=1) <= 0).all(axis=1)
 
 
 def _ragged(columns: dict[str, np.ndarray]) -> Ragged:
-    """Samples without problems, without their padding. Predictions are put in ascending order."""
+    """Return valid samples as sequences without padding, with predictions in ascending order."""
     mask, predicted = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
-    # Slots of no prediction come last, as no position is as large.
+    # Unused slots sort last, after every position.
     order = np.argsort(np.where(predicted, columns["masked_lm_positions"], _LARGEST + 1), axis=1, kind="stable")
     positions, labels = (np.take_along_axis(columns[f"masked_lm_{name}"], order, 1) for name in ("positions", "ids"))
     return Ragged(

@@ -1,14 +1,14 @@
-"""Folders of HDF5 shards that NVIDIA's data pipeline made, read as they are: fixed, variable and packed.
+"""Folders of HDF5 shards from NVIDIA's data pipeline, read directly: fixed, variable and packed.
 
-`mlbert.data.formats.nvidia_shard` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
-sequences from as many different shards are taken with a few array operations, by any number of threads; only shards in
-an unusual form (compressed, chunked) go through the HDF5 library.
+`mlbert.data.formats.nvidia_shard` describes the three kinds. All files are mapped into memory as one range, so that
+sequences from many shards are gathered with a few array operations, by any number of threads. Only shards in an unusual
+form (compressed, chunked) are read through the HDF5 library.
 
-Token ids are stored as signed 16-bit numbers: ids up to 32,767, enough for the benchmark's 30,522 entries; negative
-ones are refused. In fixed shards zeros fill the places of masked tokens; position 0 is [CLS] and never masked, so the
-real positions are the ones above 0.
+Token ids are stored as signed 16-bit numbers, which is enough for the benchmark's 30,522 entries; negative ids are
+rejected. In fixed shards, masked positions are padded with zeros. Position 0 is [CLS] and never masked, so the real
+positions are those above 0.
 
-Legend: N sequences, S sequences asked for, R rows (sequences, or packs in packed shards), T tokens, M masked tokens.
+Legend: N sequences, S requested sequences, R rows (sequences, or packs in packed shards), T tokens, M masked tokens.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ DEFAULT_LIMITS = ShardLimits()
 
 
 def accepts(folder: Path) -> bool:
-    """Whether the folder, or its sub-folders, hold HDF5 files."""
+    """Return True if the folder or its sub-folders have HDF5 files."""
     return bool(list_shards(folder) or bins_of(folder))
 
 
 def describe(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> StoreInfo:
-    """What file names, sizes and the head of the first file, of every bin, tell; reads no sample. Raises UserError:
-    shards are missing or doubled, or the first is damaged."""
+    """Describe a folder from file names, sizes and the head of the first file (of each bin), without reading a sample.
+    Raises UserError if shards are missing or duplicated, or the first is damaged."""
     groups = bins_of(folder)
     if not groups:
         return _describe(folder, list_shards(folder), limits)
@@ -91,8 +91,8 @@ def _describe(folder: Path, paths: Sequence[Path], limits: ShardLimits) -> Store
 
 
 def open_folder(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> Store:
-    """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
-    Raises UserError naming the first file, and row, that is wrong."""
+    """Open a folder of shards, or of length bins: sub-folders of shards, or files with ``bin<number>`` in their names.
+    Raises UserError naming the first invalid file and row."""
     groups = bins_of(folder)
     if not groups:
         return NvidiaStore(folder, limits=limits)
@@ -117,13 +117,13 @@ class NvidiaStore:
     """Shards of one folder as a `mlbert.data.formats.base.Store`.
 
     Args:
-        folder: where they lie, or one file.
-        paths: the shards; None: all of the folder.
-        limits: most tokens of a row and masked tokens of a sequence, where the shards do not say.
-        strict: refuse the set when a row is wrong; otherwise only taking that row is an error.
-        cached: keep what opening finds in the user's cache folder.
+        folder: the shards' folder, or one file.
+        paths: the shards; by default all in the folder.
+        limits: maximum tokens of a row and masked tokens of a sequence, if the shards do not record them.
+        strict: reject the set if a row is invalid; otherwise only reading that row is an error.
+        cached: keep the index in the user's cache folder.
 
-    Raises UserError naming the first file, and row, that is wrong.
+    Raises UserError naming the first invalid file and row.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class NvidiaStore:
         return len(self.lengths)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
         return self.lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S], into `lengths`), in that order."""
+        """Return the sequences ``indices`` (int64 [S], into `lengths`), in that order."""
         indices = np.asarray(indices, np.int64)
         if not self._packed:
             return self._rows(indices)
@@ -173,7 +173,8 @@ class NvidiaStore:
         return rows.take(offsets_of(counts)[:-1][place] + indices - self._first_sequence[pack_of])
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
+        [packs])."""
         assert self._packed, "a set of single sequences"
         indices = np.asarray(indices, np.int64)
         return self._rows(indices), self._index.counts[indices].astype(np.int64)
@@ -186,7 +187,7 @@ class NvidiaStore:
         )
 
     def _rows(self, rows: np.ndarray) -> Ragged:
-        """Sequences of the rows (int64 [R], of all files), in that order."""
+        """Return the sequences of the rows (int64 [R], over all files), in that order."""
         if len(bad := rows[np.isin(rows, self._bad_rows)]):
             raise self._error(int(bad[0]), self._index.problems[int(bad[0])])
         row_counts, lengths = self._sizes(rows)
@@ -204,7 +205,7 @@ class NvidiaStore:
             column = columns[name]
             if self._index.kind == "fixed":
                 column = column._replace(counts=wanted)  # the rest is padding
-            refuse(each_row, column.counts != wanted, f"has {name} of another length than the columns beside it")
+            refuse(each_row, column.counts != wanted, f"has {name} of another length than the other columns")
             return column.gather()
 
         tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
@@ -247,13 +248,13 @@ class NvidiaStore:
         )
 
     def _before_padding(self, positions: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Masked positions of each row before the zeros that fill it up, and whether one follows them."""
+        """Return the number of masked positions before each row's padding, and whether any follow it."""
         used = positions.reshape(num_rows, self._index.max_masked) != 0
         counts = used.sum(axis=1)
         return counts, (used != (np.arange(used.shape[1]) < counts[:, None])).any(axis=1)
 
     def _sizes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [R], sequences of each row; int64 [S], tokens of each sequence."""
+        """Return int64 [R], sequences of each row, and int64 [S], tokens of each sequence."""
         if not self._packed:
             return np.ones(len(rows), np.int64), self._index.lengths[rows].astype(np.int64)
         counts = self._index.counts[rows].astype(np.int64)
@@ -267,8 +268,8 @@ class NvidiaStore:
         return self._plain_columns(rows, file_of)
 
     def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, Items]:
-        """Through h5py; one file at a time, since its handles are shared by threads."""
-        order = np.argsort(file_of, kind="stable")  # rows as they are read, file by file
+        """Read through h5py, one file at a time, because threads share its handles."""
+        order = np.argsort(file_of, kind="stable")  # rows in reading order, file by file
         read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
         for number in np.unique(file_of).tolist():
             inside = rows[order[file_of[order] == number]] - self._first_row[number]

@@ -1,11 +1,9 @@
-"""What a reader of NVIDIA's shards must know before it can take rows in any order, found once and kept.
+"""Index of NVIDIA's HDF5 shards for random access, and recognition of shards and length bins by file name.
 
-Finding it reads every file's references and heap chains (or input masks), so it is kept
+Building the index reads every file's references and heap chains (or input masks), so it is cached
 (`mlbert.data.formats.index_cache`).
 
 Legend: F files, R rows of all files, N sequences, C variable-length columns of `COLUMNS`.
-
-Which files of a folder are NVIDIA's HDF5 shards, in which order, and which are bins by length: their names tell.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ _ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
 class NvidiaIndex:
     """Rows and lengths of a set of shards."""
 
-    # int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
+    # int64 [3], index of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
     head: np.ndarray
     rows: np.ndarray  # int64 [F]
-    # int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 where the file is read through h5py.
+    # int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 if the file is read through h5py.
     offsets: np.ndarray
     lengths: np.ndarray  # uint16 [N], tokens of each sequence
-    counts: np.ndarray  # uint16 [R], sequences of each row; empty when each has one
+    counts: np.ndarray  # uint16 [R], sequences of each row; empty if each has one
     places: np.ndarray  # uint16 [R, C], see `heap_places`; empty for fixed shards
-    # Row (of all files) -> what is wrong with it; its lengths are not to be trusted.
+    # Row (over all files) -> its problem; the lengths of such a row are invalid.
     problems: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -81,15 +79,15 @@ class NvidiaIndex:
 
 @dataclass(frozen=True)
 class ShardLimits:
-    """Most tokens of a row, most masked tokens of a sequence."""
+    """Maximum tokens of a row, and masked tokens of a sequence."""
 
     max_seq_length: int = 512
     max_predictions: int = 76
 
 
 def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cached: bool = True) -> NvidiaIndex:
-    """The index of some shards, from the cache or from the files. Raises UserError: a file is damaged, of another kind
-    than the first, or a copy of another."""
+    """Return the index of some shards from the cache or the files. Raises UserError if a file is damaged, of another
+    kind than the first, or a copy of another."""
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
     if cached:
         with contextlib.suppress(OSError, ValueError):
@@ -101,7 +99,7 @@ def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cac
 
 
 def build_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits) -> NvidiaIndex:
-    """`load_index` without the cache."""
+    """Build the index of `load_index` without the cache."""
 
     def one(number: int) -> NvidiaIndex:
         inside = content.bytes[content.starts[number] : content.ends[number]]
@@ -112,7 +110,7 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits) ->
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
         if part.kind != first.kind:
-            reason = f"is a {part.kind} shard beside the {first.kind} shard {paths[0].name}"
+            reason = f"is a {part.kind} shard next to the {first.kind} shard {paths[0].name}"
             raise UserError("data.mixed", path, reason, "Keep one kind in a folder")
         if (part.head != first.head).any():
             reason = f"its rows have {part.max_tokens} tokens and {part.max_masked} masked tokens"
@@ -138,7 +136,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
 
 
 def index_shard(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
-    """Find lengths and places of one shard's rows and check them; ``content`` is the file's bytes, uint8."""
+    """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8."""
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
     return _index_rows(shard, *_columns(shard, content), limits)
@@ -185,7 +183,7 @@ def _index_fixed(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -
 
 
 def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
-    """The variable-length columns of a shard and their `heap_places`; None where it is read through h5py."""
+    """Return the variable-length columns of a shard and their `heap_places` (None if it is read through h5py)."""
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
         names = [name for name in shard.columns if shard.is_variable(name)]
@@ -201,14 +199,14 @@ def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items],
 
 
 def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """int64 [S], byte of the file where each row's items begin, from `REFERENCE` [S] and its `heap_places`."""
+    """Return int64 [S], the byte offset of each row's items in the file, from `REFERENCE` [S] and its `heap_places`."""
     return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
 
 
 def _index_rows(
     shard: NvidiaShard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: ShardLimits
 ) -> NvidiaIndex:
-    """Index of a shard with rows of their own length; every check that needs no token."""
+    """Index a shard with rows of varying length, with all checks that do not need tokens."""
     problems: dict[int, str] = {}
     counts = {name: items.counts for name, items in columns.items()}
     for name, places_of in (places or {}).items():
@@ -233,7 +231,7 @@ def _index_rows(
 def _index_packs(
     shard: NvidiaShard, columns: dict[str, Items], limits: ShardLimits, problems: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
+    """Return the lengths of the sequences (int64 [N]) and the number in each pack (int64 [R]); records bad packs."""
     counts = columns["packed_input_len"].counts
     _note(problems, counts < 1, "has no packed_input_len")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
@@ -269,7 +267,7 @@ def _index_packs(
 
 
 def _note(problems: dict[int, str], where: np.ndarray, text: str) -> None:
-    """Remember the first problem of each row."""
+    """Record the first problem of each row."""
     for row in np.flatnonzero(where).tolist():
         problems.setdefault(row, text)
 
@@ -280,12 +278,12 @@ _BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """The HDF5 files of a folder, by shard number and name; a file is a folder of one.
+    """Return the HDF5 files of a folder, sorted by shard number and name; a path of a file returns that file.
 
-    Files count as shards when they end in .hdf5, .hdf or .h5, or have no ending and begin like HDF5; beside one of
-    these also what is called ``part_<number>`` and does not begin so.
+    Files are shards if they end in .hdf5, .hdf or .h5, or have no suffix and start like HDF5. If there is one without a
+    suffix, files named ``part_<number>`` count even if they do not start like HDF5.
 
-    Raises UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
+    Raises UserError if there is no folder, a shard of ``part_i_of_n`` is missing or duplicated, or n differs.
     """
     if folder.is_file():
         return [folder]
@@ -297,8 +295,8 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def bins_of(folder: Path) -> list[list[Path]]:
-    """The length bins of a folder: its sub-folders that hold shards, or its files grouped by ``bin<number>`` in their
-    names; in the order of the numbers in their names. Empty when the folder has no bins."""
+    """Return the shards of each length bin of a folder, in the order of the numbers in their names: sub-folders with
+    shards, or files grouped by ``bin<number>`` in their names. Empty if there are no bins."""
     if not folder.is_dir():
         return []
     files = list_shards(folder)
@@ -310,17 +308,19 @@ def bins_of(folder: Path) -> list[list[Path]]:
 
 
 def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
-    """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
-    evaluation data side by side is no set. ``lengths`` has the tokens of each bin's shortest and longest sequence."""
+    """Check that bins do not overlap in length; otherwise the folder may hold, say, training and evaluation data.
+
+    ``lengths`` has the tokens of each bin's shortest and longest sequence. Raises UserError if bins overlap.
+    """
     order = sorted(lengths.items(), key=lambda item: item[1])
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
         if next_first <= last:
             reason = f"{one} (lengths {first} to {last}) and {other} ({next_first} to {next_last})"
-            raise UserError("data.mixed", folder, f"{reason} are no length bins of one set", "Give one of the folders")
+            raise UserError("data.mixed", folder, f"{reason} are not length bins of one set", "Give one of the folders")
 
 
 def bin_name(path: Path) -> str:
-    """What names the bin of a shard: ``bin<number>`` in its name, or its folder."""
+    """Return the name of a shard's bin: ``bin<number>`` in its name, otherwise its folder's name."""
     return _group_of(path) or path.parent.name
 
 
@@ -337,7 +337,7 @@ def _groups(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts 64 before 128 and bin2 before bin10."""
+    """Return a key that sorts 64 before 128 and bin2 before bin10."""
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
@@ -356,7 +356,7 @@ def _shard_files(folder: Path) -> list[Path]:
 
 
 def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
-    """Of ``part_i_of_n`` every i from 0 to n-1 must be there exactly once."""
+    """Raise UserError unless each i from 0 to n-1 of ``part_i_of_n`` exists exactly once."""
     seen: dict[int, Path] = {}
     totals: dict[int, Path] = {}
     for path in paths:

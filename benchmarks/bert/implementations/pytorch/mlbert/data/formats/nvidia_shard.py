@@ -1,18 +1,18 @@
-"""One HDF5 shard of NVIDIA's data pipeline: its datasets, and where their rows lie in the file.
+"""One HDF5 shard of NVIDIA's data pipeline: its datasets, and the locations of their rows in the file.
 
 =========  ==============================================================================================
 fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S], ``masked_lm_positions``
            i2 [N, P], ``masked_lm_ids`` i2 [N, P], ``next_sentence_labels`` i1 [N]; zeros pad
-variable   the same without ``input_mask``, rows of their own length (HDF5's variable-length type)
+variable   the same without ``input_mask``, with rows of HDF5's variable-length type
 packed     as variable, a row is a pack: also ``packed_input_len`` i2 and ``packed_masked_lm_len`` i2 (lengths of its
            sequences), ``masked_lm_positions`` count from the start of the pack, ``next_sentence_labels`` is variable
 =========  ==============================================================================================
 
 HDF5 keeps the items of a variable-length row in a "global heap" (the layout is in the "HDF5 File Format Specification",
-III.E): the dataset itself is a table of references (length, address of a heap collection, number of the object in it),
-and a collection is a chain of numbered objects. `heap_places` follows the chains of a whole file at once; afterwards
-any row is found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed,
-chunked, big-endian, with a user block) are read through h5py.
+III.E). The dataset is a table of references (length, address of a heap collection, number of the object in it), and a
+collection is a chain of numbered objects. `heap_places` follows all chains of a file at once. Afterwards any row is
+found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed, chunked,
+big-endian, with a user block) are read through h5py.
 
 Legend: N rows, S positions, P predictions, C columns.
 """
@@ -44,45 +44,45 @@ _BLOCK_ROWS = 4096
 
 
 def item_dtype(column: str) -> np.dtype:
-    """Type of a column's items: int16 or int8."""
+    """Return the dtype of a column's items: int16 or int8."""
     return np.dtype(f"<i{_ITEM_SIZE.get(column, 1)}")
 
 
 @dataclass(frozen=True)
 class NvidiaShard:
-    """What the head of a shard says."""
+    """The head of a shard."""
 
     path: Path
     kind: str  # "fixed", "variable" or "packed"
     rows: int  # samples, or packs
     max_tokens: int = 0  # width of ``input_ids`` of a fixed shard, 0 otherwise
     max_masked: int = 0  # width of ``masked_lm_ids`` of a fixed shard, 0 otherwise
-    # Byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
+    # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all its datasets."""
+        """Names of all datasets."""
         extra = {"fixed": ("input_mask",), "variable": (), "packed": _PACK_COLUMNS}
         return COLUMNS + extra[self.kind]
 
     def is_variable(self, column: str) -> bool:
-        """Whether the column's rows have lengths of their own."""
+        """Return True if the column's rows vary in length."""
         return self.kind == "packed" or (self.kind == "variable" and column != "next_sentence_labels")
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard. Raises UserError: unreadable, truncated, or no HDF5 at all."""
+    """Open a shard. Raises UserError if it is unreadable, truncated, or not HDF5."""
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or no HDF5 file ({error})"
+        reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or not HDF5 ({error})"
         raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
 
 
 def inspect(path: Path) -> NvidiaShard:
-    """Read and check the head of a shard: keys, types, row counts. Raises UserError: it is damaged, or not one of the
-    three kinds."""
+    """Read and check the head of a shard: keys, types, row counts. Raises UserError if it is damaged, or not of one of
+    the three kinds."""
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
@@ -109,7 +109,7 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
     pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
     for one, other in pairs:
-        if widths[one] != widths.get(other, 0):  # rows of their own length have width 0
+        if widths[one] != widths.get(other, 0):  # variable-length rows have width 0
             raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
@@ -117,7 +117,7 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
 
 
 def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
-    """Check shape and type; returns the width of a fixed column (0 for others)."""
+    """Check shape and type; return the width of a fixed column (0 for others)."""
     wanted = item_dtype(name)
     variable = shard.is_variable(name)
     dimensions = 2 if shard.kind == "fixed" and name != "next_sentence_labels" else 1
@@ -128,7 +128,7 @@ def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
         form = f"variable-length {found}" if found is not None else str(dataset.dtype)
         expected = f"variable-length {wanted}" if variable else str(wanted)
         raise UserError("data.format", shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
-    # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] says the same.
+    # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] is equivalent.
     column = name == "next_sentence_labels" and dataset.ndim == 2 and dataset.shape[1] == 1
     if dataset.ndim != dimensions and not column:
         raise UserError("data.damaged", shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
@@ -139,7 +139,7 @@ def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
 
 
 def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
-    """Where a dataset's rows (or references) lie as plain bytes; -1 when they do not."""
+    """Return the byte offset of a dataset's rows (or references), or -1 if they are not plain bytes."""
     if dataset.shape[0] == 0:
         return 0
     start = dataset.id.get_offset()
@@ -158,9 +158,9 @@ def heap_places(content: np.ndarray, shard: NvidiaShard) -> tuple[dict[str, np.n
 
     Returns:
         references: column -> `REFERENCE` [N];
-        places: column -> uint16 [N], where the row's object begins within its collection in units of 8 bytes, 0 for a
-        row without items and for one whose object is not there or too short.
-        None when a collection is so large that 16 bits do not hold a place.
+        places: column -> uint16 [N], offset of the row's object in its collection in units of 8 bytes; 0 if the row has
+        no items, or if its object is missing or too short.
+        None instead of both if a collection is too large for 16-bit places.
     """
     names = [name for name in shard.columns if shard.is_variable(name)]
     none = np.empty(0, REFERENCE)
@@ -186,7 +186,7 @@ def heap_places(content: np.ndarray, shard: NvidiaShard) -> tuple[dict[str, np.n
 
 
 def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64 start and end of each collection; start = end for an address without one."""
+    """Return the start and end (int64) of each collection; they are equal if there is none at the address."""
     last = len(content) - HEADER_BYTES
     starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
     heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
@@ -196,8 +196,8 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
 
 
 def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All objects that lie within their collections: int64 ascending (collection << 16) + object number; int64 place of
-    each object, units of 8 bytes; int64 bytes of its items."""
+    """Return all objects within their collections, as int64 arrays: (collection << 16) + object number, ascending;
+    place of each object in units of 8 bytes; bytes of its items."""
     starts, ends = collections
     objects = at_every_byte(content, HEAP_OBJECT)
     current, at = np.arange(len(starts)), starts + HEADER_BYTES
@@ -220,27 +220,27 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
 
 
 class Items(NamedTuple):
-    """Where the items (int8 or int16) of some rows of a column lie."""
+    """Locations of the items (int8 or int16) of some rows of a column."""
 
-    source: np.ndarray  # [B]; where it is a file's bytes, with an item at every byte
+    source: np.ndarray  # [B]; if it is a file's bytes, with an item at every byte
     starts: np.ndarray  # int64 [R], index of each row's first item
     counts: np.ndarray  # int64 [R], items of each row
     step: int  # distance between a row's items in ``source``
 
     def of(self, rows: np.ndarray) -> Items:
-        """Those of some rows."""
+        """Return the items of some rows."""
         return self._replace(starts=self.starts[rows], counts=self.counts[rows])
 
     def gather(self) -> np.ndarray:
-        """The items, back to back."""
+        """Return the items, concatenated."""
         ends = np.cumsum(self.counts)
         index = np.arange(int(ends[-1]) if len(ends) else 0) * self.step
         return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
 
 
 def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarray) -> Items:
-    """Items of some rows (int64 [R], any order) through h5py: the plain form of what the mapped reading does. Raises
-    UserError: the file is damaged there."""
+    """Read the items of some rows (int64 [R], any order) through h5py, the reference for mapped reading. Raises
+    UserError if the file is damaged there."""
     dataset: Any = file[column]
     wanted = item_dtype(column)
     ordered, back = np.unique(rows, return_inverse=True)
@@ -259,7 +259,7 @@ def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarr
 
 
 def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
-    """Ascending ``rows``: as one range where they are dense enough, since HDF5 takes ranges much faster than points."""
+    """Read ascending ``rows``, as one range if they are dense, because HDF5 reads ranges much faster than points."""
     if not len(rows):
         return np.empty(0, dataset.dtype)
     first, end = int(rows[0]), int(rows[-1]) + 1

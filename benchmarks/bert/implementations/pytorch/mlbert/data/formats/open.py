@@ -1,4 +1,4 @@
-"""Recognises a data set by its files, describes and opens it; stands above all formats."""
+"""Detects the format of a data set by its files, describes it and opens it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ ACCEPTED = (
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
-_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")  # of a step that makes them
+_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")  # written by the step that makes the records
 
-IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
+IN_MEMORY_BYTES = 4 << 30  # sets up to this size are loaded into memory
 
 
 def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
-    """What is known of the set in ``folder`` without training or evaluating on it. With ``most``, what a sequence may
-    have, not even the first record of TFRecords is read, so that it is allowed before ``run_start``; `check_opened`
-    compares it then. Raises UserError: no such folder, nothing in it that is a set, or a set that contradicts itself.
-    """
+    """Describe the set in ``folder``. With ``most``, the limits of a sequence, not even the first record of TFRecords
+    is read, so that the call is allowed before ``run_start``; `check_opened` compares the limits later. Raises
+    UserError if there is no such folder, no set in it, or the set is inconsistent."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return info_of(read_manifest(folder))
@@ -47,14 +46,14 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
 
 
 def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shape: BertConfig) -> Widths:
-    """What a sequence may have: as MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ say, else the model's positions and the
-    benchmark's share of masked tokens."""
+    """Return the limits of a sequence: MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ if set, otherwise the model's
+    positions and the benchmark's share of masked tokens."""
     tokens = max_seq_length or shape.max_position_embeddings
     return Widths(tokens, max_predictions or min(MAX_PREDICTIONS, math.ceil(MASKED_SHARE * tokens)))
 
 
 def check_opened(known: StoreInfo, found: StoreInfo) -> None:
-    """Compares a set, now that it is open, with what it was taken for. Raises UserError: its sequences are longer, or
+    """Compare an opened set (``found``) with its earlier description. Raises UserError if its sequences are longer or
     have more masked tokens."""
     for name, setting in (("max_seq_length", "MAX_SEQ_LENGTH"), ("max_predictions", "MAX_PREDICTIONS_PER_SEQ")):
         expected, there = getattr(known, name), getattr(found, name)
@@ -70,9 +69,9 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
 
 
 def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
-    """Open the set in ``folder``, whatever its kind; ``verify`` and ``checks`` say when prepared sets are re-read and
-    every value is checked, see `mlbert.data.formats.prepared.ShardSet.open`. Files of other kinds are compared with the
-    list that `mlbert prepare verify` left. Raises UserError as `describe`, and where a file is missing or damaged."""
+    """Open the set in ``folder``, in any format. For ``verify`` and ``checks`` see
+    `mlbert.data.formats.prepared.ShardSet.open`; files of other formats are compared with the list written by `mlbert
+    prepare verify`. Raises UserError as `describe`, or if a file is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify, checks)
@@ -88,7 +87,7 @@ def open_store(folder: Path | str, verify: bool | None = None, checks: FileCheck
 
 
 def in_memory(store: Store) -> Store:
-    """The same store held in memory where it is a prepared one and small: faster to gather from."""
+    """Load small prepared sets into memory for faster gathering; return other stores unchanged."""
     parts = store.bins if isinstance(store, BinnedStore) else [store]
     shards = [part for part in parts if isinstance(part, ShardSet)]
     if len(shards) < len(parts) or sum(part.manifest.num_bytes for part in shards) > IN_MEMORY_BYTES:
@@ -98,11 +97,11 @@ def in_memory(store: Store) -> Store:
 
 
 def _foreign(folder: Path) -> ModuleType:
-    """The module that reads this folder's files; imported only now, each brings libraries of its own."""
+    """Return the module for this folder's format, imported on demand because each needs other libraries."""
     if not folder.is_dir():
         raise UserError("file.missing", folder, no_folder(folder), f"Give {ACCEPTED}")
     if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
-        reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
+        reason = f"is not a finished data set, but holds {', '.join(inside)}"
         raise UserError("data.format", folder, reason, "Give one of these folders")
     with reading(folder):
         names = [path.name for path in folder.iterdir()]
@@ -122,8 +121,8 @@ def _foreign(folder: Path) -> ModuleType:
 
 
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
-    """Make sure that a set was made with this vocabulary file; a set that does not know its own passes.
-    Raises UserError: the file cannot be read, or it is another vocabulary."""
+    """Check that a set was made with this vocabulary file; sets that do not record theirs pass. Raises UserError if the
+    file cannot be read or is a different vocabulary."""
     found = file_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
@@ -133,14 +132,14 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
-    """Make sure that two sets share one vocabulary, where both know theirs. Raises UserError: they do not."""
+    """Check that two sets have the same vocabulary, if both record theirs. Raises UserError if they differ."""
     if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
         reason = f"was prepared with another vocabulary than {train.folder}"
         raise UserError("vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt")
 
 
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
-    """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
+    """Check that a set fits the model's vocabulary size and positions. Raises UserError if it does not."""
     if data.vocab_size not in (None, shape.vocab_size):
         reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
         remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"

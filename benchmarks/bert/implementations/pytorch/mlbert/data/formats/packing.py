@@ -1,9 +1,9 @@
-"""Packing: put short sequences together so that few slots of a pack stay empty.
+"""Packing: combine short sequences so that few slots of a pack stay empty.
 
-What counts is only how many sequences of each length there are, so the search works on at most ``max_tokens`` counts
-and takes seconds for any number of sequences. It first looks for full packs: how often to use each combination of
-up to three lengths that fills a pack exactly, so that the counts come out (`fit`). What is left over, and everything
-where packs may hold very many tokens, is packed longest first, each into the pack that it fills best.
+The search works on the histogram of lengths, with at most ``max_tokens`` counts, and takes seconds for any number of
+sequences. It first chooses full packs: how often to use each combination of up to three lengths that fills a pack
+exactly (`fit`). The rest, and all sequences if packs have more than MAX_FITTED_TOKENS slots, are packed longest first
+by best fit.
 
 Legend: N sequences, P packs.
 """
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_FITTED_TOKENS = 1024  # combinations of three lengths grow with the square of it: 87,552 here
-FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of those to what rounding left of the one before
+FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of later fits to what rounding left over
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which sequences share a pack."""
+    """The assignment of sequences to packs."""
 
     order: np.ndarray  # int64 [N], every sequence index exactly once, pack by pack
     offsets: np.ndarray  # int64 [P+1], pack p holds order[offsets[p]:offsets[p+1]]
@@ -33,14 +33,14 @@ class Packing:
         return len(self.offsets) - 1
 
     def filled(self, lengths: np.ndarray, max_tokens: int) -> float:
-        """Share of slots that hold a token, 0 to 1."""
+        """Return the share of slots that hold a token, 0 to 1."""
         return float(lengths.sum(dtype=np.int64)) / (self.num_packs * max_tokens) if self.num_packs else 1.0
 
 
 def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
-    """Choose combinations of lengths and how often to use each: {lengths in falling order: number of packs}.
+    """Choose combinations of lengths that use up a histogram exactly: {descending lengths: number of packs}.
 
-    Uses up the histogram, int64 [max_tokens+1], the number of sequences of each length, exactly.
+    ``histogram`` is int64 [max_tokens+1], the number of sequences of each length.
     """
     greedy = best_fit(histogram, max_tokens, max_sequences)
     if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():
@@ -56,19 +56,19 @@ def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tup
 def fit(
     histogram: np.ndarray, max_tokens: int, max_sequences: int, iterations: int = FIT_ITERATIONS[0]
 ) -> dict[tuple[int, ...], int]:
-    """Full packs that use up most of a histogram.
+    """Choose full packs that use up most of a histogram.
 
     Finds non-negative amounts x of the combinations with (A x) close to the histogram by the multiplicative update
-    x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5; then rounds so
-    that the amounts of neighbouring combinations keep their sum: most amounts are far below 1.
+    x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5. Then rounds the
+    running sum, because most amounts are far below 1.
 
     Args:
-        histogram: int64 [max_tokens+1]; what is packed is subtracted in place.
+        histogram: int64 [max_tokens+1]; packed sequences are subtracted in place.
         max_tokens: slots of a pack.
         max_sequences: 2 or 3.
         iterations: updates of the amounts.
     """
-    # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens. 0 is an empty place; with two sequences c is one.
+    # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens. 0 means no sequence; with two sequences c is 0.
     a, b = np.divmod(np.arange((max_tokens + 1) ** 2), max_tokens + 1)
     c = max_tokens - a - b
     falling = (a >= b) & (b >= c) & (c >= 0) & (c <= (max_tokens if max_sequences > 2 else 0))
@@ -82,11 +82,11 @@ def fit(
         # A x: sequences of each length that the amounts use up.
         made = np.bincount(combinations.ravel(), np.repeat(amounts, 3), minlength=max_tokens + 1)
         ratio = np.divide(histogram, made, out=np.zeros(max_tokens + 1), where=made > 0)
-        ratio[0] = 0  # empty places have no say
+        ratio[0] = 0  # exclude empty places
         mean = (ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]) / used
-        amounts *= mean * np.sqrt(mean)  # power 1.5; only operations that round alike on every machine
+        amounts *= mean * np.sqrt(mean)  # power 1.5, using only operations that round the same on every machine
     packed: dict[tuple[int, ...], int] = {}
-    # Rounding the running sum, not each amount, which is mostly below a half.
+    # Round the running sum: most amounts are below a half and would all round to 0.
     rounded = np.diff(np.floor(np.cumsum(amounts) + 0.5), prepend=0).astype(np.int64)
     for index in np.argsort(-rounded, kind="stable")[: np.count_nonzero(rounded)]:
         combination = tuple(int(length) for length in combinations[index] if length)
@@ -99,9 +99,10 @@ def fit(
 
 
 def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
-    """Longest first: each length goes to the open packs with the smallest free room that holds it. As `plan`."""
+    """Pack longest first, each length into the open packs with the least sufficient room. Returns the same as
+    `plan`."""
     full: Counter[tuple[int, ...]] = Counter()
-    open_packs: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)  # by their free room
+    open_packs: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)  # by free room
 
     def put(combination: tuple[int, ...], count: int) -> None:
         room = max_tokens - sum(combination)
@@ -132,9 +133,9 @@ def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict
 def pack_lengths(
     lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0
 ) -> Packing:
-    """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots with ``max_sequences`` at most.
+    """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots and at most ``max_sequences``.
 
-    Which sequence of a length goes where, and the order of packs, are random by ``seed``: same seed, same result.
+    Sequences of equal length, and the packs, are ordered randomly by ``seed``.
 
     Raises:
         ValueError: a length is below 1 or above ``max_tokens``.
@@ -146,7 +147,7 @@ def pack_lengths(
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit packs of {max_tokens} tokens")
     generator = np.random.Generator(np.random.PCG64(seed))
     histogram = np.bincount(lengths, minlength=max_tokens + 1) if len(lengths) else np.zeros(max_tokens + 1, np.int64)
-    # By length, in random order within each: the next of a length is then any of them.
+    # Sorted by length, in random order within a length.
     by_length = generator.permutation(len(lengths))
     by_length = by_length[np.argsort(lengths[by_length].astype(np.uint16), kind="stable")]
     next_of_length = np.concatenate([[0], np.cumsum(histogram)])[:-1]

@@ -1,13 +1,13 @@
-"""A random order of n things that takes no memory: position i of the order is computed, not looked up.
+"""Random and evenly spread orders of n items without memory: each position is computed, not looked up.
 
-A Feistel network turns a number of b bits into another one, reversibly: the bits are cut into a left and a right
-half, and in turn each half is replaced by its exclusive or with a keyed mix of the other. The b bits cover fewer
-than 2n numbers (at least 64); a result that is n or more is put through again until it is below n ("cycle walking"),
-which keeps the map a bijection of [0, n).
+`Permutation` is a Feistel network, a bijection of b-bit numbers: the bits are split into a left and a right half, and
+in turn each half is XORed with a keyed mix of the other. The b bits cover fewer than 2n numbers (at least 64). A result
+of n or more is encrypted again until it is below n ("cycle walking"), which keeps the map a bijection of [0, n).
 
 The mix of a half x with round key k is the upper bits of ``y * C2`` with ``y = z ^ (z >> 32)``, ``z = (x + k) * C1``,
 all modulo 2**64; C1 and C2 are odd, their bits come from the fractions of the golden ratio and of sqrt(3). Eight rounds
-are two more than the six after which random Feistel networks are known to be hard to tell from a random permutation.
+are two more than the six after which random Feistel networks are known to be hard to distinguish from a random
+permutation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _HALF = np.uint64(32)
 
 
 class Permutation:
-    """A keyed bijection of [0, n); the same on every machine.
+    """A keyed bijection of [0, n), the same on every machine.
 
     Args:
-        n: how many numbers, 0 to 2**62.
-        key: non-negative integers that name the order, for example (seed, epoch).
+        n: from 0 to 2**62.
+        key: non-negative integers that select the order, for example (seed, epoch).
     """
 
     def __init__(self, n: int, key: int | Sequence[int]) -> None:
@@ -38,18 +38,18 @@ class Permutation:
         bits = max(_MIN_BITS, (n - 1).bit_length()) if n else _MIN_BITS
         self._left_bits, self._right_bits = bits // 2, bits - bits // 2
         words = [key] if isinstance(key, int) else list(key)
-        # With their number: a seed sequence takes (1, 0) for (1,).
+        # Prefixed by their number, because SeedSequence treats (1, 0) like (1,).
         self._keys = np.random.SeedSequence([len(words), *words]).generate_state(ROUNDS, np.uint64)
 
     def __len__(self) -> int:
         return self.n
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where ``positions`` (integers from 0 to n-1, any shape) go; int64 of the same shape."""
+        """Return the images of ``positions`` (integers from 0 to n-1, any shape), int64 of the same shape."""
         values = np.asarray(positions).astype(np.uint64)
         assert values.size == 0 or int(values.max()) < self.n, "position outside the permutation"
         result = self._encrypt(values.reshape(-1))
-        # From n = 33 on fewer than half fall outside, so that each round has less than half of the one before to do.
+        # For n >= 33 fewer than half fall outside, so that each round has less than half the work of the previous one.
         outside = np.flatnonzero(result >= np.uint64(self.n))
         while len(outside):
             again = self._encrypt(result[outside])
@@ -58,7 +58,7 @@ class Permutation:
         return result.astype(np.int64).reshape(values.shape)
 
     def _encrypt(self, values: np.ndarray) -> np.ndarray:
-        """The Feistel network on uint64 [k], within its bits."""
+        """Apply the Feistel network to uint64 [k] values of b bits."""
         right_bits = np.uint64(self._right_bits)
         left, right = values >> right_bits, values & ((np.uint64(1) << right_bits) - np.uint64(1))
         for number, key in enumerate(self._keys):
@@ -70,7 +70,7 @@ class Permutation:
 
 
 def _mix(values: np.ndarray, key: np.uint64, bits: int) -> np.ndarray:
-    """``bits`` (1 or more) well-mixed bits of each of ``values``, uint64."""
+    """Return ``bits`` (1 or more) well-mixed bits of each of ``values``, uint64."""
     mixed = values + key
     mixed *= _C1
     mixed ^= mixed >> _HALF
@@ -80,23 +80,23 @@ def _mix(values: np.ndarray, key: np.uint64, bits: int) -> np.ndarray:
 
 
 class EvenSpread:
-    """An order of [0, n) in which every stretch of it visits all parts of the range in proportion.
+    """An order of [0, n) in which every run of positions visits all parts of the range in proportion.
 
     Position j goes to ``j * s mod n``; the stride s is the first number from n / golden ratio upwards that has no
     common factor with n.
 
-    A stretch of k positions visits an interval [0, b) at most 2 d times more or less often than its share k b / n,
-    where d is the number of terms when k is written, greedily, as a sum of the denominators of the convergents of the
-    continued fraction of s / n:
+    A run of k positions visits an interval [0, b) at most 2 d times more or less often than its share k b / n, where d
+    is the number of terms when k is written, greedily, as a sum of the denominators of the convergents of the continued
+    fraction of s / n:
 
-    * Let p / q be such a convergent. Of q positions in a row each falls into another one of q equal arcs of the circle
-      [0, n): position j of them lies at j s / n of the circle, which is less than 1 / q from j p / q, for all j to the
-      same side, since abs(s / n - p / q) < 1 / q**2; and the j p / q are the borders of the arcs. The interval is made
-      of whole arcs, visited once each, and of pieces of two, each visited at most once: hence the 2 for q positions.
-    * The stretch is cut into d such runs.
-    * Let c be the steps upwards to s. Fibonacci numbers up to about 0.3 sqrt(n / (1 + 2 c)) are such denominators, as
-      s / n is that near to the golden ratio (Legendre's criterion). For k up to the largest of them, d is at most
-      1 + log(k) / (2 log(golden ratio)); every further run of that length adds at most one.
+    * Let p / q be such a convergent. Any q consecutive positions fall into different ones of q equal arcs of the circle
+      [0, n): position j is at j s / n of the circle, less than 1 / q from j p / q and on the same side for all j, since
+      abs(s / n - p / q) < 1 / q**2; and the j p / q are the borders of the arcs. The interval consists of complete
+      arcs, visited once each, and parts of two arcs, each visited at most once: hence the 2 for q positions.
+    * The run of k positions is cut into d runs of such lengths q.
+    * Let c be the number of steps upwards to s. Fibonacci numbers up to about 0.3 sqrt(n / (1 + 2 c)) are such
+      denominators, because s / n is that close to the golden ratio (Legendre's criterion). For k up to the largest of
+      them, d is at most 1 + log(k) / (2 log(golden ratio)); every further run of that length adds at most one.
     """
 
     def __init__(self, n: int) -> None:
@@ -106,5 +106,5 @@ class EvenSpread:
             self._stride += 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where ``positions`` (int64, 0 to n-1, n below 2**31) go; int64."""
+        """Return the images (int64) of ``positions`` (int64, 0 to n-1, n below 2**31)."""
         return np.asarray(positions, np.int64) * self._stride % max(self.n, 1)

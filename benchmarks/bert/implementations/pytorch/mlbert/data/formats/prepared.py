@@ -1,11 +1,11 @@
-"""The prepared set: ragged HDF5 shards and one manifest.
+"""The prepared set: ragged HDF5 shards and a manifest.
 
-A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on (`mlbert.data.formats.shard_file`). Files are
-written under a temporary name, flushed to disk and renamed, the manifest last: a folder with a manifest is complete,
-whatever happened while it was made; ``checksums.xxh3`` lies beside it (`mlbert.data.formats.checksums`). A packed set
-also says which consecutive sequences share a pack.
+A folder has ``manifest.json``, ``checksums.xxh3`` (`mlbert.data.formats.checksums`), and shards
+``shard-00000-of-00004.h5`` etc. (`mlbert.data.formats.shard_file`). Files are written under a temporary name, flushed
+to disk and renamed, the manifest last, so that a folder with a manifest is always complete. A packed set also records
+which consecutive sequences share a pack.
 
-Legend: N sequences of the set, S sequences asked for, P packs.
+Legend: N sequences of the set, S requested sequences, P packs.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of
 from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
 from mlbert.host.errors import UserError
 
-VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones shard by shard
-_MANY_OF_A_SHARD = 32  # sequences above which it pays to gather a shard's share by index arrays
+VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened, larger ones shard by shard
+_MANY_OF_A_SHARD = 32  # sequences per shard above which gathering by index arrays is faster
 
 
 def shard_name(index: int, count: int) -> str:
-    """File name of shard ``index`` of ``count``."""
+    """Return the file name of shard ``index`` of ``count``."""
     return f"shard-{index:05d}-of-{count:05d}.h5"
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest lists it."""
+    """One shard's entry in the manifest."""
 
-    values: dict[str, Any]  # JSON-able: file, sha256, bytes, counts
+    values: dict[str, Any]  # JSON-serializable: file, sha256, bytes, counts
     xxh3: str  # of the file
     histogram: np.ndarray  # int64 [longest sequence + 1], number of sequences of each length
 
 
 class ShardWriter:
-    """Writes one prepared set, shard by shard; `finish` writes the manifest. Several processes may each write shards
-    of their own with `write_shard`; one of them then calls `finish`. The fingerprint names input and options: a shard
-    already there with the same one is kept on a rerun."""
+    """Writes a prepared set shard by shard. Several processes may write different shards with `write_shard`; one of
+    them then calls `finish`, which writes the manifest. The fingerprint identifies input and options: a rerun keeps
+    existing shards with the same fingerprint."""
 
     def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
         self.folder = Path(folder)
@@ -76,12 +76,12 @@ class ShardWriter:
         make_folder(self.folder)
 
     def path(self, index: int) -> Path:
-        """Final path of shard ``index``."""
+        """Return the final path of shard ``index``."""
         return self.folder / shard_name(index, self.num_shards)
 
     def clear_leftovers(self) -> None:
-        """Remove what an earlier run left: its manifest (the set is unfinished from now on), temporary files, and
-        shards of another count."""
+        """Remove files of earlier runs: the manifest (which makes the set unfinished), the checksums, temporary files,
+        and shards of another count."""
         for path in self.folder.iterdir():
             match = SHARD_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(2)) != self.num_shards
@@ -89,17 +89,17 @@ class ShardWriter:
                 path.unlink()
 
     def is_written(self, index: int) -> bool:
-        """Whether shard ``index`` of the same fingerprint is there from an earlier, interrupted run."""
+        """Return True if an earlier, interrupted run left shard ``index`` with the same fingerprint."""
         return is_written(self.path(index), self.fingerprint)
 
     def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
-        """Write shard ``index`` as a whole. In a packed set pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
-        [P+1]). Raises UserError: the disk is full or the folder not writable; nothing under the final name then."""
+        """Write shard ``index`` atomically. In a packed set, pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
+        [P+1]). Raises UserError if the disk is full or the folder is not writable."""
         extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
 
     def entry(self, index: int) -> ShardEntry:
-        """Read shard ``index`` back for the manifest; reads the whole file. Raises UserError: it is not as it was
+        """Read all of shard ``index`` and return its manifest entry. Raises UserError if it differs from what was
         written."""
         path = self.path(index)
         shard = map_file(path)
@@ -108,7 +108,7 @@ class ShardWriter:
             raise UserError(
                 "data.checksum",
                 path,
-                "is not what was written into it",
+                "differs from what was written to it",
                 "Check the disk, remove the file and try again",
             )
         values: dict[str, Any] = {
@@ -135,9 +135,9 @@ class ShardWriter:
         Args:
             vocabulary: {"sha256": of vocab.txt, "size": entries}.
             max_seq_length, max_predictions: limits of one sequence, tokens.
-            provenance: JSON-able: options, seed, tool version.
-            packs: of a packed set: {"max_tokens": slots of a pack, "max_sequences": most sequences of one}.
-            entries: what `entry` gave for every shard; None: read them back now.
+            provenance: JSON-serializable: options, seed, tool version.
+            packs: for a packed set: {"max_tokens": slots of a pack, "max_sequences": maximum sequences of a pack}.
+            entries: the result of `entry` for every shard; by default, shards are read back now.
         """
         entries = entries or [self.entry(index) for index in range(self.num_shards)]
         histogram = np.zeros(max_seq_length + 1, np.int64)
@@ -167,13 +167,13 @@ class ShardWriter:
 
 
 def map_shard(path: Path) -> Ragged:
-    """The sequences of one shard, mapped into memory; see `mlbert.data.formats.shard_file.map_file`."""
+    """Return the sequences of one shard, mapped into memory; see `mlbert.data.formats.shard_file.map_file`."""
     return map_file(path).rows
 
 
 class ShardSet:
-    """A prepared set opened for reading; a `mlbert.data.formats.base.Store`. Shards are mapped when they are first
-    touched, by ``touch``, which is given the number of one."""
+    """A prepared set opened for reading, a `mlbert.data.formats.base.Store`. Each shard is mapped at first use by
+    calling ``touch`` with its number."""
 
     def __init__(
         self,
@@ -195,13 +195,13 @@ class ShardSet:
 
     @property
     def num_packs(self) -> int:
-        """Stored packs (P); 0 for a set of single sequences."""
+        """Number of stored packs (P); 0 for a set of single sequences."""
         return self.manifest.num_packs
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence). Raises
-        UserError: there is one that no sequence of the set may have."""
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes per sequence). Raises
+        UserError if a length is out of range."""
         parts = [np.empty(0, np.int32)]
         for number, rows in enumerate(self):
             lengths = rows.lengths
@@ -213,7 +213,7 @@ class ShardSet:
         return np.concatenate(parts)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S]); reads only theirs."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]), without reading other lengths."""
         lengths = np.empty(len(indices), np.int64)
         shard_of = np.searchsorted(self._first, indices, side="right") - 1
         for number in np.unique(shard_of).tolist():
@@ -226,7 +226,7 @@ class ShardSet:
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
-        """Makes a UserError of what arrays say that do not fit each other."""
+        """Convert ValueErrors from inconsistent arrays to UserErrors."""
         try:
             yield
         except ValueError as error:
@@ -238,12 +238,10 @@ class ShardSet:
     def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:
         """Open a prepared set and check it.
 
-        Always: every shard of the manifest is there, no other shard lies beside them, sizes agree; counts and content
-        name when a shard is first touched. Checksums, and every value in its range: with ``verify`` now and for all
-        shards; with None now where the set has at most 2 GiB, else of each shard when it is first touched, checksums by
-        ``checks`` in the background where it is given. Not at all with False.
-
-        Raises UserError naming the first bad file.
+        Always checks that the folder has exactly the manifest's shards with the listed sizes, and at first use of a
+        shard, its counts and content hash. Checksums and values are checked now (``verify`` True), never (False), or by
+        default now if the set has at most 2 GiB and otherwise at first use of each shard; with ``checks``, the latter
+        covers only checksums, in the background. Raises UserError naming the first bad file.
         """
         manifest = read_manifest(folder)
         check_files(manifest)
@@ -257,15 +255,15 @@ class ShardSet:
         return cls(manifest, [None] * count, touch=touch)
 
     def shard(self, index: int) -> Shard:
-        """Shard ``index`` of the set, mapped."""
+        """Return shard ``index`` of the set, mapped into memory."""
         shard = self._shards[index]
-        if shard is None:  # two threads may both map it: no harm
+        if shard is None:  # two threads may both map it, which is harmless
             shard = self._shards[index] = self._touch(index)
         return shard
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError:
-        they are damaged."""
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError
+        if they are damaged."""
         with self._damage():
             return self._gather(np.asarray(indices, np.int64))
 
@@ -286,8 +284,8 @@ class ShardSet:
         return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each. Raises
-        UserError: they are damaged."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64 [packs]).
+        Raises UserError if they are damaged."""
         indices = np.asarray(indices, np.int64)
         shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
         within = indices - self._first_pack[shard_of]
@@ -311,12 +309,13 @@ class ShardSet:
         return offsets
 
     def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
-        """Sequences first[i] to end[i] of shard shard_of[i], one range after the other; each is one copy."""
+        """Return the sequences first[i] to end[i], exclusive, of shard shard_of[i] for each i, concatenated; each range
+        is one copy."""
         ranges = zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True)
         return Ragged.of_ranges((self.shard(index).rows, low, high) for index, low, high in ranges)
 
     def load(self) -> ShardSet:
-        """The same set held in memory as one piece: faster to gather from."""
+        """Return the set loaded into memory as one shard, for faster gathering."""
         with self._damage():
             rows, extra = Ragged.concatenate(list(self)), {}
         if self.num_packs:
@@ -325,12 +324,12 @@ class ShardSet:
         return ShardSet(self.manifest, [Shard(rows, extra)], one_piece=True)
 
     def __iter__(self) -> Iterator[Ragged]:
-        """The sequences of each shard, in order."""
+        """Iterate over the sequences of each shard, in order."""
         return (self.shard(index).rows for index in range(len(self._shards)))
 
 
 def info_of(manifest: Manifest) -> StoreInfo:
-    """What the manifest says, in the terms of every kind of data."""
+    """Return the manifest's facts in the common form of all formats."""
     return StoreInfo(
         folder=manifest.path.parent,
         kind="mlbert",
@@ -346,7 +345,7 @@ def info_of(manifest: Manifest) -> StoreInfo:
 
 
 def _counts(shard: Shard) -> dict[str, int]:
-    """What a manifest counts of a shard."""
+    """Return the counts of a shard that a manifest records."""
     rows = shard.rows
     counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
     return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
@@ -363,13 +362,13 @@ def _checked_later(manifest: Manifest, checks: FileChecks) -> Callable[[int], Sh
 
 
 def matching_shard(manifest: Manifest, index: int) -> Shard:
-    """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
-    Raises UserError: it is missing, damaged, or belongs to another set."""
+    """Map shard ``index`` and check that it is the one in the manifest, reading only its header. Raises UserError if it
+    is missing, damaged, or belongs to another set."""
     entry = manifest.shards[index]
     path = manifest.path.parent / entry.file
     shard = map_file(path)
     if entry.content_sha256 not in (None, shard.content_sha256):
-        raise UserError("data.mixed", path, "is a shard of another set than the manifest beside it", REMAKE)
+        raise UserError("data.mixed", path, "does not belong to the same set as the manifest", REMAKE)
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
         raise UserError("data.damaged", path, "has no packs, the manifest says it has", REMAKE)
     for key, count in _counts(shard).items():
@@ -379,8 +378,8 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
 
 
 def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = None) -> Shard:
-    """`matching_shard`, with its checksum and every value checked; reads all of it. ``expected`` is its `file_sums`,
-    None: look now. Raises UserError naming the file and the first bad sequence."""
+    """Map shard ``index`` as `matching_shard`, and check its checksum and every value. ``expected`` is its `file_sums`
+    entry, if already known. Raises UserError naming the file and the first bad sequence."""
     expected = expected or file_sums(manifest)[index]
     if expected.path.exists() and (problem := expected.problem()):
         raise problem

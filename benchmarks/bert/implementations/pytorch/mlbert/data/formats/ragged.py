@@ -1,4 +1,4 @@
-"""Sequences of different lengths held back to back, with offsets instead of padding.
+"""Sequences of different lengths, concatenated, with offsets instead of padding.
 
 Legend: S sequences, T tokens, M masked tokens.
 
@@ -9,7 +9,7 @@ masked_positions     uint16 [M]      position within its sequence, ascending
 masked_labels        uint16 [M]      original ids at these positions
 masked_offsets       int64 [S+1]     sequence s holds masked_*[masked_offsets[s]:masked_offsets[s+1]]
 first_lengths        uint16 [S]      tokens of segment 0: [CLS], sentence A, [SEP]
-next_sentence        uint8 [S]       1 when sentence B is a random one
+next_sentence        uint8 [S]       1 if sentence B is a random one
 ===================  ==============  =======================================================
 """
 
@@ -36,8 +36,8 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class Ragged:
-    """Some sequences, back to back; fields as in the module's table, offsets starting at 0. ``labels``, float32 [S],
-    are a task's labels, one of each sequence; None where there are none. Shards have none."""
+    """Concatenated sequences; fields as in the module's table, with offsets starting at 0. ``labels``, float32 [S], are
+    optional task labels, which shards do not store."""
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -58,7 +58,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]]) -> Ragged:
-        """Build from (tokens, first length, random next, masked positions, masked labels) rows."""
+        """Build from rows of (tokens, first length, random next, masked positions, masked labels)."""
         columns = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
         tokens, first, random_next, positions, labels = columns
         return cls(
@@ -72,7 +72,7 @@ class Ragged:
         )
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int [S']), in that order."""
+        """Return the sequences ``indices`` (int [S']), in that order."""
         tokens, offsets = _take_rows(self.offsets, indices, (self.tokens,))
         masked, masked_offsets = _take_rows(self.masked_offsets, indices, (self.masked_positions, self.masked_labels))
         return Ragged(
@@ -87,7 +87,7 @@ class Ragged:
         )
 
     def slice(self, first: int, end: int) -> Ragged:
-        """The sequences from ``first`` to before ``end``; tokens and masks are views."""
+        """Return the sequences from ``first`` up to ``end``, exclusive; tokens and masks are views."""
         offsets, masked_offsets = self.offsets[first : end + 1], self.masked_offsets[first : end + 1]
         tokens, masked = slice(offsets[0], offsets[-1]), slice(masked_offsets[0], masked_offsets[-1])
         return Ragged(
@@ -103,13 +103,13 @@ class Ragged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """All sequences of ``parts``, in order; either all have task labels or none."""
+        """Return all sequences of ``parts``, in order; either all or none must have task labels."""
         return cls.of_ranges((part, 0, len(part)) for part in parts)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[Ragged, int, int]]) -> Ragged:
-        """Copies of ranges, one after the other: of each (rows, first, end) the sequences first to before end. As
-        `slice` and `concatenate`, in a third of the time where ranges are short: offsets are joined as they are."""
+        """Return copies of ranges (rows, first, end), end exclusive, concatenated. The result is the same as with
+        `slice` and `concatenate`, in a third of the time for short ranges, because offsets are joined unchanged."""
         parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
         labels = []
         for rows, first, end in ranges:
@@ -129,7 +129,7 @@ class Ragged:
             return cls.from_rows([])
         assert len(labels) in (0, len(parts["offsets"])), "some sequences have task labels and some have none"
         arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
-        # A range of n sequences brings n + 1 offsets; from its last one to the next range's first is no sequence.
+        # A range of n sequences has n + 1 offsets; drop the difference between one range's last and the next's first.
         borders = np.cumsum([len(piece) for piece in parts["offsets"]])[:-1] - 1
         for name in ("offsets", "masked_offsets"):
             arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
@@ -144,21 +144,21 @@ def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:
-    """Lengths of the arrays of a `Ragged` of so many sequences, tokens and masked tokens, in the order of `DTYPES`."""
+    """Return the lengths of the arrays of a `Ragged` with these counts, in the order of `DTYPES`."""
     sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
     return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
 
 def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64 [n+1], running sum of ``lengths`` (int [n]) from 0."""
+    """Return int64 [n+1], the running sum of ``lengths`` (int [n]) from 0."""
     result = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=result[1:])
     return result
 
 
 def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) -> None:
-    """Raises ValueError where a span of an array of ``size`` elements, or of one for each span, falls or leads outside
-    of it."""
+    """Raise ValueError if a span ends before it starts, or outside an array of ``size`` elements (one size for all
+    spans, or one each)."""
     if len(starts) and (starts.min() < 0 or (ends > size).any() or (ends < starts).any()):
         raise ValueError("offsets fall, or lead outside of the data")
 
@@ -166,14 +166,14 @@ def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) ->
 def _take_rows(
     offsets: np.ndarray, indices: np.ndarray, values: tuple[np.ndarray, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The rows ``indices`` of ragged arrays with common offsets, and the offsets of the result. Raises ValueError: the
-    offsets are not those of these arrays."""
+    """Return the rows ``indices`` of ragged arrays with common offsets, and the offsets of the result. Raises
+    ValueError if the offsets do not fit the arrays."""
     starts, ends = (np.asarray(offsets[np.asarray(indices) + place], np.int64) for place in (0, 1))
     check_spans(starts, ends, len(values[0]))
     new_offsets = offsets_of(ends - starts)
     taken = [np.empty(new_offsets[-1], array.dtype) for array in values]
     first = 0
-    while first < len(starts):  # in blocks: the index of each element is far larger than the element
+    while first < len(starts):  # in blocks, because an element's index takes far more memory than the element
         end = max(first + 1, int(np.searchsorted(new_offsets, new_offsets[first] + BLOCK, side="right")) - 1)
         low, high = new_offsets[first], new_offsets[end]
         shift = np.repeat(starts[first:end] - new_offsets[first:end], np.diff(new_offsets[first : end + 1]))

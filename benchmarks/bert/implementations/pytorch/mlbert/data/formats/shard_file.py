@@ -1,8 +1,8 @@
-"""One shard file: sequences back to back in HDF5, every array one-dimensional, contiguous and little-endian.
+"""One shard file: concatenated sequences in HDF5; every array is one-dimensional, contiguous and little-endian.
 
-The arrays are those of `mlbert.data.formats.ragged`; a shard of packed sequences also holds ``pack_offsets`` int64
-[P+1]: pack p is the sequences pack_offsets[p] to pack_offsets[p+1]. Nothing is pickled. A reader maps the file into
-memory once and touches only what it takes.
+The arrays are those of `mlbert.data.formats.ragged`. A shard of packed sequences also has ``pack_offsets`` int64 [P+1]:
+pack p is the sequences pack_offsets[p] to pack_offsets[p+1]. Nothing is pickled. A reader maps the file into memory
+once and reads only the parts it needs.
 
 Legend: S sequences, P packs.
 """
@@ -33,8 +33,8 @@ class Shard:
     """A shard's contents."""
 
     rows: Ragged  # its sequences
-    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # int64 arrays stored beside them, by name
-    content_sha256: str = ""  # what the file says of itself; see `content_sha256`. Empty for one held in memory
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # additional int64 arrays by name
+    content_sha256: str = ""  # recorded in the file, see `content_sha256`; empty for a shard held in memory
 
     @property
     def pack_offsets(self) -> np.ndarray | None:
@@ -43,7 +43,7 @@ class Shard:
 
 
 def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) -> str:
-    """sha256 over the bytes of all arrays, in the order of `DTYPES`, then the extra ones by name."""
+    """Return the sha256 of the bytes of all arrays, in the order of `DTYPES`, then the extra ones by name."""
     result = hashlib.sha256()
     for name, dtype in DTYPES.items():
         result.update(np.ascontiguousarray(getattr(rows, name), dtype).data)
@@ -54,11 +54,11 @@ def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) 
 
 
 def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None) -> None:
-    """Write a shard, with int64 arrays (``extra``) beside its sequences, as a whole or not at all; `is_written`
-    compares the fingerprint. Raises UserError: the disk is full or the folder not writable."""
+    """Write a shard atomically, with additional int64 arrays (``extra``); `is_written` compares the fingerprint. Raises
+    UserError if the disk is full or the folder is not writable."""
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
-    # The image is built in memory and written as plain bytes: a full disk is then an ordinary error.
+    # The image is built in memory and written as plain bytes, so that a full disk is an ordinary error.
     with h5py.File("shard", "w", driver="core", backing_store=False) as file:
         file.attrs["format"] = FORMAT
         file.attrs["version"] = FORMAT_VERSION
@@ -72,7 +72,7 @@ def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[
 
 
 def is_written(path: Path, fingerprint: str) -> bool:
-    """Whether a whole, undamaged shard of this fingerprint is there from an earlier, interrupted run."""
+    """Return True if an earlier, interrupted run left a complete, undamaged shard with this fingerprint."""
     try:
         with h5py.File(path, "r") as file:
             if file.attrs["fingerprint"] != fingerprint:
@@ -84,8 +84,8 @@ def is_written(path: Path, fingerprint: str) -> bool:
 
 
 def map_file(path: Path) -> Shard:
-    """Map one shard's arrays into memory, read-only. Raises UserError: the file is missing, no HDF5, truncated, or its
-    arrays are not a ragged set."""
+    """Map one shard's arrays into memory, read-only. Raises UserError if the file is missing, truncated or not HDF5, or
+    its arrays are inconsistent."""
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:

@@ -1,16 +1,14 @@
-"""A task's rows: one or two texts and a label each, from files with columns.
+"""Rows of a task, each with one or two texts and a label, read from files with columns.
 
-A label is a class or a number. Classes are numbered in sorted order (whole numbers by size), as the training file has
-them, and every other file of the task must keep to them.
+A label is a class or a number. Classes are numbered in sorted order (integers by value) from the training file; other
+files of the task may have no other classes. The suffix determines the file format:
 
-Columns of the files that tasks come in, told by the suffix.
+.csv           comma-separated, quoted as by spreadsheets; quoted fields may have line breaks
+.tsv .txt      tab-separated without quoting, like GLUE's official files
+.jsonl .json   one JSON object per line, or one list of objects
 
-.csv           comma-separated, quoted as spreadsheets do; line breaks may stand within quotes
-.tsv .txt      tab-separated without quoting, as GLUE's official files are
-.jsonl .json   one JSON object a line, or one list of objects
-
-The first row of .csv and .tsv names the columns, unless the caller does. Text is UTF-8, with or without a byte order
-mark.
+The first row of .csv and .tsv has the column names, unless the caller passes them. Text is UTF-8, with or without a
+byte order mark.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from mlbert.data.formats import glue
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import parse_json, shown, whole_characters
 
-_LONGEST_FIELD = 1 << 24  # characters; csv's own limit of 131072 is too little for documents
+_LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
 
 Records = Iterator[tuple[int, list[str]]]  # line number and fields
@@ -38,12 +36,12 @@ Records = Iterator[tuple[int, list[str]]]  # line number and fields
 
 @dataclass(frozen=True)
 class TaskTable:
-    """The columns that were asked for.
+    """The requested columns of a file.
 
     Attributes:
         lines: line on which each row begins, from 1.
-        columns: one list a column.
-        left_out: rows of a wrong number of fields, where those are left out.
+        columns: one list per column.
+        left_out: number of rows skipped because of a wrong number of fields.
     """
 
     path: Path
@@ -55,19 +53,19 @@ class TaskTable:
 def read_columns(
     path: Path, wanted: Sequence[str], header: Sequence[str] | None = None, lenient: bool = False
 ) -> TaskTable:
-    """Reads these columns of a file.
+    """Read columns of a file.
 
     Args:
-        path: of a suffix of the module's table.
-        wanted: names of columns.
-        header: names of all columns, of a file without a header.
-        lenient: leave rows of a wrong number of fields out, in place of refusing them.
+        path: file with one of the suffixes in the module's table.
+        wanted: names of the columns to read.
+        header: names of all columns, for a file without a header.
+        lenient: skip rows with a wrong number of fields instead of raising an error.
 
     Raises:
         UserError: the file is missing, damaged or empty, a column is missing, or a row has a wrong number of fields.
     """
     if path.suffix not in SUFFIXES:
-        raise UserError("data.format", path, "is no known kind of file", f"Give one of {', '.join(SUFFIXES)}")
+        raise UserError("data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}")
     text = _text_of(path)
     if path.suffix in (".jsonl", ".json"):
         table = _from_objects(path, _objects(path, text), wanted)
@@ -80,7 +78,7 @@ def read_columns(
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns that the file's first row or object names. Raises UserError as `read_columns`."""
+    """Return the column names in the file's first row or object. Raises UserError as `read_columns`."""
     text = _text_of(path)
     if path.suffix in (".jsonl", ".json"):
         first = next(_objects(path, text), None)
@@ -135,7 +133,7 @@ def _from_records(
         if len(fields) != len(names):
             if not lenient:
                 reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
-                raise UserError("data.row", path, reason, "Quote fields that hold the separator, or mend the row")
+                raise UserError("data.row", path, reason, "Quote fields that contain the separator, or fix the row")
             left_out += 1
             continue
         lines.append(line)
@@ -145,7 +143,7 @@ def _from_records(
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line, object); of a list that is one value, (number in the list, object)."""
+    """Yield (line, object), or for a single list, (number in the list, object)."""
     values: Iterable[tuple[int, object]]
     try:
         if text.lstrip().startswith("["):
@@ -155,13 +153,13 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
         for number, value in values:
             if not isinstance(value, dict):
                 raise UserError(
-                    "data.row", path, f"line {number} is no JSON object", 'Write for example {"text": "..."}'
+                    "data.row", path, f"line {number} is not a JSON object", 'Write for example {"text": "..."}'
                 )
             yield number, value
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError("data.row", path, f"is not JSON ({error})", "Write one object a line, or one list") from None
+        raise UserError("data.row", path, f"is not JSON ({error})", "Write one object per line, or one list") from None
 
 
 def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], wanted: Sequence[str]) -> TaskTable:
@@ -173,7 +171,7 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
             field = value[_found(path, name, list(value), line)]
             if isinstance(field, dict | list):
                 raise UserError(
-                    "data.row", path, f"line {line}: {name} is {shown(field)}, no text or number", "Mend the row"
+                    "data.row", path, f"line {line}: {name} is {shown(field)}, not text or a number", "Fix the row"
                 )
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
             column.append(whole_characters(text))
@@ -191,15 +189,15 @@ def _found(path: Path, name: str, names: Sequence[str], line: int | None = None)
 
 @dataclass(frozen=True)
 class TaskForm:
-    """How a task's files look.
+    """The layout of a task's files.
 
     Attributes:
-        text_columns: one or two.
-        label_column: where a row's label is.
-        num_labels: classes; 1: the label is a number; None: as many classes as the training file has.
-        classes: their names in order, where they are known beforehand.
-        header: names of all columns, where files have no header.
-        lenient: rows of a wrong number of fields are left out.
+        text_columns: one or two columns.
+        label_column: column of the label.
+        num_labels: number of classes; 1 if the label is a number; None to count the classes of the training file.
+        classes: names of the classes in order, if known in advance.
+        header: names of all columns, if the files have no header.
+        lenient: skip rows with a wrong number of fields.
     """
 
     text_columns: tuple[str, ...]
@@ -218,14 +216,14 @@ class TaskForm:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """What one file holds.
+    """The rows of one file (N).
 
     Attributes:
-        texts: a list of N for each text column.
-        labels: float32 [N], class numbers or numbers; None where no labels were asked for.
+        texts: a list of N texts for each text column.
+        labels: float32 [N], class indices or numbers; None if no labels were requested.
         classes: names of the classes, () for numbers.
         identity: "sha256:..." of the file.
-        warnings: lines for a person.
+        warnings: messages for the user.
     """
 
     path: Path
@@ -239,14 +237,14 @@ class TaskRows:
         return len(self.texts[0])
 
     def first(self, count: int) -> TaskRows:
-        """The first rows."""
+        """Return the first ``count`` rows."""
         labels = None if self.labels is None else self.labels[:count]
         return replace(self, texts=tuple(texts[:count] for texts in self.texts), labels=labels)
 
 
 def read_training(path: Path, form: TaskForm) -> TaskRows:
-    """Reads the file that says what the classes are. Raises UserError: see `read_columns`; a label is no number where
-    one is asked for, or there are more classes than declared."""
+    """Read the training file, which defines the classes. Raises UserError as `read_columns`, if a label is not the
+    required number, or if the number of classes is not the declared one."""
     table, warnings = _table(path, form, with_labels=True)
     *texts, words = table.columns
     identity = file_identity(path)
@@ -260,8 +258,8 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
-    """Reads a file whose labels are those of the training file; ``classes`` () for numbers. Raises UserError: see
-    `read_columns`; a label is no class of the task, or no number."""
+    """Read a file with the labels of the training file; ``classes`` is () for numbers. Raises UserError as
+    `read_columns`, or if a label is not a class of the task or not a number."""
     table, warnings = _table(path, form, with_labels=True)
     *texts, words = table.columns
     labels = _class_numbers(table, words, classes) if classes else _numbers(table, words)
@@ -269,13 +267,13 @@ def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> Tas
 
 
 def read_texts(path: Path, form: TaskForm) -> TaskRows:
-    """Reads texts only. Raises UserError: see `read_columns`."""
+    """Read only texts. Raises UserError as `read_columns`."""
     table, warnings = _table(path, form, with_labels=False)
     return TaskRows(path, tuple(table.columns), None, (), file_identity(path), tuple(warnings))
 
 
 def file_identity(path: Path) -> str:
-    """ "sha256:..." of a file."""
+    """Return "sha256:..." of a file."""
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
@@ -319,7 +317,7 @@ def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, .
             guess = nearest(name, classes)
             remedy = f"Did you mean {guess}?" if guess else f"The task's classes are {', '.join(classes[:10])}"
             raise UserError(
-                "data.labels", table.path, f"line {table.lines[row]}: {name!r} is no class of the task", remedy
+                "data.labels", table.path, f"line {table.lines[row]}: {name!r} is not a class of the task", remedy
             )
         labels[row] = number
     return labels
@@ -333,13 +331,13 @@ def _numbers(table: TaskTable, words: Sequence[str]) -> np.ndarray:
         except ValueError:
             labels[row] = math.nan
         if not math.isfinite(labels[row]):
-            reason = f"line {table.lines[row]}: the label {word!r} is no finite number"
+            reason = f"line {table.lines[row]}: the label {word!r} is not a finite number"
             raise UserError("data.labels", table.path, reason, "Give every row a number, or declare 2 classes or more")
     return labels
 
 
 def form_of_task(name: str) -> TaskForm:
-    """How the files of one of GLUE's tasks look. Raises UserError: no such task."""
+    """Return the layout of a GLUE task's files. Raises UserError if there is no such task."""
     if name not in glue.TASKS:
         raise UserError("config.choice", f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}")
     task = glue.TASKS[name]

@@ -1,11 +1,11 @@
-"""The benchmark's TFRecords: read into ragged sequences, written from them.
+"""Reader and writer of the benchmark's TFRecords as ragged sequences.
 
     for rows, starts, ends in ExampleReader("part-00000-of-00500"):
         ...
 
-Every checksum is checked and every value is looked at; padding is removed. What is wrong is told with the file, the
-number of the record (from 0) and its first byte. The work is done by `mlbert.data.formats.tfrecord_native` where it can
-be compiled, by `mlbert.data.formats.tfrecord_plain` (which also says what a record looks like) elsewhere.
+Every checksum and every value is checked, and padding is removed. Errors name the file, the number of the record (from
+0) and its first byte. The work is done by `mlbert.data.formats.tfrecord_native` if it can be compiled, otherwise by
+`mlbert.data.formats.tfrecord_plain`, which also documents the record format.
 
 Legend: R records, S sequences.
 """
@@ -44,7 +44,7 @@ from mlbert.host.files import plain_size, reading, whole_file
 BATCH = 4096  # records
 RESTORE = "Restore the file"
 _BUFFER_BYTES = 16 << 20
-_RECORD_BYTES = 8192  # more than one of the benchmark's has
+_RECORD_BYTES = 8192  # more than a record of the benchmark
 _LOOKED_AT = 65_536
 _NAME = re.compile(r"part-[^.]+|eval_10k|[^.].*\.tfrecords?(-\d+-of-\d+)?")
 _NUMBERED = re.compile(r"(?P<stem>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
@@ -59,8 +59,8 @@ _COMPRESSED = {
 
 @functools.cache
 def codec() -> ModuleType:
-    """The module with the compiled ``scan``, ``check``, ``parse`` and ``encode``, or the one with the same functions in
-    Python where there is no compiler (`slowness` tells)."""
+    """Return the module with the compiled ``scan``, ``check``, ``parse`` and ``encode``, or without a compiler, the one
+    with the same functions in Python."""
     try:
         tfrecord_native.library()
     except native.NativeUnavailable:
@@ -69,16 +69,16 @@ def codec() -> ModuleType:
 
 
 def slowness() -> str | None:
-    """Why TFRecords are read slowly here; None where they are not."""
+    """Return the reason why TFRecords are read slowly on this machine, or None."""
     return None if codec() is tfrecord_native else f"TFRecords are read and written slowly here ({native.status()})"
 
 
 def find_files(path: Path | str) -> list[Path]:
-    """The TFRecord files of a folder, by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and ``eval_10k``, no
-    checksums or other files beside them. A path that is no folder stands for itself.
+    """Return the TFRecord files of a folder, sorted by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and
+    ``eval_10k``. A path of a file returns that file.
 
-    Raises UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists (or that
-    is damaged), or else that the ``-of-00500`` in their names speaks of.
+    Raises UserError if the folder cannot be read or has no such files, its ``instances.json`` is damaged, or its files
+    are not exactly those listed there (without a list, those implied by ``-of-00500`` in their names).
     """
     path = Path(path)
     if not path.is_dir():
@@ -100,13 +100,13 @@ def find_files(path: Path | str) -> list[Path]:
 
 
 def named_files(folder: Path) -> list[Path]:
-    """The files of a folder that have such a name. Raises UserError: it cannot be read."""
+    """Return the files of a folder that are named like TFRecords. Raises UserError if it cannot be read."""
     with reading(folder):
         return sorted(file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
 
 
 def _whole_set(names: Collection[str]) -> set[str]:
-    """All of ``part-00000-of-00500`` and so on that some of the names speak of, and the names without numbers."""
+    """Return the names without numbers, and all names of the numbered sets (``part-00000-of-00500`` etc.) in it."""
     matches = {name: _NUMBERED.fullmatch(name) for name in names}
     sets = {match.group("stem", "count", "rest") for match in matches.values() if match}
     expected = {f"{stem}{index:05d}-of-{count}{rest}" for stem, count, rest in sets for index in range(int(count))}
@@ -114,18 +114,18 @@ def _whole_set(names: Collection[str]) -> set[str]:
 
 
 def missing_numbers(names: Collection[str]) -> list[str]:
-    """The names that are not there of ``part-00000-of-00500`` and so on, as far as others speak of them."""
+    """Return the missing names of numbered sets (``part-00000-of-00500`` etc.) of which other names occur."""
     return sorted(_whole_set(names) - {*names})
 
 
 def missing_text(missing: Sequence[str]) -> str:
-    """Why a folder is refused in which these are missing."""
+    """Return the error text for missing files."""
     first = "there is no" if len(missing) == 1 else f"{len(missing)} files are missing, the first is"
     return f"{first} {missing[0]}"
 
 
 def is_text(head: bytes) -> bool:
-    """Whether a file with these first bytes is text in UTF-8; they may end within a character."""
+    """Return True if a file with these first bytes is UTF-8 text; they may end within a character."""
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -135,7 +135,7 @@ def is_text(head: bytes) -> bool:
 
 
 class BadRecord(NamedTuple):
-    """A record that was left out: number in its file from 0, its first byte, and why."""
+    """A skipped record: its number in the file (from 0), its first byte, and the reason."""
 
     number: int
     offset: int
@@ -146,7 +146,7 @@ class BadRecord(NamedTuple):
 
 
 class RecordPart(NamedTuple):
-    """Some sequences of a file and where their records lie: int64 [S], first byte and the byte after the last."""
+    """Some sequences of a file, and the first byte and the byte after the last of their records (int64 [S])."""
 
     rows: Ragged
     starts: np.ndarray
@@ -157,17 +157,17 @@ class ExampleReader:
     """Reads one TFRecord file from its start.
 
     Args:
-        batch: most records of one `RecordPart`.
-        widths: what every record must have; None: what the first good record has.
-        vocab_size: ids must be smaller; None: 16 bits.
-        skip_bad: leave bad records out and list them in ``bad``. After a record whose length is damaged or that the
-            file's end cuts off, the rest of the file is lost.
-        remedy: what messages about bad records recommend.
+        batch: maximum records of one `RecordPart`.
+        widths: required of every record; by default those of the first good record.
+        vocab_size: exclusive upper bound of ids; by default 16 bits.
+        skip_bad: skip bad records and list them in ``bad``. After a record with a damaged length, or one that is cut
+            off by the end of the file, the rest of the file is lost.
+        remedy: advice in messages about bad records.
 
     Attributes:
-        widths: of the records, known after the first part.
-        num_records: records seen so far, bad ones too.
-        bad: what was left out.
+        widths: of the records; available after the first part.
+        num_records: records seen so far, including bad ones.
+        bad: skipped records.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class ExampleReader:
         self._remedy = remedy
 
     def __iter__(self) -> Iterator[RecordPart]:
-        """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
-        record unless it is to be skipped."""
+        """Iterate over the file's sequences, in order. Raises UserError if the file is unreadable, not TFRecords, or
+        without any good record, or for a bad record unless ``skip_bad``."""
         any_good = False
         plain_size(self.path)
         with reading(self.path), self.path.open("rb", buffering=0) as file:
@@ -208,9 +208,9 @@ class ExampleReader:
             )
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
-        """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
+        """Yield (bytes, their offset in the file, records in them) up to the last record that can be found."""
         buffer: np.ndarray = np.empty(min(_BUFFER_BYTES, self._batch * _RECORD_BYTES), np.uint8)
-        at = end = offset = 0  # buffer[at:end] lies at `offset`
+        at = end = offset = 0  # buffer[at:end] is at `offset` in the file
         while True:
             found = codec().scan(buffer[at:end], self._batch)
             if len(found.intact):
@@ -240,7 +240,7 @@ class ExampleReader:
 
     @staticmethod
     def _bytes_of_next(rest: np.ndarray) -> int:
-        """How many bytes it takes to get on: a header, or the record whose (intact) header is there."""
+        """Return the bytes needed next: a header, or if its (intact) header is there, the complete record."""
         if len(rest) < HEADER_BYTES:
             return HEADER_BYTES
         return int(rest[:8].copy().view("<u8")[0]) + HEADER_BYTES + FOOTER_BYTES
@@ -256,7 +256,7 @@ class ExampleReader:
         for index in np.flatnonzero(~good).tolist():
             reason = "has damaged data: its checksum is wrong"
             if found.intact[index]:
-                reason = self._what_is_wrong(data[starts[index] : ends[index]])
+                reason = self._reason(data[starts[index] : ends[index]])
             self._refuse(BadRecord(self.num_records + index, offset + int(starts[index]), reason))
         return RecordPart(rows, starts[good] + offset, ends[good] + offset)
 
@@ -269,12 +269,12 @@ class ExampleReader:
                 continue
         return None
 
-    def _what_is_wrong(self, record: np.ndarray) -> str:
+    def _reason(self, record: np.ndarray) -> str:
         try:
             parse_example(_content(record), self.widths, self._vocab_size)
         except BadExample as error:
             return str(error)
-        raise AssertionError("the plain form takes a record that the compiled one refuses")
+        raise AssertionError("the reference accepts a record that the compiled code rejects")
 
     def _refuse(self, record: BadRecord) -> None:
         if not self._skip_bad:
@@ -313,7 +313,7 @@ def _content(record: np.ndarray) -> bytes:
 def read_widths(
     path: Path | str, *, vocab_size: int | None = None, skip_bad: bool = False, remedy: str = RESTORE
 ) -> Widths:
-    """Widths of a file's first good record; reads no further. Arguments and errors as of `ExampleReader`."""
+    """Return the widths of a file's first good record, reading no further. Arguments and errors as `ExampleReader`."""
     reader = ExampleReader(path, batch=1, vocab_size=vocab_size, skip_bad=skip_bad, remedy=remedy)
     for _ in reader:
         break
@@ -322,11 +322,9 @@ def read_widths(
 
 
 def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_predictions: int) -> None:
-    """Write sequences as a TFRecord file, as a whole or not at all.
+    """Write sequences as a TFRecord file, atomically, with the same bytes as the benchmark's generator.
 
-    The same sequences give the bytes that the benchmark's generator writes for them.
-
-    Raises UserError: a sequence is too long or has too many masked tokens, or the file cannot be written.
+    Raises UserError if a sequence is too long or has too many masked tokens, or the file cannot be written.
     """
     path, widths = Path(path), Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)

@@ -1,7 +1,6 @@
-"""What ``instances.json`` says of a folder of TFRecords that `mlbert prepare` made: files, sizes, records, vocabulary.
+"""The list ``instances.json`` of a folder of TFRecords made by `mlbert prepare`: files, sizes, records, vocabulary.
 
-A checksum of its own in every record tells damage within it, but not a record that is missing, or there twice: the list
-does.
+A record's checksums detect damage within it; only the list detects missing or duplicate records.
 """
 
 from __future__ import annotations
@@ -25,51 +24,51 @@ _RESTORE = "Restore the file, or remove the folder and prepare the data again"
 
 
 class RecordList(SetDescription):
-    """What the list says."""
+    """The contents of the list."""
 
     files: Annotated[list[ListedFile], Field(min_length=1)]
 
     @cached_property
     def by_name(self) -> dict[str, ListedFile]:
-        """The files by their names."""
+        """Files by name."""
         return {file.file: file for file in self.files}
 
     def size_problem(self, path: Path) -> str | None:
-        """Why a file is not the listed one, by its size."""
+        """Return how a file's size differs from the list, or None."""
         expected = self.by_name[path.name].bytes
         return None if (size := plain_size(path)) == expected else f"has {size} bytes, {LIST} says {expected}"
 
     def count_problem(self, path: Path, records: int, tokens: int | None = None) -> str | None:
-        """The same by what was read of it; without ``tokens`` by the records alone."""
+        """Return how a file's counts differ from the list, or None; without ``tokens``, only records are compared."""
         for name, found in (("num_sequences", records), ("num_tokens", tokens)):
             if found not in (None, expected := getattr(self.by_name[path.name], name)):
                 what = "records" if name == "num_sequences" else "tokens"
-                return f"has {found} {what}, {LIST} says {expected}: some are missing, or there twice"
+                return f"has {found} {what}, {LIST} says {expected}: some are missing or duplicated"
         return None
 
     def check_sizes(self, paths: Sequence[Path]) -> None:
-        """Raises UserError naming the first file of another size."""
+        """Raise UserError naming the first file with a size that differs from the list."""
         for path in paths:
             if problem := self.size_problem(path):
                 raise UserError("data.incomplete", path, problem, _RESTORE)
 
     def check_counts(self, path: Path, records: int, tokens: int) -> None:
-        """Raises UserError for a file that has other records."""
+        """Raise UserError if a file's counts differ from the list."""
         if problem := self.count_problem(path, records, tokens):
             raise UserError("data.incomplete", path, problem, _RESTORE)
 
 
 def unlisted_note(folder: Path) -> str | None:
-    """What is to be said of TFRecords of which nothing says how many there must be."""
+    """Return a note to log if neither a list nor checksums exist for a folder, otherwise None."""
     if (folder / LIST).exists() or (folder / CHECKSUMS).exists():
         return None
-    what = "one that is missing, or there twice, cannot be known"
+    what = "missing or duplicate records cannot be detected"
     return f"note: {folder}: neither {LIST} nor {CHECKSUMS} lists its records: {what}"
 
 
 def read_list(folder: Path) -> RecordList | None:
-    """The list of a folder, or of the folder of a file that it lists; None where there is none. Raises UserError: it is
-    damaged, or contradicts itself."""
+    """Return the list of a folder, or of a file's folder, or None if there is none. Raises UserError if it is damaged
+    or inconsistent."""
     path = (folder if folder.is_dir() else folder.parent) / LIST
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Python's side of csrc/cpu/tfrecord_*.c: the functions of `mlbert.data.formats.tfrecord_plain`, compiled.
+"""Bindings of csrc/cpu/tfrecord_*.c: compiled versions of the functions of `mlbert.data.formats.tfrecord_plain`.
 
 Legend: R records, S sequences.
 """
@@ -15,11 +15,11 @@ from mlbert.data.formats.tfrecord_plain import MAX_ID, Scan, Widths
 from mlbert.host import native
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
-_EXTRA_BYTES = 512  # of a record besides its lists' values: checksums, names, tags and lengths
+_EXTRA_BYTES = 512  # of a record, excluding its lists' values: checksums, names, tags and lengths
 
 
 class _Rows(ctypes.Structure):
-    """`struct rows` of tfrecord.h, whose pointers stand in the order of `DTYPES`."""
+    """`struct rows` of tfrecord.h, with pointers in the order of `DTYPES`."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in DTYPES)
 
@@ -30,7 +30,8 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled functions. Raises mlbert.host.native.NativeUnavailable: they can't be compiled or loaded here."""
+    """Return the compiled functions. Raises mlbert.host.native.NativeUnavailable if they cannot be compiled or
+    loaded."""
     lib = native.load("tfrecord", SOURCES, openmp=False)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
@@ -54,7 +55,7 @@ def _address(array: np.ndarray, dtype: str) -> int:
 
 
 def scan(data: np.ndarray, most: int) -> Scan:
-    """`mlbert.data.formats.tfrecord_plain.scan`."""
+    """See `mlbert.data.formats.tfrecord_plain.scan`."""
     starts, intact, stopped = np.empty(most + 1, np.int64), np.empty(most, bool), ctypes.c_int64()
     count = library().tfrecord_scan(
         _address(data, "u1"), len(data), most, starts.ctypes.data, intact.ctypes.data, ctypes.addressof(stopped)
@@ -63,7 +64,7 @@ def scan(data: np.ndarray, most: int) -> Scan:
 
 
 def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """`mlbert.data.formats.tfrecord_plain.check`."""
+    """See `mlbert.data.formats.tfrecord_plain.check`."""
     intact = np.empty(len(starts), bool)
     library().tfrecord_check(
         _address(data, "u1"), _address(starts, "i8"), _address(ends, "i8"), len(starts), intact.ctypes.data
@@ -74,9 +75,9 @@ def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 def parse(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """`mlbert.data.formats.tfrecord_plain.parse`."""
+    """See `mlbert.data.formats.tfrecord_plain.parse`."""
     count = len(wanted)
-    assert len(starts) == len(ends) == count, "starts, ends and wanted are of the same records"
+    assert len(starts) == len(ends) == count, "starts, ends and wanted must have the same length"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
     tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
     most = sizes_of(count, tokens, masked)
@@ -96,12 +97,12 @@ def parse(
     if num_rows < 0:
         raise MemoryError("no memory for one example")
     used = sizes_of(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
-    # Copies of what is used: the arrays have room for examples without padding.
+    # Copy only the used parts, because the arrays have the maximum size.
     return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
 
 
 def encode(rows: Ragged, widths: Widths) -> memoryview:
-    """`mlbert.data.formats.tfrecord_plain.encode`."""
+    """See `mlbert.data.formats.tfrecord_plain.encode`."""
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     most = _EXTRA_BYTES + 5 * widths.max_seq_length + 10 * widths.max_predictions
     out = np.empty(len(rows) * most, np.uint8)

@@ -1,7 +1,7 @@
 """TFRecord framing and the benchmark's tf.train.Example in plain Python: the specification of csrc/cpu/tfrecord_*.c.
 
 A record is: uint64 length, uint32 masked CRC32C of these eight bytes, the data, uint32 masked CRC32C of the data, all
-little-endian. The data is a tf.train.Example, a map from feature names to lists:
+little-endian. The data is a tf.train.Example, which maps feature names to lists:
 
 ====================  =======================  ==============================================================
 input_ids             int64 [max_seq_length]   token ids, then zeros
@@ -10,12 +10,12 @@ segment_ids           int64 [max_seq_length]   0 for [CLS] A [SEP], 1 for B [SEP
 masked_lm_positions   int64 [max_predictions]  positions of masked tokens, then zeros
 masked_lm_ids         int64 [max_predictions]  original ids there, then zeros
 masked_lm_weights     float [max_predictions]  1.0 for masked tokens, then 0.0
-next_sentence_labels  int64 [1]                1 when B is a random one
+next_sentence_labels  int64 [1]                1 if B is a random one
 ====================  =======================  ==============================================================
 
-A sequence has as many tokens as ``input_mask`` has ones; masked tokens are those of weight 1, wherever they stand.
-Lists may be packed or not, map entries stand in any order (of two with one name the later counts), and what is
-unknown is passed over, as protocol buffers define it.
+A sequence has as many tokens as ``input_mask`` has ones. Masked tokens are those with weight 1, in any slots. As in
+protocol buffers, lists may be packed or not, map entries may be in any order (the last of a name counts), and unknown
+fields are ignored.
 
 Legend: R records, S sequences.
 """
@@ -31,7 +31,7 @@ import numpy as np
 
 from mlbert.data.formats.ragged import Ragged
 
-NAMES = (  # in the order in which the benchmark's files hold them
+NAMES = (  # in the order in the benchmark's files
     "input_ids",
     "masked_lm_positions",
     "input_mask",
@@ -58,16 +58,16 @@ class Widths(NamedTuple):
 
 
 class BadExample(ValueError):
-    """A record that is not an example of the benchmark; the text says why, to follow "record 7 (byte 1234)"."""
+    """A record is not an example of the benchmark; the message is phrased to follow "record 7 (byte 1234)"."""
 
 
 class Scan(NamedTuple):
-    """The whole records at the start of some bytes."""
+    """The complete records at the start of some bytes."""
 
-    starts: np.ndarray  # int64 [R+1], first byte of each record, and of what follows the last
+    starts: np.ndarray  # int64 [R+1], first byte of each record, and the end of the last
     intact: np.ndarray  # bool [R], whether the data's checksum is right
-    # INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next record's length has
-    # a wrong checksum) or FULL (as many records as were asked for).
+    # INCOMPLETE (the bytes end within or before the next record), BAD_LENGTH (the next record's length has a wrong
+    # checksum) or FULL (the requested number of records was found).
     stopped: int
 
 
@@ -82,7 +82,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC32C of some bytes (Castagnoli, reflected, 0x82F63B78)."""
+    """Return the CRC32C of some bytes (Castagnoli, reflected, 0x82F63B78)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
@@ -90,13 +90,13 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> bytes:
-    """`crc32c` rotated and shifted: the four bytes that a TFRecord stores."""
+    """Return the four bytes stored in a TFRecord: `crc32c`, rotated and offset."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def scan(data: np.ndarray, most: int) -> Scan:
-    """Find the whole records at the start of ``data`` (uint8 [B]), at most ``most``."""
+    """Find the complete records at the start of ``data`` (uint8 [B]), at most ``most``."""
     starts, intact, stopped = [0], list[bool](), FULL
     while len(intact) < most:
         at = starts[-1]
@@ -118,19 +118,19 @@ def _is_intact(record: bytes) -> bool:
 
 
 def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """bool [R]: whether a whole record with right checksums lies at ``data[starts[r]:ends[r]]``, 16 bytes or more."""
+    """Return bool [R], True if ``data[starts[r]:ends[r]]`` (at least 16 bytes) is a record with right checksums."""
     records = [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
     return np.array([record[:HEADER_BYTES] == _header(len(record)) and _is_intact(record) for record in records], bool)
 
 
 def _header(record_bytes: int) -> bytes:
-    """The first bytes of a record of ``record_bytes`` in all."""
+    """Return the header of a record of ``record_bytes`` bytes in total."""
     length = struct.pack("<Q", record_bytes - HEADER_BYTES - FOOTER_BYTES)
     return length + masked_crc32c(length)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned varint of up to 64 bits and the place after it."""
+    """Return an unsigned varint of up to 64 bits and the index after it."""
     result = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -144,7 +144,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(number, wire type, bytes of the value) of each field of a message."""
+    """Yield (number, wire type, bytes of the value) of each field of a message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -165,12 +165,12 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
-    """The sub-messages of field ``wanted``."""
+    """Return the sub-messages of field ``wanted``."""
     return (value for number, wire, value in _fields(data) if number == wanted and wire == _LENGTH)
 
 
 def _values(data: bytes, kind: int) -> list:
-    """The values of a tf.train.Int64List or FloatList, packed or one by one."""
+    """Return the values of a tf.train.Int64List or FloatList, packed or not."""
     values: list = []
     for number, wire, value in _fields(data):
         if number == 1 and kind == _INT and wire in (_VARINT, _LENGTH):
@@ -186,7 +186,7 @@ def _values(data: bytes, kind: int) -> list:
 
 
 def _read_lists(record: bytes) -> dict[str, tuple[int, list]]:
-    """Name -> (kind of list, values) of the features that the benchmark uses."""
+    """Return (kind of list, values) by name for the features that the benchmark uses."""
     found: dict[str, tuple[int, list]] = {}
     for features in _messages(record, 1):
         for entry in _messages(features, 1):
@@ -203,7 +203,7 @@ def _read_feature(entry: bytes) -> tuple[int, list]:
         for number, wire, value in _fields(feature):
             if wire != _LENGTH or number > _INT:
                 continue
-            if number != kind:  # the kinds are a "oneof": another kind replaces, the same one is continued
+            if number != kind:  # the kinds are a "oneof": a different kind replaces values, the same kind appends
                 values = []
             kind = number
             values += [] if kind == _BYTES else _values(value, kind)
@@ -236,7 +236,7 @@ def _check_ids(name: str, values: list[int], vocab_size: int) -> None:
 
 
 def _length(mask: list[int], segments: list[int]) -> tuple[int, int]:
-    """Tokens of the sequence and of its first segment."""
+    """Return the number of tokens of the sequence and of its first segment."""
     length = mask.index(0) if 0 in mask else len(mask)
     if length == 0 or mask != [1] * length + [0] * (len(mask) - length):
         raise BadExample("has an input_mask that is not ones followed by zeros")
@@ -250,8 +250,8 @@ Row = tuple[list[int], int, bool, list[int], list[int]]
 
 
 def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
-    """The data of a record as a row for `Ragged.from_rows`, and its widths, which must be ``widths`` (None: any that
-    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample, which says what is wrong."""
+    """Return the data of a record as a row for `Ragged.from_rows`, and its widths. They must equal ``widths`` if given,
+    and ids must be below ``vocab_size``. Raises BadExample with the reason otherwise."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     values = {name: content for name, (_, content) in lists.items()}
@@ -277,14 +277,14 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
 def parse(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """Examples of records as sequences, and bool [R]: the records that gave one.
+    """Parse records. Returns their sequences, and bool [R], True for records that are good.
 
     Args:
         data: uint8 [B].
-        starts, ends: int64 [R], record r lies at ``data[starts[r]:ends[r]]``.
+        starts, ends: int64 [R], record r is ``data[starts[r]:ends[r]]``.
         wanted: bool [R], records to read.
-        widths: what every record must have.
-        vocab_size: ids must be smaller.
+        widths: required of every record.
+        vocab_size: exclusive upper bound of ids.
     """
     rows, good = [], np.zeros(len(wanted), bool)
     for index in np.flatnonzero(wanted):
@@ -310,7 +310,7 @@ def _put(number: int, content: bytes) -> bytes:
 
 
 def encode_example(row: Row, widths: Widths) -> bytes:
-    """A tf.train.Example, byte for byte as the benchmark's generator wrote it; see `parse_example`."""
+    """Return a row as a tf.train.Example with the same bytes as the benchmark's generator; see `parse_example`."""
     tokens, first, random_next, positions, labels = row
     padding, unused = widths.max_seq_length - len(tokens), widths.max_predictions - len(positions)
     lists: dict[str, list] = {
@@ -331,12 +331,12 @@ def encode_example(row: Row, widths: Widths) -> bytes:
 
 
 def frame(content: bytes) -> bytes:
-    """One record: length, data and their checksums."""
+    """Return one record: length, data and their checksums."""
     return _header(len(content) + HEADER_BYTES + FOOTER_BYTES) + content + masked_crc32c(content)
 
 
 def encode(rows: Ragged, widths: Widths) -> bytes:
-    """All sequences as records, back to back. They must fit ``widths``."""
+    """Return all sequences as concatenated records. They must fit ``widths``."""
     records = []
     for number in range(len(rows)):
         one = rows.slice(number, number + 1)

@@ -1,9 +1,9 @@
-"""The benchmark's TFRecords as a `mlbert.data.formats.base.Store`: read as they are, in any order.
+"""The benchmark's TFRecords as a `mlbert.data.formats.base.Store`: read directly, in any order.
 
-Opening a folder for the first time reads it once, checks every record, and keeps where each one lies
+Opening a folder for the first time reads it once, checks every record, and caches the records' locations
 (`mlbert.data.formats.index_cache`). Checksums are checked again whenever a record is read.
 
-Legend: N records of all files, F files, S sequences asked for.
+Legend: N records of all files, F files, S requested sequences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GATHERED = 8192  # records read at a time
 
 
 def accepts(folder: Path | str) -> bool:
-    """Whether the folder holds files named like TFRecords that are not HDF5."""
+    """Return True if the folder has files that are named like TFRecords and are not HDF5."""
     try:
         with named_files(Path(folder))[0].open("rb") as file:
             return file.read(len(_HDF5)) != _HDF5
@@ -45,15 +45,15 @@ def accepts(folder: Path | str) -> bool:
 
 
 def describe(folder: Path | str) -> StoreInfo:
-    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords, and its list where it has
-    one. Raises UserError: no such files, the first one is not TFRecords, or the list is damaged."""
-    # A bad record is told by whoever reads the set.
+    """Describe a folder of TFRecords from file names and sizes, the first record's list sizes, and its list if it has
+    one. Raises UserError if there are no such files, the first is not TFRecords, or the list is damaged."""
+    # Bad records are reported when the set is read.
     return _outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
 
 
 def outline(folder: Path | str, most: Widths) -> StoreInfo:
-    """The same without reading a record: the list sizes are those that the records may have at most, where no list says
-    them. Raises UserError: no such files, or others than listed."""
+    """Describe a folder without reading a record; without a list, ``most`` gives the maximum widths. Raises UserError
+    if there are no such files, or not those listed."""
     folder = Path(folder)
     listed = read_list(folder)
     if listed is None:
@@ -81,13 +81,13 @@ def _outline(folder: Path | str, widths: Widths) -> StoreInfo:
 
 
 def open_folder(folder: Path | str) -> TFRecordStore:
-    """`TFRecordStore` of a folder."""
+    """Open a folder as a `TFRecordStore`."""
     return TFRecordStore(folder)
 
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other."""
+    """Locations of the records of some files. Raises ValueError if the arrays are inconsistent."""
 
     widths: np.ndarray  # int64 [2], tokens and predictions of every record
     counts: np.ndarray  # int64 [F], records of each file
@@ -105,9 +105,11 @@ _ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 
 class TFRecordStore:
-    """TFRecord files (see `mlbert.data.formats.tfrecord.find_files`) opened for random access; with ``cached`` the
-    index is kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged,
-    has records of another width than the first one, or other ones than its list says."""
+    """TFRecord files (see `mlbert.data.formats.tfrecord.find_files`) opened for random access.
+
+    ``cached`` keeps the index in the user's cache folder. Raises UserError if a file is unreadable or damaged, its
+    records have other widths than the first, or its counts differ from its list.
+    """
 
     num_packs = 0  # single sequences
 
@@ -135,12 +137,12 @@ class TFRecordStore:
         return self._index.lengths.astype(np.int32)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
         return self._index.lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: a record changed or cannot be read
-        back; names file, record and byte."""
+        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file, record and byte if
+        a record has changed or cannot be read."""
         indices = np.asarray(indices, np.int64)
         if len(indices) <= _GATHERED:
             return self._gather(indices)
@@ -148,7 +150,7 @@ class TFRecordStore:
         return Ragged.concatenate([self._gather(piece) for piece in pieces])
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """There are no packs."""
+        """Not supported: TFRecords hold single sequences."""
         raise AssertionError("TFRecords hold no packs")
 
     def _gather(self, indices: np.ndarray) -> Ragged:
@@ -170,7 +172,7 @@ class TFRecordStore:
         raise self._problem(int(indices[bad]), int(file[bad]))
 
     def _problem(self, record: int, file: int) -> UserError:
-        """Why a record is refused that was fine when the index was made."""
+        """Return the error for a record that was good when the index was made."""
         start = int(self._index.starts[record])
         place = start + int(self._map.starts[file])
         content = self._map.bytes[place : place + int(self._index.sizes[record])]
@@ -188,8 +190,8 @@ class TFRecordStore:
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache | None) -> RecordIndex:
-    """The index of some files, from the cache or made now by several threads. Raises UserError: a file is unreadable or
-    damaged, or has records of another width than the first one."""
+    """Return the index of some files from the cache, or build it in several threads. Raises UserError if a file is
+    unreadable or damaged, or has records of other widths than the first."""
     if cache:
         with contextlib.suppress(OSError, ValueError):
             return RecordIndex(**cache.read(_ARRAYS))
@@ -200,7 +202,7 @@ def load_index(paths: Sequence[Path], cache: IndexCache | None) -> RecordIndex:
 
 
 def build_index(paths: Sequence[Path]) -> RecordIndex:
-    """`load_index` without the cache: reads every file once."""
+    """Build the index of `load_index` without the cache, reading every file once."""
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(_index_file, paths))
     for path, part in zip(paths, parts, strict=True):

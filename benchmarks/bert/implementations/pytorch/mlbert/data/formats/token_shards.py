@@ -1,18 +1,18 @@
-"""The texts of an MDS set as token ids: each shard is tokenised once and kept beside the set's local copy.
+"""Token ids of an MDS set's texts; each shard is tokenized once and cached in the set's local folder.
 
-A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids), which was tokenised and cut when it was written.
-Shard F of the set becomes ``tokens-<tokenizer>/<F's name>.ids`` in the local folder, little-endian:
+A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids) if it was tokenized and cut when it was written.
+Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in the local folder, little-endian:
 
 ==================  =====================================================================
 magic               8 bytes
 identity            32 bytes, SHA-256 of the set's index, the shard's name and the tokenizer
-n, T, checksum      int64 each; the checksum is CRC-32 of what follows
+n, T, checksum      int64 each; the checksum is the CRC-32 of the rest
 offsets             int64 [n+1], text i has tokens[offsets[i]:offsets[i+1]]
 tokens              uint16 [T]
 ==================  =====================================================================
 
-Processes share these files: a file gets its name when it is whole, one process at a time makes it, and one that does
-not fit its head is made again. Where nothing can be written, tokens are kept in memory.
+Processes share these files: a file is renamed to its final name when it is complete, only one process at a time makes
+it, and a file that does not match its head is made again. If the folder is not writable, tokens are kept in memory.
 
 Legend: n texts of a shard, T tokens, F shards.
 """
@@ -46,7 +46,7 @@ TEXT, TOKENS = "text", "tokens"
 _ENCODINGS = {TEXT: "str", TOKENS: "bytes"}
 _MAGIC = b"MLBERTI1"
 _HEAD = struct.Struct("<8s32sqqq")
-_MOST_MEMORY = 4 << 30  # bytes of shards that cannot be kept in files
+_MOST_MEMORY = 4 << 30  # bytes of shards that cannot be stored in files
 _MOST_LOOSE = 16_384  # texts
 _INT64, _UINT16 = np.dtype("<i8"), np.dtype("<u2")
 
@@ -59,19 +59,19 @@ class TokenShard:
     offsets: np.ndarray  # int64 [n+1]
 
     def text(self, place: int) -> np.ndarray:
-        """Tokens of one text, uint16."""
+        """Return the tokens of one text, uint16."""
         return self.tokens[self.offsets[place] : self.offsets[place + 1]]
 
 
 def open_texts(local: Path, remote: str | None) -> MdsReader:
-    """The set in the folder ``local``, or the one at the address ``remote``, whose shards are copied to ``local`` when
-    they are needed; reads the index alone. Raises UserError: there is none, or one without a column of texts."""
+    """Open the set in the folder ``local``, or at the path or URL ``remote``, with shards copied to ``local`` on
+    demand. Reads only the index. Raises UserError if there is no set, or it has no text column."""
     if remote is not None and local_folder(remote) != local:
         reader = MdsReader(remote, local)
     else:
         reader = MdsReader(local)
         if any(shard.zipped for shard in reader.shards):
-            reader = MdsReader(local, local)  # unpacks beside the packed files
+            reader = MdsReader(local, local)  # decompresses into the same folder
     if column_of(reader) is None:
         found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
         raise UserError(
@@ -81,53 +81,53 @@ def open_texts(local: Path, remote: str | None) -> MdsReader:
 
 
 def column_of(reader: MdsReader) -> str | None:
-    """The column that holds a sample's text or its tokens."""
+    """Return the column with a sample's text or tokens, or None."""
     return next((name for name, kind in _ENCODINGS.items() if reader.columns.get(name) == kind), None)
 
 
 class TokenShards:
-    """The tokens of a set, shard by shard; can be used by several threads.
+    """The tokens of a set, shard by shard. Thread-safe.
 
     Args:
         reader: an opened set.
-        tokenizer: makes tokens of texts, and says which ids there are.
+        tokenizer: tokenizes texts, and defines the valid ids of tokens.
         folder: the set's local copy.
 
     Attributes:
-        is_text: whether the set holds texts; False: tokens, cut to samples and with their special tokens.
-        first: int64 [F+1], number of each shard's first text, and of texts.
+        is_text: True if the set has texts, False if it has tokens, which are already cut and have special tokens.
+        first: int64 [F+1], number of each shard's first text, and the number of all texts.
     """
 
     def __init__(self, reader: MdsReader, tokenizer: Tokenizer, folder: Path) -> None:
         self._reader, self._tokenizer = reader, tokenizer
         column = column_of(reader)
-        assert column is not None, "open_texts looks at the columns"
+        assert column is not None, "open_texts checks the columns"
         self._column = column
         self.is_text = column == TEXT
         self.first = offsets_of(reader.shard_sizes)
         digest = hashlib.sha256(tokenizer.identity.encode()).hexdigest()
         self.folder = folder / f"tokens-{digest[:16]}"
-        self._own = threading.local()
+        self._per_thread = threading.local()
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._shards: dict[int, TokenShard] = {}
-        self._in_memory: dict[int, int] = {}  # bytes of shards that no file holds, oldest first
-        self._loose: OrderedDict[int, np.ndarray] = OrderedDict()  # tokens of texts whose shard was not there yet
+        self._in_memory: dict[int, int] = {}  # bytes of shards that are only in memory, oldest first
+        self._loose: OrderedDict[int, np.ndarray] = OrderedDict()  # tokens of texts whose shard did not exist yet
         self._loose_lock = threading.Lock()
 
     def shards_of(self, texts: np.ndarray) -> np.ndarray:
-        """Shards that texts (int [k]) lie in, int64 [k]."""
+        """Return the shards (int64 [k]) of texts (int [k])."""
         return np.searchsorted(self.first, texts, side="right") - 1
 
     def ready(self, number: int) -> TokenShard | None:
-        """Shard ``number``, where it was made before, by whichever process."""
+        """Return shard ``number`` if any process has made it, otherwise None."""
         found = self._shards.get(number)
         if found is None and (found := self._kept(number)) is not None:
             self._shards[number] = found
         return found
 
     def loose(self, texts: Sequence[int]) -> list[np.ndarray]:
-        """Tokens of each of ``texts``, uint16, without their shards; the latest are remembered.
-        Raises UserError: their shards cannot be read or fetched."""
+        """Return the tokens (uint16) of each of ``texts`` without tokenizing their shards; the latest are cached.
+        Raises UserError if their shards cannot be read or fetched."""
         with self._loose_lock:
             found = {text: self._loose[text] for text in texts if text in self._loose}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
@@ -141,13 +141,13 @@ class TokenShards:
         return [found[text] for text in texts]
 
     def shard(self, number: int) -> TokenShard:
-        """Shard ``number``; made now unless it was. Raises UserError: it cannot be read or fetched."""
+        """Return shard ``number``, making it if necessary. Raises UserError if it cannot be read or fetched."""
         found = self._shards.get(number) or self._open(number, wait=True)
-        assert found is not None, "waited for"
+        assert found is not None, "with wait=True there is always a result"
         return found
 
     def prepare(self, number: int) -> bool:
-        """Make shard ``number`` unless it is there; False, at once, where another process or thread is making it.
+        """Make shard ``number`` unless it exists. Return False immediately if another process or thread is making it.
         Raises UserError as `shard`."""
         return number in self._shards or self._open(number, wait=False) is not None
 
@@ -164,13 +164,13 @@ class TokenShards:
             lock.release()
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
-        """None: another process is making it, and ``wait`` is not set."""
+        """Make a shard, or return None if another process is making it and ``wait`` is False."""
         path = self._path(number)
         try:
             with _locked(path, wait) as is_mine:
                 if not is_mine:
                     return None
-                if (found := self._kept(number)) is not None:  # another process made it meanwhile
+                if (found := self._kept(number)) is not None:  # another process made it in the meantime
                     return found
                 made = self._tokenised(number)
                 return self._write(number, path, made)
@@ -204,7 +204,7 @@ class TokenShards:
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def _kept(self, number: int) -> TokenShard | None:
-        """From its file; None where that is missing or damaged."""
+        """Return a shard from its file, or None if the file is missing or damaged."""
         path = self._path(number)
         try:
             if path.stat().st_size < _HEAD.size:
@@ -230,8 +230,8 @@ class TokenShards:
         return found
 
     def _at_once(self, number: int) -> TokenShard | None:
-        """The same without the work for each sample, which here is the size of a text and the text. None: one is
-        damaged, which reading it tells."""
+        """Tokenize a shard without per-sample overhead; a sample is the size of a text and the text. Return None if a
+        sample is damaged; reading it individually raises the error."""
         samples, starts = self._reader.shard_bytes(number)
         lengths = np.diff(starts) - UINT32.itemsize
         if (lengths < 0).any():
@@ -245,16 +245,16 @@ class TokenShards:
             return None
 
     def _encode(self, texts: Sequence[int]) -> TokenShard:
-        """Some texts of the set, as if they were a shard."""
+        """Return some texts of the set in the form of a shard."""
         values = [self._reader[text][self._column] for text in texts]
         if not self.is_text:
             return self._ids(texts, values)
         return TokenShard(*self._tokenizer_of_thread().encode_all(values))
 
     def _tokenizer_of_thread(self) -> Tokenizer:
-        if not hasattr(self._own, "tokenizer"):
-            self._own.tokenizer = self._tokenizer.clone()
-        return self._own.tokenizer
+        if not hasattr(self._per_thread, "tokenizer"):
+            self._per_thread.tokenizer = self._tokenizer.clone()
+        return self._per_thread.tokenizer
 
     def _ids(self, texts: Sequence[int], values: list[bytes]) -> TokenShard:
         sizes = np.asarray([len(value) for value in values], np.int64)
@@ -277,12 +277,13 @@ class TokenShards:
 
 
 class _Unwritable(Exception):
-    """The folder cannot be written, or has no locks."""
+    """The folder is not writable, or does not support locks."""
 
 
 @contextmanager
 def _locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process alone makes the file now; always, unless ``wait`` is False. Raises _Unwritable."""
+    """Lock out other processes that make the file. Yield False if ``wait`` is False and another process has the lock.
+    Raises _Unwritable."""
     with contextlib.ExitStack() as stack:
         is_mine = True
         try:

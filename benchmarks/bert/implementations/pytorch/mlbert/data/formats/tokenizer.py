@@ -1,8 +1,7 @@
-"""Tokenizers by name: a vocabulary with its special tokens, from text to ids and back.
+"""Tokenizers by name, vocab.txt or ``tokenizer.json``: a vocabulary with special tokens that maps text to ids and back.
 
-The names of Google's uncased English models need no network: their common vocabulary comes with this package.
-
-The vocabulary of a ``tokenizer.json``: fast tokenizers of Hugging Face save that file and no vocab.txt.
+Google's uncased English models need no network, because this package includes their common vocabulary. Hugging Face's
+fast tokenizers are saved as ``tokenizer.json`` without a vocab.txt.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ UNCASED_NAMES = ("bert-base-uncased", "bert-large-uncased", "prajjwal1/bert-tiny
 _OWNER = "google-bert/"
 _REMEDY = "Give a vocab.txt or the folder of one"
 _HUB_SECONDS = 5.0
-_FIRST = "!"  # a text of one token, always
+_FIRST = "!"  # always one token
 _LINE_END = "\n"
 _BLANKED = bytes.maketrans(b"\n\r", b"  ")
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary file and what is made with it; can be used by several threads, each with a copy (`clone`)."""
+    """A tokenizer made from a vocabulary file. Each thread needs its own copy (`clone`)."""
 
-    name: str  # as it was asked for
-    vocabulary: dict[str, int]  # from entry to id
-    file: Path  # the vocabulary
-    sha256: str  # of that file
+    name: str  # as requested
+    vocabulary: dict[str, int]  # entry -> id
+    file: Path  # the vocabulary file
+    sha256: str  # of the vocabulary file
     lower_case: bool = True
 
     @property
     def identity(self) -> str:
-        """Equal where the same text gives the same ids."""
+        """Identifier that is equal for tokenizers that produce the same ids."""
         return self.sha256 if self.lower_case else f"{self.sha256}-cased"
 
     @property
@@ -72,32 +71,35 @@ class Tokenizer:
 
     @cached_property
     def entries(self) -> list[str]:
-        """Entries by their ids."""
+        """Entries in the order of their ids."""
         return sorted(self.vocabulary, key=self.vocabulary.__getitem__)
 
     def clone(self) -> Tokenizer:
-        """The same without what one thread's use leaves behind."""
+        """Return a copy without cached state, for another thread."""
         return Tokenizer(self.name, self.vocabulary, self.file, self.sha256, self.lower_case)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special tokens added."""
+        """Return the ids of a text, without special tokens."""
         return self._plain.encode(text)
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """uint16 [T], the ids of all texts, and int64 [texts+1], where each begins; as `encode`, which it calls where
-        nothing can be compiled."""
+        """Return uint16 [T], the ids of all texts, and int64 [texts+1], the start of each. Uses compiled code if
+        possible, with the same result as `encode`."""
         if self._native is None:
             rows = [self.encode(text) for text in texts]
             return np.asarray([token for row in rows for token in row], np.uint16), offsets_of([*map(len, rows)])
         if not texts:
             return np.empty(0, np.uint16), np.zeros(1, np.int64)
-        # A line for each text; as lines without a token would be left out, each begins with one.
+        # One line per text. Lines without tokens would be dropped, so each starts with an extra token.
         lines = "\n".join([f"{_FIRST} {text.replace(_LINE_END, ' ')}" for text in texts]).replace("\r", " ")
         return self._of_lines(self._native, lines.encode(), len(texts))
 
     def encode_records(self, records: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode_all` without the work for each text: of texts in UTF-8 that each stand behind 4 bytes of anything;
-        uint8 [bytes], and int64 [texts+1] where each begins. Raises UnicodeDecodeError: one is not UTF-8."""
+        """Encode like `encode_all`, without per-text overhead, UTF-8 texts that each follow 4 arbitrary bytes.
+
+        ``records`` is uint8 [bytes], ``starts`` int64 [texts+1], the start of each. Raises UnicodeDecodeError if a text
+        is not UTF-8.
+        """
         if self._native is None:
             data = records.tobytes()
             edges = starts.tolist()
@@ -108,14 +110,14 @@ class Tokenizer:
         return self._of_lines(self._native, lines[1:].tobytes(), len(starts) - 1)
 
     def _of_lines(self, native_tokenizer: NativeWordPiece, lines: bytes, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of lines that each begin with `_FIRST`, without it."""
+        """Return the tokens of lines that each start with `_FIRST`, without that token."""
         parsed = native_tokenizer.parse(lines, self.name)
         starts = parsed.sentences
         assert len(starts) == count + 1, "one sentence for each text"
         return np.delete(parsed.tokens, starts[:-1]), starts - np.arange(len(starts))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Entries with blanks between, pieces of words joined; for people."""
+        """Return readable text: entries separated by spaces, with word pieces joined."""
         return " ".join(self.entries[number] for number in ids).replace(" ##", "")
 
     @cached_property
@@ -131,12 +133,12 @@ class Tokenizer:
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a vocab.txt, of a folder with one, or of a model's name.
+    """Load the tokenizer of a vocab.txt, a folder with one, or a model name.
 
-    Names in `UNCASED_NAMES`, also after ``google-bert/``, are known here; others are looked for in the Hugging Face
-    hub where its package is installed. ``do_lower_case`` of a tokenizer_config.json beside the file counts.
+    Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched from the Hugging Face
+    hub if its package is installed. ``do_lower_case`` in a tokenizer_config.json in the same folder is respected.
 
-    Raises UserError: no such file or model, or it is no vocabulary of BERT.
+    Raises UserError if there is no such file or model, or it is not a BERT vocabulary.
     """
     short = str(name).removeprefix(_OWNER)
     path = Path(name)
@@ -154,9 +156,9 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 
 def lower_cases(vocabulary: Path) -> bool:
-    """Whether texts are read in the uncased form: what the tokenizer_config.json beside a vocabulary says, else yes.
+    """Return ``do_lower_case`` of the tokenizer_config.json next to a vocabulary, or True without one.
 
-    Raises UserError where that file is damaged.
+    Raises UserError if that file is damaged.
     """
     config, remedy = vocabulary.with_name(TOKENIZER_CONFIG), "Restore or remove the file"
     if not config.exists():
@@ -168,10 +170,10 @@ def lower_cases(vocabulary: Path) -> bool:
 
 
 def _fetched(name: str) -> Path:
-    """A model's vocab.txt in the hub's own cache, its configuration beside it where there is one."""
+    """Fetch a model's vocab.txt, and its configuration if it has one, to the hub's cache; return the vocab.txt."""
     subject = f"tokenizer {name!r}"
     if problem := hub_problem():
-        raise UserError("network.unreachable", subject, f"is no file and not known here, and {problem}", _REMEDY)
+        raise UserError("network.unreachable", subject, f"is not a file or a built-in name, and {problem}", _REMEDY)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -183,7 +185,7 @@ def _fetched(name: str) -> Path:
     try:
         hf_hub_download(name, TOKENIZER_CONFIG)
     except EntryNotFoundError:
-        pass  # lower case, then
+        pass  # defaults to lower case
     except Exception as error:
         reason = f"has a {TOKENIZER_CONFIG} that cannot be fetched ({type(error).__name__})"
         raise UserError("network.unreachable", subject, reason, _REMEDY) from None
@@ -191,8 +193,8 @@ def _fetched(name: str) -> Path:
 
 
 def hub_problem() -> str | None:
-    """Why the Hugging Face hub cannot be used, in words that follow "and"; None where it answers. The hub's own
-    functions try again and again, for half a minute."""
+    """Return why the Hugging Face hub is unavailable, phrased to follow "and", or None. Checked separately because the
+    hub's functions retry for half a minute."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -210,9 +212,9 @@ TOKENIZER_JSON = "tokenizer.json"
 
 
 def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
-    """Entries by their ids, and whether texts are read in the uncased form. Raises UserError: the file is damaged, or
-    is no WordPiece tokenizer's."""
-    remedy = "Restore it, or put the vocab.txt beside it"
+    """Return the entries in the order of their ids, and whether text is lowercased. Raises UserError if the file is
+    damaged, or not of a WordPiece tokenizer."""
+    remedy = "Restore it, or put the vocab.txt next to it"
     found = read_json(file, remedy)
     try:
         if (kind := found["model"].get("type", "WordPiece")) != "WordPiece":
@@ -227,6 +229,6 @@ def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
 
 
 def load_tokenizer_json(file: Path) -> Tokenizer:
-    """`read_tokenizer_json` as a tokenizer. Raises UserError as that, or it is no BERT's."""
+    """Load a tokenizer.json. Raises UserError as `read_tokenizer_json`, or if it is not a BERT vocabulary."""
     entries, is_lower = read_tokenizer_json(file)
     return Tokenizer(str(file), numbered(entries, file), file, file_sha256(file), is_lower)

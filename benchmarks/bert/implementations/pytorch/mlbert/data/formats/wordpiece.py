@@ -1,10 +1,9 @@
 """The benchmark's tokenizer: clean-up, CJK spacing, lower-casing with accent stripping, punctuation, greedy WordPiece.
 
-Exact to the published one, also on text where common libraries differ: a special token's name in the text is plain
-text, words of up to 200 characters are looked up, private-use and unassigned characters stay. What happens to a
-word depends on the word alone, so every distinct word is worked out once and remembered.
-
-Python's side of csrc/cpu/wordpiece.c: lines of text to token ids, as `mlbert.data.formats.wordpiece` gives them.
+It matches the published one exactly, also on text where common libraries differ: a special token's name in the text is
+plain text, words of up to 200 characters are looked up, private-use and unassigned characters are kept. The result for
+a word depends only on the word, so each distinct word is tokenized once and cached. `WordPieceTokenizer` is the
+reference in Python; `NativeWordPiece` binds csrc/cpu/wordpiece.c, which tokenizes lines of text with the same result.
 
 Legend: T tokens, S sentences (lines that are not blank), D documents (what blank lines separate).
 """
@@ -34,7 +33,7 @@ MAX_CHARS_PER_WORD = 200
 MAX_REMEMBERED_WORDS = 2_000_000
 _REMEDY = "Give a BERT WordPiece vocab.txt"
 
-# Code point ranges that the benchmark takes as Chinese characters (CJK ideographs; not kana, not hangul).
+# Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not hangul).
 _CJK_RANGES = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -48,7 +47,7 @@ _CJK_RANGES = (
 
 
 class _CleanTable(dict[int, str]):
-    """Translation of single characters, worked out when first met: dropped, made a space, spaced, or kept."""
+    """Translation of single characters, computed on first use: dropped, replaced by a space, spaced, or kept."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -68,17 +67,17 @@ _CLEAN = _CleanTable()
 
 
 def is_punctuation(char: str) -> bool:
-    """ASCII that is neither letter, digit, space nor control, and every Unicode punctuation character."""
+    """Return True for ASCII other than letters, digits, spaces and control characters, and for Unicode punctuation."""
     return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 def clean_words(text: str) -> list[str]:
-    """Words of a text as white space separates them, after clean-up and CJK spacing."""
+    """Return the whitespace-separated words of a text after clean-up and CJK spacing."""
     return text.translate(_CLEAN).split()
 
 
 def basic_split(word: str, lower_case: bool = True) -> list[str]:
-    """Split one white-space separated word: lower case, no accents, punctuation apart."""
+    """Split a whitespace-separated word at punctuation; with ``lower_case``, lowercase it and strip accents first."""
     if lower_case:
         decomposed = unicodedata.normalize("NFD", word.lower())
         word = "".join(char for char in decomposed if unicodedata.category(char) != "Mn")
@@ -87,8 +86,8 @@ def basic_split(word: str, lower_case: bool = True) -> list[str]:
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Read a vocabulary file: one entry a line, its number is its line. Raises UserError: unreadable, not UTF-8,
-    doubled entries, a special token missing, or too many entries."""
+    """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable or
+    not UTF-8, or as `numbered`."""
     try:
         with reading(path, _REMEDY):
             lines = path.read_bytes().decode("utf-8").split("\n")
@@ -100,8 +99,8 @@ def load_vocabulary(path: Path) -> dict[str, int]:
 
 
 def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
-    """A vocabulary of its entries, which come from a file. Raises UserError: doubled entries, a special token missing,
-    or too many entries."""
+    """Number the entries of a vocabulary; ``path`` is for messages. Raises UserError if entries are duplicated, a
+    special token is missing, or there are too many entries."""
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
@@ -117,7 +116,7 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Text to token ids; with ``lower_case`` in the uncased form (lower case, accents stripped)."""
+    """Converts text to token ids; ``lower_case`` lowercases it and strips accents."""
 
     def __init__(self, vocabulary: dict[str, int], lower_case: bool = True) -> None:
         self.vocabulary = vocabulary
@@ -127,7 +126,7 @@ class WordPieceTokenizer:
         self._remembered: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         remembered = self._remembered
         ids: list[int] = []
         for word in clean_words(text):
@@ -141,7 +140,7 @@ class WordPieceTokenizer:
         return ids
 
     def pieces(self, word: str) -> tuple[int, ...]:
-        """Greedy longest-match-first pieces of one basic word; [UNK] when a rest matches nothing."""
+        """Return the greedy longest-match-first pieces of one basic word, or [UNK] if a remainder does not match."""
         if len(word) > MAX_CHARS_PER_WORD:
             return self._unknown
         vocabulary, found, start = self.vocabulary, [], 0
@@ -186,7 +185,7 @@ def _library() -> ctypes.CDLL:
 
 
 def addresses(*arrays: np.ndarray) -> list[int]:
-    """Where the values of arrays lie, for C functions."""
+    """Return the addresses of the arrays' data, for C functions."""
     return [array.ctypes.data for array in arrays]
 
 
@@ -200,12 +199,12 @@ class Parsed:
 
 
 class NativeWordPiece:
-    """A tokenizer, compiled; for one thread at a time. Raises mlbert.host.native.NativeUnavailable: it cannot be
-    compiled or loaded here."""
+    """A compiled tokenizer, for one thread at a time. Raises mlbert.host.native.NativeUnavailable if it cannot be
+    compiled or loaded."""
 
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
         self._tokenizer, self._library = tokenizer, _library()
-        # Words of ASCII can only match entries of ASCII; the others are Python's business.
+        # ASCII words can only match ASCII entries; Python handles all other words.
         entries = [(entry.encode(), number) for entry, number in tokenizer.vocabulary.items() if entry.isascii()]
         joined = b"".join(entry for entry, _ in entries)
         offsets = offsets_of([len(entry) for entry, _ in entries])
@@ -217,8 +216,8 @@ class NativeWordPiece:
         weakref.finalize(self, self._library.wordpiece_free, self._handle)
 
     def parse(self, data: bytes, name: str, block_bytes: int = BLOCK_BYTES) -> Parsed:
-        """Documents of a text in UTF-8 without carriage returns; ``name`` is for messages. Works block by block of
-        whole lines. Raises UnicodeDecodeError: it is not UTF-8."""
+        """Tokenize a UTF-8 text without carriage returns, in blocks of complete lines; ``name`` is for messages. Raises
+        UnicodeDecodeError if it is not UTF-8."""
         library, handle = self._library, self._handle
         library.wordpiece_reset(handle)
         counts = np.zeros(3, np.int64)
@@ -226,7 +225,7 @@ class NativeWordPiece:
         while begin < len(data) or begin == 0:  # an empty text has one empty block, its last
             end = data.find(b"\n", begin + block_bytes) + 1 or len(data)
             pending = library.wordpiece_scan(handle, data, begin, end)
-            # ``pending`` chunks are not ASCII: Python says what they are before the block is appended.
+            # ``pending`` chunks are not ASCII: Python tokenizes them before the block is appended.
             if pending < 0 or (pending and self._define(data, pending)):
                 raise no_memory(f"the text of {name}")
             if library.wordpiece_append(handle, int(end == len(data)), counts.ctypes.data):
@@ -242,7 +241,7 @@ class NativeWordPiece:
         return Parsed(*arrays)
 
     def _define(self, data: bytes, pending: int) -> int:
-        """Work out the chunks that are not ASCII, each for itself."""
+        """Tokenize the chunks that are not ASCII individually."""
         begins, lengths = np.empty(pending, np.int64), np.empty(pending, np.int64)
         self._library.wordpiece_pending(self._handle, *addresses(begins, lengths))
         ids: list[int] = []
@@ -259,7 +258,7 @@ class NativeWordPiece:
 
 
 def no_memory(what: str) -> UserError:
-    """There is too little for this."""
+    """Return the error for insufficient memory."""
     return UserError(
         "machine.memory", "memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts"
     )

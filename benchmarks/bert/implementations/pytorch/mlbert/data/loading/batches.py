@@ -1,11 +1,8 @@
-"""The one batch format: a flat stream of the tokens of S sequences, back to back, without padding.
+"""The batch format: the tokens of S sequences, concatenated without padding.
 
-Legend: S sequences, T tokens, M masked tokens.
-
-A batch on the host in the fewest bytes: one buffer, filled once from the sequences, brought to a device by one copy.
-
-The device makes the `Batch` from it (`mlbert.data.loading.triton_expand`, or the plain twin here), so positions,
-segments, dropout rows and 64-bit ids never cross the bus: 2.9 bytes a token instead of 30.
+On the host a batch is one compact buffer (`HostBatch`), which takes a single copy to the device. The device expands it
+to a `Batch` (`mlbert.data.loading.triton_expand`, or the reference here), so positions, segments, dropout rows and
+64-bit ids never cross the bus: 2.9 bytes per token instead of 30. The buffer holds:
 
 ==================  ==================  =============================================================
 ids                 16 bits [T]         token ids after masking
@@ -13,19 +10,16 @@ masked_labels       16 bits [M]         original ids
 masked_positions    int32 [M]           index into T
 cu_seqlens          int32 [S+1]         as in `Batch`
 first_lengths       int32 [S]           tokens of segment 0; the rest of the sequence is segment 1
-first_rows          int32 [S]           dropout row of the first token; the rows of a sequence count up
-next_sentence       uint8 [S]           1 when sentence B is a random one
-labels              float32 [S]         a task's labels, in a batch that has them
+first_rows          int32 [S]           dropout row of the first token; the others follow consecutively
+next_sentence       uint8 [S]           1 if sentence B is a random one
+labels              float32 [S]         task labels, if the batch has any
 ==================  ==================  =============================================================
 
+`StaticShape` pads a batch to fixed sizes, because a CUDA graph needs the same shapes in every step. Padding does not
+affect loss, gradients or accuracy: it consists of tokens after the last sequence, empty sequences (`cu_seqlens` repeats
+its last value; a task's label is 0) and masked positions with an ignored label.
+
 Legend: S sequences, T tokens, M masked tokens, P units (packs, or single sequences).
-
-Fills a batch up to fixed sizes, so that every step has the same shapes: what a CUDA graph needs.
-
-What is added takes no part in loss, gradient and accuracy: tokens behind the last sequence, sequences of no token
-(`cu_seqlens` repeats its last value; a task's label is 0) and masked positions whose label is ignored.
-
-Legend as in `mlbert.data.loading.batches`.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.order import first_slots
 from mlbert.data.formats.ragged import Ragged
 
-IGNORED_LABEL = -100  # of what fills a batch up; as in PyTorch's cross_entropy
+IGNORED_LABEL = -100  # label of padding; the default of PyTorch's cross_entropy
 
 
 @dataclass(frozen=True)
@@ -55,35 +49,35 @@ class Batch:
     segment_ids: Tensor  # int64 [T], 0 for sentence A, 1 for sentence B
     position_ids: Tensor  # int64 [T], position within the sequence, from 0
     cu_seqlens: Tensor  # int32 [S+1], sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1]
-    max_seqlen: int  # longest sequence, tokens (a host number: no device synchronisation)
+    max_seqlen: int  # longest sequence, tokens (on the host, to avoid a device synchronisation)
     masked_positions: Tensor  # int64 [M], index into T, ascending
     masked_labels: Tensor  # int64 [M], the original token ids
-    next_sentence_labels: Tensor  # int64 [S], 1 when sentence B is a random one
-    # int32 [T], names each token within the optimizer step, the same however the step's batch is split over ranks and
-    # accumulation steps; dropout masks are keyed by it.
+    next_sentence_labels: Tensor  # int64 [S], 1 if sentence B is a random one
+    # int32 [T], identifies each token within the optimizer step, independent of how the step is split over ranks and
+    # accumulation steps. Dropout masks are keyed by it.
     dropout_rows: Tensor
-    labels: Tensor | None = None  # float32 [S], a task's labels, classes or scores; None where there are none
+    labels: Tensor | None = None  # float32 [S], task labels (classes or scores), if there are any
 
     @property
     def num_samples(self) -> int:
-        """Sequences in the batch (S)."""
+        """Number of sequences in the batch (S)."""
         return self.cu_seqlens.numel() - 1
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens in the batch (T)."""
+        """Number of tokens in the batch (T)."""
         return self.input_ids.numel()
 
     @property
     def num_masked(self) -> int:
-        """Masked tokens in the batch (M)."""
+        """Number of masked tokens in the batch (M)."""
         return self.masked_labels.numel()
 
     @classmethod
     def empty(
         cls, tokens: int, sequences: int, masked: int, max_seqlen: int, has_labels: bool, device: torch.device | str
     ) -> Batch:
-        """A batch of these sizes (T, S, M) in memory of its own, to be written."""
+        """Return a batch of these sizes (T, S, M) in newly allocated, uninitialized memory."""
 
         def empty(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(length, dtype=dtype, device=device)
@@ -102,24 +96,24 @@ class Batch:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by their names."""
+        """Return the tensors by field name."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         moved: dict[str, Any] = {name: part.to(device, non_blocking=True) for name, part in self.tensors().items()}
         return replace(self, **moved)
 
 
 ALIGNMENT = 16  # bytes, so that kernels may load several elements at a time
-NUMPY_TYPES = {  # PyTorch computes with few unsigned types: 16-bit ids pass through it as signed ones
+NUMPY_TYPES = {  # PyTorch supports few unsigned types, so it sees 16-bit ids as signed
     torch.int16: np.uint16,
     torch.int32: np.int32,
     torch.uint8: np.uint8,
     torch.float32: np.float32,
 }
-FILLERS = {  # of what is longer than the batch; 0 where nothing is named, and cu_seqlens repeats its last value
+FILLERS = {  # padding values; 0 for other tensors, and cu_seqlens repeats its last value
     "masked_labels": IGNORED_LABEL,
     "next_sentence_labels": IGNORED_LABEL,
 }
@@ -129,24 +123,26 @@ Expand = Callable[[Mapping[str, Tensor], Batch], None]
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A micro-batch that `to` makes the `Batch` of, on a device."""
+    """The compact form of a micro-batch, which `to` expands to a `Batch`."""
 
-    # uint8 [bytes], the module's table; every part begins at a multiple of ALIGNMENT. On the host, or on a device that
-    # keeps it.
+    # uint8 [bytes], laid out as in the module's table; each part starts at a multiple of ALIGNMENT. Usually on the
+    # host, but may be on a device.
     data: Tensor
     num_tokens: int  # T
     num_samples: int  # S
     num_masked: int  # M
     max_seqlen: int  # longest sequence, tokens
-    has_labels: bool  # whether there is a part ``labels``
+    has_labels: bool  # whether the part ``labels`` exists
 
     @classmethod
     def of(
         cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
-        """Fills a new buffer with a `mlbert.data.formats.order.MicroBatchRows` of units of ``max_tokens`` slots, which
-        name the dropout rows; ``page_locked``: in memory from which a copy runs beside the computation, which needs a
-        CUDA device."""
+        """Build a batch from the fields of a `mlbert.data.formats.order.MicroBatchRows`.
+
+        Each unit has ``max_tokens`` slots, which determine the dropout rows. ``page_locked`` memory lets the copy to
+        the device overlap computation; it requires a CUDA device.
+        """
         lengths, labels = rows.lengths, rows.labels
         sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
         longest = int(lengths.max()) if len(rows) else 0
@@ -156,7 +152,7 @@ class HostBatch:
         parts = batch.arrays()
         parts["ids"][:] = rows.tokens
         parts["masked_labels"][:] = rows.masked_labels
-        # Positions count from the sequence's first token in `rows`, and from the batch's first token here.
+        # In `rows`, positions are relative to the sequence; here, to the batch.
         parts["masked_positions"][:] = rows.masked_positions
         parts["masked_positions"] += np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)).astype(np.int32)
         parts["cu_seqlens"][:] = rows.offsets
@@ -169,27 +165,27 @@ class HostBatch:
 
     @classmethod
     def of_sequences(cls, rows: Ragged, numbers: np.ndarray, max_tokens: int, page_locked: bool = False) -> HostBatch:
-        """`of` sequences that are units by themselves; ``numbers`` (int64 [S]) name their dropout rows."""
+        """Build a batch in which each sequence is one unit; ``numbers`` (int64 [S]) determine the dropout rows."""
         return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
 
     @classmethod
     def dummy(cls, tokens: int, page_locked: bool = False, sequences: int = 1) -> HostBatch:
-        """Sequences of so many tokens (2 or more), all of id 0, one of them masked; every label is 0. To warm up."""
+        """Return a warm-up batch: each sequence has ``tokens`` (at least 2) tokens of id 0, one masked, and label 0."""
         rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])] * sequences)
         rows = replace(rows, labels=np.zeros(sequences, np.float32))
         return cls.of_sequences(rows, np.arange(sequences), tokens, page_locked)
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """int32 [S+1], as `Batch` has it."""
+        """int32 [S+1], as in `Batch`."""
         return self.parts(self.data)["cu_seqlens"]
 
     def parts(self, data: Tensor) -> dict[str, Tensor]:
-        """Views of the module's table, of this batch's buffer or of a copy of it."""
+        """Return views of the parts by name; ``data`` is this batch's buffer or a copy of it."""
         return {name: data[part].view(dtype) for name, (part, dtype) in self._layout.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """`parts` of a buffer on the host, for numpy, which takes a quarter of the time to make them."""
+        """Return `parts` of a host buffer as NumPy arrays, in a quarter of the time."""
         data = self.data.numpy()
         return {name: data[part].view(NUMPY_TYPES[dtype]) for name, (part, dtype) in self._layout.items()}
 
@@ -198,19 +194,20 @@ class HostBatch:
         return _layout(self.num_tokens, self.num_samples, self.num_masked, self.has_labels)
 
     def to(self, device: torch.device | str, out: Batch | None = None) -> Batch:
-        """The batch on a device; nothing waits, neither for the host nor for what the device still computes.
+        """Return the batch on a device, without waiting for queued device work.
 
-        The tensors of ``out`` are written from index 0, and what is longer than the batch is filled up as
-        `mlbert.data.loading.batches` says; None: new ones of the batch's sizes. What is returned is complete for work
-        that is queued on the current stream from now on.
+        Writes to the tensors of ``out`` and pads the rest as described in the module's docstring; without ``out``,
+        allocates tensors of the batch's sizes. The result is ready for work queued on the current stream afterwards.
         """
         device = torch.device(device)
         if out is None and device.type == "cpu" and not self.data.is_cuda:
             tensors = {name: torch.from_numpy(array) for name, array in expanded(self.arrays()).items()}
             return Batch(**tensors, max_seqlen=self.max_seqlen)
-        assert out is None or (out.labels is not None) == self.has_labels, "labels are here, or there, but not both"
+        assert out is None or (out.labels is not None) == self.has_labels, (
+            "batch and target must both have labels, or neither"
+        )
         crosses = device.type == "cuda" and not self.data.is_cuda
-        data = _copy_beside(self.data, device) if crosses else self.data.to(device)
+        data = _copy_on_side_stream(self.data, device) if crosses else self.data.to(device)
         if out is None:
             sizes = self.num_tokens, self.num_samples, self.num_masked
             out = Batch.empty(*sizes, self.max_seqlen, self.has_labels, device)
@@ -219,7 +216,7 @@ class HostBatch:
 
 
 def _layout(tokens: int, sequences: int, masked: int, has_labels: bool) -> dict[str, tuple[slice, torch.dtype]]:
-    """Name -> bytes of the buffer and type of each part."""
+    """Return the byte range and dtype of each part by name."""
     parts = [
         ("ids", tokens, torch.int16),
         ("masked_labels", masked, torch.int16),
@@ -240,10 +237,10 @@ def _layout(tokens: int, sequences: int, masked: int, has_labels: bool) -> dict[
 
 
 def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of the `Batch` that the parts describe, new arrays by their names."""
+    """Return the tensors of the expanded `Batch` as new arrays, by field name."""
     bounds = parts["cu_seqlens"]
     starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
-    position = np.arange(bounds[-1], dtype=np.int32)  # in the batch, then in the sequence
+    position = np.arange(bounds[-1], dtype=np.int32)  # within the batch; next line: within the sequence
     position -= starts.repeat(lengths)
     arrays = {
         "input_ids": parts["ids"].astype(np.int64),
@@ -261,7 +258,7 @@ def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def expand_plain(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """Writes the batch that the parts describe, and fills it up; on the host, for which a device is waited for."""
+    """Expand the parts on the host and write them to ``out``, padded; synchronizes with the device."""
     on_host = {name: part.cpu().numpy() for name, part in parts.items()}
     arrays = expanded({name: array.view(NUMPY_TYPES[parts[name].dtype]) for name, array in on_host.items()})
     for name, array in arrays.items():
@@ -273,7 +270,7 @@ def expand_plain(parts: Mapping[str, Tensor], out: Batch) -> None:
 
 @functools.cache
 def expansion(device: torch.device) -> Expand:
-    """What expands on this device: the Triton kernel on CUDA, the plain twin elsewhere and without Triton."""
+    """Return the expansion function for a device: the Triton kernel on CUDA if available, otherwise `expand_plain`."""
     if device.type == "cuda":
         try:
             from mlbert.data.loading.triton_expand import expand
@@ -288,11 +285,11 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _copy_beside(data: Tensor, device: torch.device) -> Tensor:
-    """The copy of page-locked ``data`` on its own stream; the current stream goes on when it is there.
+def _copy_on_side_stream(data: Tensor, device: torch.device) -> Tensor:
+    """Copy page-locked ``data`` on a separate stream, and make the current stream wait for it.
 
-    PyTorch's allocators hand neither buffer out again before its last use is over: the host's, because they know of
-    the copy; the device's, because of `record_stream`.
+    PyTorch reuses neither buffer too early: its pinned-memory allocator tracks the copy, and `record_stream` covers
+    the device buffer.
     """
     stream, current = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(stream):
@@ -304,30 +301,33 @@ def _copy_beside(data: Tensor, device: torch.device) -> Tensor:
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
-DEVIATIONS = 6.0  # of the number of masked tokens, which is binomial
-PARTS = (0.6, 0.8)  # of the most tokens, for batches that vary
+DEVIATIONS = 6.0  # standard deviations of headroom for the number of masked tokens, which is binomial
+PARTS = (0.6, 0.8)  # fractions of the maximum token count, for batches of varying size
 
 
 @dataclass(frozen=True)
 class StaticShape:
-    """The sizes of a filled batch."""
+    """The sizes of a padded batch."""
 
     tokens: int  # T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products
     sequences: int  # S
     masked: int  # M
-    max_seqlen: int  # longest sequence that may occur
-    has_labels: bool = False  # whether batches carry a task's labels
+    max_seqlen: int  # longest possible sequence, tokens
+    has_labels: bool = False  # whether batches carry task labels
 
     @classmethod
     def of_packs(
         cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int
     ) -> StaticShape:
-        """What so many packs hold at most: of ``max_tokens`` slots and ``max_sequences`` each, with sequences of at
-        most ``max_seqlen`` tokens and ``max_predictions`` masked ones.
+        """Return the maximum sizes of ``packs`` packs.
 
-        The bound of masked tokens follows from the rule that data is made by: a sequence of L tokens has
-        min(max_predictions, max(1, round(share L))), so less than share L + 1, and `max_predictions` tells the share
-        where it is above the benchmark's. Data that was masked otherwise can exceed it: see `holds`.
+        A pack has at most ``max_tokens`` slots and ``max_sequences`` sequences; a sequence has at most ``max_seqlen``
+        tokens, ``max_predictions`` of them masked.
+
+        The bound on masked tokens follows from the masking rule: a sequence of L tokens has
+        min(max_predictions, max(1, round(share L))) masked tokens, fewer than share L + 1. If `max_predictions` implies
+        a larger share than the benchmark's, that share is used. Data masked by another rule can exceed the bound; see
+        `holds`.
         """
         share = max(MASKED_SHARE, max_predictions / max_seqlen)
         masked = min(math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions)
@@ -335,20 +335,21 @@ class StaticShape:
 
     @classmethod
     def of_sequences(cls, sequences: int, length: int, rate: float) -> StaticShape:
-        """What so many sequences of at most that length hold, each token masked with a chance of `rate`; one time in a
-        billion they have more masked ones."""
+        """Return the maximum sizes of ``sequences`` sequences of at most ``length`` tokens, each token masked with
+        probability ``rate``. One batch in a billion has more masked tokens."""
         tokens = sequences * length
         masked = rate * tokens + DEVIATIONS * math.sqrt(rate * (1 - rate) * tokens)
         return cls.rounded(tokens, sequences, math.ceil(masked), length)
 
     @classmethod
     def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> StaticShape:
-        """At least so many, with tokens and masked tokens rounded up to what kernels want."""
+        """Return these sizes with tokens and masked tokens rounded up to the multiples that kernels prefer."""
         return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
 
     @classmethod
     def over(cls, batches: Iterable[HostBatch]) -> StaticShape:
-        """The least that holds each of some batches, with tokens and masked tokens rounded up as `of_packs` does."""
+        """Return the smallest shape that fits every batch, with tokens and masked tokens rounded up as in
+        `rounded`."""
         tokens, sequences, masked, max_seqlen, labels = zip(*(_sizes(batch) for batch in batches), strict=True)
         return cls(
             tokens=_rounded_up(max(tokens), TOKEN_MULTIPLE),
@@ -359,9 +360,9 @@ class StaticShape:
         )
 
     def smaller_ones(self) -> tuple[StaticShape, ...]:
-        """Budgets for batches that vary, the smallest first: parts of this one's tokens, as many sequences.
+        """Return shapes with fewer tokens and the same number of sequences, smallest first.
 
-        None where sequences are packed: batches are full then.
+        Empty if sequences are packed, because batches are always full then.
         """
         longest = self.sequences * self.max_seqlen  # `tokens` before it was rounded up
         if longest > self.tokens:
@@ -369,20 +370,20 @@ class StaticShape:
         smaller = []
         for part in PARTS:
             tokens = _rounded_up(math.ceil(part * self.tokens), TOKEN_MULTIPLE)
-            # Rounding gives a sequence one masked token more than its share at most, see `of_packs`.
+            # Rounding adds at most one masked token per sequence, see `of_packs`.
             masked = math.ceil(self.masked * tokens / longest) + self.sequences
             smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
         return tuple(dict.fromkeys(static_shape for static_shape in smaller if static_shape.tokens < self.tokens))
 
     def holds(self, batch: HostBatch) -> bool:
-        """Whether the batch is within all four sizes, and has labels where the budget has them."""
+        """Return True if the batch fits all four sizes and has labels exactly if the shape has them."""
         *sizes, has_labels = _sizes(batch)
         limits = (self.tokens, self.sequences, self.masked, self.max_seqlen)
         fits = all(size <= limit for size, limit in zip(sizes, limits, strict=True))
         return fits and has_labels == self.has_labels
 
     def allocate(self, device: torch.device | str) -> Batch:
-        """A batch of these sizes with one sequence of one token, in memory of its own: what `write` fills."""
+        """Return a new batch of these sizes for `write` to fill; it holds one sequence of one token."""
         batch = Batch.empty(self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device)
         for tensor in batch.tensors().values():
             tensor.zero_()
@@ -392,10 +393,12 @@ class StaticShape:
         return batch
 
     def write(self, batch: HostBatch, target: Batch) -> None:
-        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held. Ignored labels look
-        at a real token: position 0 exists in every batch. The loss still divides by the numbers of masked tokens and
-        sequences of the batch that was given."""
-        assert self.holds(batch), "the batch is larger than the budget"
+        """Write a batch that `holds` accepts to ``target``, which `allocate` returned, and pad it.
+
+        Ignored labels point at position 0, which exists in every batch. The loss must still be divided by the numbers
+        of masked tokens and sequences of ``batch``.
+        """
+        assert self.holds(batch), "the batch does not fit the static shape"
         batch.to(target.input_ids.device, out=target)
 
 

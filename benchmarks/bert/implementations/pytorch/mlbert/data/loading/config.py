@@ -14,16 +14,16 @@ class DataConfig(Section):
 
     input_dir: Path = setting(
         "DATADIR_PHASE2",
-        "Training set: a prepared one, TFRecords, or HDF5 shards of NVIDIA's scripts.",
+        "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts.",
         key="input_dir",
     )
-    eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same forms.", key="eval_dir")
+    eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same formats.", key="eval_dir")
     data_reader: Literal["auto", "dali"] = setting(
-        "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", key="data_reader", default="auto"
+        "DATA_READER", "dali: read TFRecord training sets with NVIDIA DALI.", key="data_reader", default="auto"
     )
     train_batch_size: int = setting(
         "BATCHSIZE",
-        "Packs of one optimizer step.",
+        "Packs per optimizer step.",
         key="train_batch_size",
         unit="packs per rank and step",
         ge=1,
@@ -49,7 +49,7 @@ class DataConfig(Section):
     )
     max_sequences_per_pack: int = setting(
         "MAX_SEQUENCES_PER_PACK",
-        "Most that share a pack; 1 trains unpacked.",
+        "Maximum number of sequences in a pack; 1 disables packing.",
         key="max_sequences_per_pack",
         default=1,
         unit="sequences",
@@ -59,7 +59,7 @@ class DataConfig(Section):
     )
     max_seq_length: int | None = setting(
         "MAX_SEQ_LENGTH",
-        "Longest sequence that is made of text.",
+        "Maximum length of sequences made from text.",
         key="max_seq_length",
         default=None,
         unit="tokens",
@@ -69,7 +69,7 @@ class DataConfig(Section):
     )
     max_predictions_per_seq: int | None = setting(
         "MAX_PREDICTIONS_PER_SEQ",
-        "Most masked tokens of a sequence.",
+        "Maximum number of masked tokens per sequence.",
         key="max_predictions_per_seq",
         default=None,
         unit="tokens",
@@ -78,7 +78,7 @@ class DataConfig(Section):
     )
     bin_counts: str | None = setting(
         "BIN_COUNTS",
-        "How many of a rank's BATCHSIZE come from each length bin, shortest first: 6 3 2 5; none: in proportion.",
+        "Sequences of BATCHSIZE to take from each length bin, shortest first: 6 3 2 5; none: in proportion.",
         key="bin_counts",
         default=None,
         unit="sequences",
@@ -86,23 +86,23 @@ class DataConfig(Section):
     )
     exchange_padding: Literal["off", "group", "all"] = setting(
         "EXCHANGE_PADDING",
-        "Ranks that deal out each micro-batch's packs by length, for as many tokens each: none, a node's, or all.",
+        "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
         key="exchange_padding",
         default="off",
     )
     exchange_by: Literal["lengths", "gather"] = setting(
         "EXCHANGE_BY",
-        "lengths: each rank reads what it is dealt; gather: it reads its own share, and the ranks exchange theirs.",
+        "lengths: each rank reads the packs assigned to it; gather: it reads its own share, and ranks exchange packs.",
         key="exchange_by",
         default="lengths",
     )
     synthetic_data: bool = setting(
-        "SYNTH_DATA", "Train on generated tokens; needs no files.", key="synthetic_data", default=False
+        "SYNTH_DATA", "Train on random tokens; needs no files.", key="synthetic_data", default=False
     )
 
     @property
     def counts_of_bins(self) -> tuple[int, ...] | None:
-        """BIN_COUNTS as numbers. Raises ValueError: they are not whole numbers above 0."""
+        """BIN_COUNTS as numbers. Raises ValueError if they are not positive integers."""
         if self.bin_counts is None:
             return None
         words = self.bin_counts.replace(",", " ").split()
@@ -130,17 +130,17 @@ class DataConfig(Section):
         try:
             counts = self.counts_of_bins
         except ValueError:
-            problem = f"{self.bin_counts!r} are not whole numbers above 0"
+            problem = f"{self.bin_counts!r} are not positive integers"
             yield Contradiction("config.value", "BIN_COUNTS", problem, 'Give for example "6 3 2 5"')
             return
         if counts is None:
             return
         if sum(counts) != self.train_batch_size:
             problem = f"{self.bin_counts!r} sums to {sum(counts)}, BATCHSIZE is {self.train_batch_size}"
-            remedy = "Let them sum to BATCHSIZE, which counts all accumulation steps together"
+            remedy = "Make them sum to BATCHSIZE, which includes all accumulation steps"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.max_sequences_per_pack > 1:
-            problem = f"is set while MAX_SEQUENCES_PER_PACK is {self.max_sequences_per_pack}: packs come from no bin"
+            problem = f"is set while MAX_SEQUENCES_PER_PACK is {self.max_sequences_per_pack}: packs have no bins"
             remedy = "Set MAX_SEQUENCES_PER_PACK=1, or unset BIN_COUNTS"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.synthetic_data:
@@ -154,17 +154,20 @@ class DataConfig(Section):
 
 
 class TextConfig(Section):
-    """Text that becomes tokens when it is read."""
+    """Text that is tokenized when it is read."""
 
     tokenizer: str = setting(
-        "TOKENIZER", "Vocabulary of text: a vocab.txt, its folder, or the name of a model.", key="tokenizer"
+        "TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model.", key="tokenizer"
     )
     shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
-        "SHUFFLE", "Order of the texts, as MosaicML Streaming names it; none: as they lie.", key="shuffle", default=None
+        "SHUFFLE",
+        "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.",
+        key="shuffle",
+        default=None,
     )
     drop_last: bool | None = setting(
         "DROP_LAST",
-        "Leave an epoch's last step out where it is not full.",
+        "Drop an epoch's last step if it is not full.",
         key="drop_last",
         default=None,
         fixed_on_resume=True,
@@ -172,38 +175,38 @@ class TextConfig(Section):
 
 
 class CorpusConfig(Section):
-    """A corpus of text to pre-train on, masked anew each time it is read."""
+    """A text corpus to pre-train on; masks are drawn each time it is read."""
 
     data_remote: str | None = setting(
         "DATA_REMOTE",
-        "Folder or address that DATADIR_PHASE2 is the local copy of; none: it is the set itself.",
+        "Folder or URL that DATADIR_PHASE2 is a local copy of; none: DATADIR_PHASE2 is the set itself.",
         key="data_remote",
         default=None,
     )
-    eval_remote: str | None = setting("EVAL_REMOTE", "Likewise for EVALDIR.", key="eval_remote", default=None)
+    eval_remote: str | None = setting("EVAL_REMOTE", "The same for EVALDIR.", key="eval_remote", default=None)
     long_texts: Literal["split", "truncate"] | None = setting(
         "LONG_TEXTS",
-        "What becomes of a text beyond MAX_SEQ_LENGTH: further sequences, or nothing.",
+        "Texts longer than MAX_SEQ_LENGTH: split them into several sequences, or truncate them.",
         key="long_texts",
         default=None,
     )
     shuffle_seed: int | None = setting(
-        "SHUFFLE_SEED", "Of that order.", key="shuffle_seed", default=None, ge=0, le=4294967295
+        "SHUFFLE_SEED", "Seed of SHUFFLE.", key="shuffle_seed", default=None, ge=0, le=4294967295
     )
     canonical_nodes: int | None = setting(
         "CANONICAL_NODES",
-        "Parts of the set that are shuffled and read side by side.",
+        "Number of parts of the set that are shuffled and read in parallel.",
         key="canonical_nodes",
         default=None,
         ge=1,
         le=65536,
     )
     masking_rate: float = setting(
-        "MASKING_RATE", "Chance of a token to be predicted.", key="masking_rate", gt=0, lt=1, fixed_on_resume=True
+        "MASKING_RATE", "Probability that a token is predicted.", key="masking_rate", gt=0, lt=1, fixed_on_resume=True
     )
     masking_rate_end: float | None = setting(
         "MASKING_RATE_END",
-        "The same at the end of training; none: it stays.",
+        "MASKING_RATE at the end of training; none: constant.",
         key="masking_rate_end",
         default=None,
         gt=0,
@@ -212,37 +215,35 @@ class CorpusConfig(Section):
     )
     masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = setting(
         "MASKING_SCHEDULE",
-        "How the rate gets there; step: half-way.",
+        "How the masking rate changes; step: halfway through training.",
         key="masking_schedule",
         default=None,
         fixed_on_resume=True,
     )
     eval_masking_rate: float | None = setting(
-        "EVAL_MASKING_RATE", "MASKING_RATE of the evaluation.", key="eval_masking_rate", default=None, gt=0, lt=1
+        "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", key="eval_masking_rate", default=None, gt=0, lt=1
     )
 
 
 class TaskConfig(Section):
-    """A task to fine-tune on: files with columns, or one of GLUE's."""
+    """A task to fine-tune on: files with columns, or a GLUE task."""
 
-    task: str | None = setting(
-        "TASK", "Task to fine-tune on: one of GLUE's, or none for files with columns.", key="task", default=None
-    )
+    task: str | None = setting("TASK", "GLUE task to fine-tune on; none: files with columns.", key="task", default=None)
     text_columns: str | None = setting(
         "TEXT_COLUMNS",
-        "Columns of a task's text or pair of texts, with a comma between.",
+        "Column of the task's text, or two columns separated by a comma.",
         key="text_columns",
         default=None,
     )
-    label_column: str | None = setting("LABEL_COLUMN", "Column of a task's label.", key="label_column", default=None)
+    label_column: str | None = setting("LABEL_COLUMN", "Column of the task's label.", key="label_column", default=None)
     num_labels: int | None = setting(
         "NUM_LABELS",
-        "Classes of a task; 1 for a number to be predicted.",
+        "Number of classes; 1 for regression.",
         key="num_labels",
         default=None,
         ge=1,
         le=100000,
     )
     metric: str | None = setting(
-        "METRIC", "The task's metric that TARGET_MLM_ACCURACY is compared with.", key="metric", default=None
+        "METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", key="metric", default=None
     )

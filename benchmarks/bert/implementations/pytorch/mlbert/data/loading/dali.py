@@ -1,12 +1,11 @@
-"""TFRecords read by NVIDIA DALI's CPU pipeline (the ``nvidia-dali`` extra), as store and as source of batches.
+"""TFRecords read by NVIDIA DALI's CPU pipeline (the ``nvidia-dali`` extra), as a store and as a source of batches.
 
-The same sequences in the same order as `mlbert.data.formats.tfrecord_store.TFRecordStore`, which finds and checks the
-records once; DALI then reads and decodes those that are asked for: a pipeline for each request, with an index that
-lists just these records. That costs some milliseconds a request, so it pays to ask for many at a time, and it does not
-check checksums again (every value is looked at). For those who have DALI's reader in their path; `TFRecordStore` is
-faster.
+Returns the same sequences in the same order as `mlbert.data.formats.tfrecord_store.TFRecordStore`, which finds and
+checks the records once. DALI then reads and decodes the requested records, with one pipeline per request and an index
+of just these records. A request costs a few milliseconds, so large requests pay off. Checksums are not checked again,
+but every value is validated. Use it only to match an existing DALI setup; `TFRecordStore` is faster.
 
-Legend: S sequences asked for, W width of a list.
+Legend: S requested sequences, W width of a list.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def _import_dali() -> Any:
 
 
 class DaliStore(TFRecordStore):
-    """`TFRecordStore` whose records come through DALI. Raises UserError as `TFRecordStore`, and where DALI cannot be
-    imported."""
+    """A `TFRecordStore` that reads records with DALI. Also raises UserError if DALI cannot be imported."""
 
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
         self._dali = _import_dali()
@@ -53,12 +51,12 @@ class DaliStore(TFRecordStore):
         wanted, place = np.unique(indices, return_inverse=True)
         rows = _without_padding(self._decode(wanted))
         if rows is None or (rows.lengths != self._index.lengths[wanted]).any():
-            reason = "a record is not what it was when the index was made"
-            raise UserError("data.changed", self.info.folder, reason, "Restore the files, and open them again")
+            reason = "a record has changed since the index was made"
+            raise UserError("data.changed", self.info.folder, reason, "Restore the files and open them again")
         return rows.take(place)
 
     def _decode(self, wanted: np.ndarray) -> dict[str, np.ndarray]:
-        """Feature name -> [S, W], of the records ``wanted`` (ascending)."""
+        """Return each feature [S, W] by name for the records ``wanted`` (ascending)."""
         file = np.searchsorted(self._first, wanted, side="right") - 1
         with tempfile.TemporaryDirectory(prefix="mlbert-dali-") as folder:
             paths, lists = [], []
@@ -99,14 +97,14 @@ class DaliStore(TFRecordStore):
 
 
 class DaliSource(PackedSource):
-    """`PackedSource` over a folder of TFRecords that DALI reads: the same batches, and the same arguments."""
+    """A `PackedSource` that reads a folder of TFRecords with DALI: same batches, same arguments."""
 
     def _open_store(self) -> DaliStore:
         return DaliStore(self.info.folder)
 
 
 def _without_padding(lists: dict[str, np.ndarray]) -> Ragged | None:
-    """Sequences of padded lists [S, W]; None when a value is not allowed."""
+    """Return the sequences of padded lists [S, W], or None if a value is invalid."""
     mask, used = lists["input_mask"], lists["masked_lm_weights"] > 0
     lengths = mask.sum(axis=1)
     inside = np.arange(mask.shape[1]) < lengths[:, None]

@@ -1,4 +1,4 @@
-"""What a pre-training run reads, looked at before a sample is read: model shape, data sets, vocabulary."""
+"""Inputs of a pre-training run (model shape, data sets, vocabulary), checked before any sample is read."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True)
 class PreTrainingInputs:
-    """Inputs that fit each other."""
+    """Inputs that are consistent with each other."""
 
     shape: BertConfig  # of the model
     train_data: str  # see `StoreInfo.known_as`, or "synthetic"
     eval_data: str  # likewise
     max_sequence_length: int  # of the training set, tokens
     sequences_per_pack: float | None  # see `StoreInfo.sequences_per_pack`
-    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
+    vocabulary: Path | None  # see `vocabulary_of_data`
 
 
 def vocabulary_of_data(folder: Path) -> Path | None:
-    """The file that `mlbert prepare` leaves beside a training set, where it is there."""
+    """Return the vocab.txt that `mlbert prepare` writes next to a training set, or None if it does not exist."""
     vocabulary = folder.parent / "vocab.txt"
     return vocabulary if vocabulary.exists() else None
 
 
 def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
-    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
-    missing, or model, data sets and vocabulary do not fit each other."""
+    """Check BERT_CONFIG, DATADIR_PHASE2 and EVALDIR without reading a sample. Raises UserError if something is missing,
+    or if model, data sets and vocabulary do not match."""
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     packed = data.max_sequences_per_pack
     if data.synthetic_data:
@@ -62,12 +62,12 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
 
 
 def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
-    """Raises UserError where the vocabulary beside the starting weights is not the training set's."""
+    """Raise UserError if the vocabulary next to the starting weights is not that of the training set."""
     if init_checkpoint is None:
         return
     theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
     if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
-        reason = f"is another vocabulary than {vocabulary}, which the training set is made of"
+        reason = f"differs from {vocabulary}, the vocabulary of the training set"
         raise UserError(
             "vocabulary.mismatch", theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT"
         )

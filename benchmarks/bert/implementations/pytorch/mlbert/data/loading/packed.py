@@ -1,4 +1,4 @@
-"""Training batches from stored data; `mlbert.data.formats.order` says which sequences, and in which order."""
+"""Training batches from stored data; `mlbert.data.formats.order` chooses the sequences and their order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mlbert.host.errors import UserError
 
 
 def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
-    """Slots of a pack: ``wanted``, else those of stored packs where packs are taken, else the set's max_seq_length.
-    Raises UserError: what is wanted is shorter than the data."""
+    """Return the slots of a pack: ``wanted`` if given, else the size of stored packs if they are used, else the set's
+    max_seq_length. Raises UserError if ``wanted`` is too small for the data."""
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
@@ -30,19 +30,19 @@ def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
 
 
 class PackedSource(StepSource):
-    """Endless optimizer steps over a stored data set of any kind.
+    """Endless optimizer steps over a stored data set of any format.
 
     Args:
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
-        packs_per_step: of one rank, all micro-batches together.
+        packs_per_step: packs per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         max_sequences_per_pack, bin_counts, seed, partition, mask: see `mlbert.data.formats.order.StepReader`.
-        gather_over: ranks that exchange what they read, see `mlbert.data.loading.source`; ``partition`` must be
-            `contiguous` then. None: each rank reads what it is dealt.
-        max_tokens: slots of a pack; None: see `pack_slots`.
-        vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
-        most: what a sequence may have, see `mlbert.data.formats.open.describe`.
-        checks: compares the checksums of a large set's shards with what is read.
+        gather_over: ranks that exchange the sequences they read, see `mlbert.data.loading.source`; requires
+            ``partition`` to be `contiguous`. Without it, each rank reads the packs assigned to it.
+        max_tokens: slots of a pack; see `pack_slots` for the default.
+        vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
+        most: limits of a sequence, see `mlbert.data.formats.open.describe`.
+        checks: verifies the checksums of a large set's shards in the background.
     """
 
     def __init__(
@@ -93,33 +93,33 @@ class PackedSource(StepSource):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch; known after `open`."""
+        """Optimizer steps per epoch; available after `open`."""
         assert self._reader is not None, "open() first"
         return self._reader.steps_per_epoch
 
     def open(self) -> None:
-        """Open and check the set, and pack it unless packs are stored: the first touch of training data.
-        Raises UserError: a file is missing or damaged, or the set is too small for one step."""
+        """Open and check the set, and pack it unless packs are stored. This is the first access to training data.
+        Raises UserError if a file is missing or damaged, or the set is too small for one step."""
         store = self._open_store()
         check_opened(self.info, store.info)
         self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
-            self._refuse_size(self._reader.units.count)
+            self._raise_too_small(self._reader.units.count)
         self._read = self._exchanged(self._reader, self.share, self._gather_over)
 
     def _check_size(self, packs: int | None) -> None:
-        """Whether so many at most are enough for a step; known early, before memory is taken for one."""
+        """Raise UserError early, before memory is allocated, if there are not enough packs for one step."""
         if packs is not None and packs < self.share.global_units:
-            self._refuse_size(packs)
+            self._raise_too_small(packs)
 
-    def _refuse_size(self, packs: int) -> NoReturn:
+    def _raise_too_small(self, packs: int) -> NoReturn:
         reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
         raise UserError("data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
 
     def _check_counts(self, info: StoreInfo) -> None:
         if self._bin_counts is not None:
-            assert sum(self._bin_counts) == self.share.units, "every rank's share comes from the bins"
+            assert sum(self._bin_counts) == self.share.units, "bin counts must sum to each rank's share"
             check_counts(info, self._bin_counts, self.share.world_size)
 
     def _open_store(self) -> Store:

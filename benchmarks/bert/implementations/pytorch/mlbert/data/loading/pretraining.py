@@ -1,7 +1,4 @@
-"""The batches of a pre-training run, as its settings ask for them.
-
-The evaluation set: packed when it is opened, every example exactly once over all ranks.
-"""
+"""Training and evaluation batches of a pre-training run, built from its settings."""
 
 from __future__ import annotations
 
@@ -27,21 +24,23 @@ from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.host.errors import UserError
 from mlbert.training.config import EvaluationConfig
 
-PARTS = 8  # sizes of batches
+PARTS = 8  # number of batch sizes
 
 
 class EvalSet:
-    """This rank's share of the evaluation examples, as batches that stay the same for every evaluation.
+    """This rank's share of the evaluation examples, in the same batches for every evaluation.
+
+    Examples are packed in `open`. Over all ranks, each occurs exactly once.
 
     Args:
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
-        num_examples: the first so many sequences are used.
-        packs_per_batch: most packs of one batch; no two batches differ by more than one, because they may be filled up
-            to one shape.
-        max_tokens: slots of a pack; None: see `mlbert.data.loading.packed.pack_slots`.
-        vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
-        most: what a sequence may have, see `mlbert.data.formats.open.describe`.
-        vocabulary: vocab.txt of the training set, where there is one: a set that does not know its own is judged by it.
+        num_examples: number of sequences to use, from the start of the set.
+        packs_per_batch: maximum packs per batch; batches differ by at most one pack, because they may be padded to one
+            shape.
+        max_tokens: slots of a pack; see `mlbert.data.loading.packed.pack_slots` for the default.
+        vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
+        most: limits of a sequence, see `mlbert.data.formats.open.describe`.
+        vocabulary: vocab.txt of the training set, if there is one; used to check a set that does not record its own.
     """
 
     def __init__(
@@ -76,14 +75,15 @@ class EvalSet:
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
-        """What a batch holds at most, the smallest first: how many packs a rank has is known after `open` only."""
+        """Maximum sizes of a batch, smallest first; several, because a rank's number of packs is unknown before
+        `open`."""
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
         of_pack = (self.max_tokens, self._max_sequences, self.info.max_seq_length, self.info.max_predictions)
         return tuple(StaticShape.of_packs(packs, *of_pack) for packs in sorted(sizes))
 
     def open(self) -> None:
-        """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or
-        damaged, or the set is smaller than asked for."""
+        """Read and pack the examples. This is the first access to evaluation data. Raises UserError if a file is
+        missing or damaged, or the set has fewer examples than requested."""
         store = open_store(self.info.folder)
         check_opened(self.info, store.info)
         self._check_size(self.num_examples, len(store))
@@ -108,7 +108,7 @@ class EvalSet:
             raise UserError("config.range", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """This rank's batches, always in the same order."""
+        """Iterate over this rank's batches, always in the same order."""
         assert self._batches is not None, "open() first"
         return iter(self._batches)
 
@@ -123,9 +123,9 @@ def make_source(
     exchange: ExchangeGroup,
     local: tuple[int, int] = (0, 1),
 ) -> PackedSource | SyntheticSource:
-    """This rank's share of the training set, of which nothing is touched before `open`; ``exchange``: the ranks that
-    EXCHANGE_PADDING names; ``local``: rank and number of ranks on this machine. Raises UserError: the set has not the
-    bins that BIN_COUNTS asks for."""
+    """Return this rank's share of the training set, which is not read before `open`. ``exchange`` is the group chosen
+    by EXCHANGE_PADDING, ``local`` the rank and number of ranks on this machine. Raises UserError if the set does not
+    have the bins of BIN_COUNTS."""
     by_lengths = config.exchange_by == "lengths"
     partition = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
     gather_over = None if by_lengths or exchange.size == 1 else exchange
@@ -152,15 +152,18 @@ def make_source(
 def make_evaluation_set(
     config: DataConfig, evaluation: EvaluationConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
 ) -> EvalSet | SyntheticEvalSet:
-    """This rank's share of the evaluation samples. Raises UserError: all are asked for, and their number takes reading
-    to know."""
+    """Return this rank's share of the evaluation samples. Raises UserError if all are requested but the set does not
+    record their number."""
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
     num_examples = evaluation.num_eval_examples or describe(config.eval_dir, most).num_sequences
     if num_examples is None:
         raise UserError(
-            "config.missing", "NUM_EVAL_EXAMPLES", f"is none, and {config.eval_dir} does not tell its size", "Set it"
+            "config.missing",
+            "NUM_EVAL_EXAMPLES",
+            f"is not set, and {config.eval_dir} does not record its size",
+            "Set it",
         )
     return EvalSet(
         config.eval_dir,
@@ -176,7 +179,7 @@ def make_evaluation_set(
 
 
 def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> StaticShape:
-    """What a micro-batch holds at most."""
+    """Return the maximum sizes of a micro-batch."""
     if isinstance(source, SyntheticSource):
         longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
     else:

@@ -1,18 +1,18 @@
-"""What all sources of training steps share: steps are made ahead in a background thread, and resumed by number.
+"""Common parts of all sources of training steps: prefetching, resuming, and the exchange of sequences between ranks.
 
-Exchange of padding by communication: ranks read their own sequences, gather their group's, and deal them out.
+With EXCHANGE_BY=gather each rank reads its own sequences, gathers those of its group, and keeps the ones that
+`mlbert.data.formats.order.by_length` would assign to it. The batches are bitwise the same as with EXCHANGE_BY=lengths,
+but each sequence is read only once in the group, at the cost of one collective per step.
 
-The twin of reading what `mlbert.data.formats.order.by_length` deals to a rank: the same sequences, read once in the
-whole group instead of by whoever gets them, at the price of a collective a step. Both give the same batches, bit for
-bit.
-
-Per step every rank sends one array of 16-bit numbers, all its micro-batches one after the other:
+In each step every rank sends one array of 16-bit numbers with all its micro-batches:
 
     step number (4 numbers, low bits first); per micro-batch S, T, M (2 each), then
     lengths [S], masked tokens [S], first_lengths [S], next_sentence [S], tokens [T], masked_positions [M],
     masked_labels [M], sequences of each unit [P]
 
-Which units they are needs no telling. Legend: P units, S sequences, T tokens, M masked tokens.
+Unit numbers are not sent, because receivers can compute them.
+
+Legend: P units, S sequences, T tokens, M masked tokens.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 
 WORD = np.dtype("<u2")
-Read = Callable[[int], list[MicroBatchRows]]  # from a step's number to this rank's micro-batches
+Read = Callable[[int], list[MicroBatchRows]]  # step number -> this rank's micro-batches
 
 
 class ExchangeGroup(Protocol):
-    """The ranks that share out their sequences; these are in a row."""
+    """The ranks, consecutive, that exchange their sequences."""
 
     @property
     def rank(self) -> int:
-        """Of this process within the group."""
+        """Rank of this process within the group."""
 
     @property
     def size(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
 
     def all_gather(self, data: np.ndarray, given_up: Callable[[], bool]) -> list[np.ndarray]:
-        """Every rank's ``data`` (uint8 [n], any n), in the order of ranks. All call it together, in the source's
-        thread. Raises RuntimeError where a rank is lost, and soon after ``given_up`` says so."""
+        """Return every rank's ``data`` (uint8 [n], any n) in rank order. A collective, called in the source's thread.
+        Raises RuntimeError if a rank is lost, or soon after ``given_up`` returns True."""
 
 
 class GatheredReading:
-    """Reads steps as `by_length` over the group would deal them, but every sequence once.
+    """Reads steps partitioned as by `by_length`, but reads each sequence only once per group.
 
     Args:
-        read: this rank's part of a step as `contiguous` gives it.
-        share: of this rank.
-        group: ranks in a row, as many as divide the number of all.
-        given_up: whether this rank waits for the others no more: its run has ended.
+        read: reads this rank's part of a step as assigned by `contiguous`.
+        share: this rank's slice.
+        group: consecutive ranks; its size must divide the world size.
+        given_up: returns True once this rank's run has ended, so that it stops waiting for the others.
     """
 
     def __init__(self, read: Read, share: RankSlice, group: ExchangeGroup, given_up: Callable[[], bool]) -> None:
-        assert share.world_size % group.size == 0, "groups are equally large"
-        assert share.rank % group.size == group.rank, "groups are ranks in a row"
+        assert share.world_size % group.size == 0, "groups must have equal sizes"
+        assert share.rank % group.size == group.rank, "groups must be consecutive ranks"
         self._read, self._group, self._given_up = read, group, given_up
         first = share.rank - group.rank
-        # units of each micro-batch of each of the group's ranks
+        # For each rank of the group, the units of each micro-batch.
         self._held = [contiguous(replace(share, rank=rank)) for rank in range(first, first + group.size)]
 
     def __call__(self, step: int) -> list[MicroBatchRows]:
-        """This rank's micro-batches of the step, all ranks of the group together."""
+        """Return this rank's micro-batches of the step; all ranks of the group must call it together."""
         words = _to_words(step, self._read(step))
         gathered = self._group.all_gather(words.view(np.uint8), self._given_up)
         of_ranks = [_from_words(step, data.view(WORD), held) for data, held in zip(gathered, self._held, strict=True)]
-        return [self._dealt(parts) for parts in zip(*of_ranks, strict=True)]
+        return [self._select(parts) for parts in zip(*of_ranks, strict=True)]
 
-    def _dealt(self, parts: Sequence[MicroBatchRows]) -> MicroBatchRows:
-        """This rank's units of one micro-batch of the whole group."""
+    def _select(self, parts: Sequence[MicroBatchRows]) -> MicroBatchRows:
+        """Return this rank's units of one of the group's micro-batches."""
         rows, counts = (
             Ragged.concatenate([p.rows for p in parts]),
             np.concatenate([p.sequences_per_unit for p in parts]),
@@ -91,11 +91,11 @@ class GatheredReading:
 
 
 def _to_words(step: int, parts: Sequence[MicroBatchRows]) -> np.ndarray:
-    """uint16, as the module's docstring says."""
+    """Encode micro-batches as uint16, in the layout of the module's docstring."""
     words = [np.asarray([step], "<u8").view(WORD)]
     for part in parts:
         rows = part.rows
-        assert rows.labels is None, "task labels do not travel"
+        assert rows.labels is None, "task labels cannot be exchanged"
         words.append(np.asarray([len(rows), len(rows.tokens), len(rows.masked_labels)], "<u4").view(WORD))
         columns = [rows.lengths, np.diff(rows.masked_offsets), rows.first_lengths, rows.next_sentence]
         columns += [rows.tokens, rows.masked_positions, rows.masked_labels, part.sequences_per_unit]
@@ -104,7 +104,7 @@ def _to_words(step: int, parts: Sequence[MicroBatchRows]) -> np.ndarray:
 
 
 def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> list[MicroBatchRows]:
-    """Back to one rank's micro-batches; ``held``: units of each."""
+    """Decode one rank's micro-batches; ``held`` has the units of each."""
     sent = int(words[:4].view("<u8")[0])
     if sent != step:
         raise RuntimeError(f"the ranks exchange different steps, {step} and {sent}")
@@ -125,7 +125,7 @@ def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> lis
             next_sentence=columns[3].astype(np.uint8),
         )
         parts.append(MicroBatchRows(rows, columns[7].astype(np.int64), units))
-    assert at == len(words), "more was sent than said"
+    assert at == len(words), "received more data than announced"
     return parts
 
 
@@ -133,31 +133,35 @@ PREFETCHED_STEPS = 4
 
 
 class StepSource:
-    """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`). ``name`` is
-    the data's, for messages; ``identity``, JSON-able, is what a position must be resumed with."""
+    """Endless optimizer steps; the contents of step n depend only on the settings and n (`batches_of`).
+
+    Args:
+        name: of the data, for messages.
+        identity: JSON-serializable settings that must be the same when a run is resumed.
+    """
 
     def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:
         self._name, self._identity = name, identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
         self._closing = threading.Event()
-        # The copy to the device runs beside the computation from such memory only; it needs a CUDA driver.
+        # The copy to the device overlaps computation only from page-locked memory, which needs a CUDA driver.
         self._page_locked = torch.cuda.is_available()
 
     @property
     def is_preparing(self) -> bool:
-        """Whether an epoch is being prepared, so that `next_step` may wait for minutes; read by another thread."""
+        """True while an epoch is being prepared, when `next_step` may take minutes; read by another thread."""
         return False
 
     def open(self) -> None:
-        """First touch of the data."""
+        """Open the data; nothing is read before."""
 
     def batches_of(self, step: int) -> list[HostBatch]:
-        """This rank's micro-batches of optimizer step ``step`` (from 0), a pure function of the step."""
+        """Return this rank's micro-batches of optimizer step ``step`` (from 0), a pure function of the step."""
         raise NotImplementedError
 
     def next_step(self) -> list[HostBatch]:
-        """This rank's micro-batches of the next optimizer step."""
+        """Return this rank's micro-batches of the next optimizer step."""
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self.batches_of, self._step)
         batches = self._prefetcher.next()
@@ -165,12 +169,12 @@ class StepSource:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, JSON-able: the number of steps taken, and what it must be resumed with."""
+        """Return the JSON-serializable position: the number of steps taken, and the source's identity."""
         return {"step": self._step, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next step is the one after it. Raises UserError: the position belongs to other
-        data, another seed or another global batch."""
+        """Continue from a saved position. Raises UserError if it was saved with other data, another seed or another
+        global batch."""
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
@@ -184,12 +188,11 @@ class StepSource:
         self._step = int(state["step"])
 
     def finish(self) -> None:
-        """Waits for what is still being found out of the data that was read. Raises UserError: it was damaged, so that
-        the run is no success."""
+        """Wait for background checks of the data. Raises UserError if data was damaged, which invalidates the run."""
 
     def close(self) -> None:
-        """Stop the background thread; `next_step` starts it again. A source that gathers from other ranks can be used
-        again by all of them together at most, as it may stop between two of them."""
+        """Stop the background thread; `next_step` starts it again. With ``gather_over``, ranks may stop at different
+        steps, so all of them must close and resume together."""
         if self._prefetcher is not None:
             self._closing.set()
             self._prefetcher.stop()
@@ -197,7 +200,7 @@ class StepSource:
             self._closing.clear()
 
     def _exchanged(self, read: Read, share: RankSlice, group: ExchangeGroup | None) -> Read:
-        """The same steps, exchanged over a group of ranks where there is one."""
+        """Return ``read`` with exchange over the group, if there is one."""
         return read if group is None else GatheredReading(read, share, group, self._closing.is_set)
 
 
@@ -216,11 +219,11 @@ class Prefetcher:
             while not self._stopped.is_set():
                 self._put(self._make(step))
                 step += 1
-        except BaseException as error:  # handed to the consumer, who raises it
+        except BaseException as error:  # `next` raises it in the consumer's thread
             self._put(error)
 
     def _put(self, item: list[HostBatch] | BaseException) -> None:
-        # With a time limit: nobody takes from a full queue any more once the source is closed.
+        # With a timeout, because a full queue is not emptied after the source is closed.
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -229,13 +232,13 @@ class Prefetcher:
                 continue
 
     def next(self) -> list[HostBatch]:
-        """The next step's batches; raises what the thread raised."""
+        """Return the next step's batches; re-raises an exception of the thread."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item
         return item
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Batches of random tokens with a real length distribution: for smoke tests and speed, no files needed."""
+"""Random tokens with a realistic length distribution, for smoke tests and benchmarks without data files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
 def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Sequence lengths, int64, at these shares (0 to 1) of Wikipedia's distribution, scaled to ``max_tokens``."""
+    """Return sequence lengths (int64) at these quantiles (0 to 1) of Wikipedia's distribution, scaled to
+    ``max_tokens``."""
     share, length = zip(*LENGTH_QUANTILES, strict=True)
     return np.clip((np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
 
 
 def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generator) -> Ragged:
-    """Made-up sequences of these lengths (int64 [S], each at least 5); token ids are below ``vocab_size``."""
+    """Return random sequences of these lengths (int64 [S], each at least 5) with token ids below ``vocab_size``."""
     offsets = offsets_of(lengths)
     tokens = generator.integers(FIRST_WORD, vocab_size, offsets[-1]).astype(np.uint16)
     first_lengths = generator.integers(3, lengths - 1)
@@ -52,14 +53,14 @@ def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generat
 
 
 class SyntheticSource(StepSource):
-    """Random tokens; each pack depends on (seed, step, its number in the step) only.
+    """Endless steps of random tokens; a pack depends only on the seed, the step and its number in the step.
 
     Args:
         packs_per_step, accumulation, rank, world_size, partition, gather_over: see
             `mlbert.data.loading.packed.PackedSource`.
-        max_sequences_per_pack: sequences are put into a pack in the order they are drawn, at most so many.
-        vocab_size: token ids are below it.
-        max_tokens: slots of a pack and longest sequence.
+        max_sequences_per_pack: maximum number of sequences in a pack, which is filled in the order they are drawn.
+        vocab_size: exclusive upper bound of token ids.
+        max_tokens: slots of a pack, and the longest sequence.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class SyntheticSource(StepSource):
         self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
-        self._deal = partition
+        self._partition = partition
         super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
-        self._read = self._exchanged(self._made_up, self.share, gather_over)
+        self._read = self._exchanged(self._read_step, self.share, gather_over)
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
@@ -94,12 +95,12 @@ class SyntheticSource(StepSource):
             for part in self._read(step)
         ]
 
-    def _made_up(self, step: int) -> list[MicroBatchRows]:
+    def _read_step(self, step: int) -> list[MicroBatchRows]:
         def lengths(units: np.ndarray) -> np.ndarray:
             return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
 
         portions = []
-        for units in self._deal(self.share, lengths):
+        for units in self._partition(self.share, lengths):
             packs = [self._pack(step, pack) for pack in units.tolist()]
             counts = np.asarray([len(pack) for pack in packs])
             portions.append(MicroBatchRows(Ragged.concatenate(packs), counts, units))
@@ -109,7 +110,7 @@ class SyntheticSource(StepSource):
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
 
     def _lengths(self, generator: np.random.Generator) -> np.ndarray:
-        """Of the sequences of the generator's pack; the first that is drawn of it."""
+        """Return the lengths of a pack's sequences; must be the first draw from its generator."""
         lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
         return lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
 
@@ -127,12 +128,12 @@ class SyntheticEvalSet:
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
-        """As of `EvalSet`."""
+        """See `EvalSet`."""
         return (StaticShape.over(self._batches),)
 
     def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """The same batches at every pass."""
+        """Iterate over the same batches every time."""
         return iter(self._batches)

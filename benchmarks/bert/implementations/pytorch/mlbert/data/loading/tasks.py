@@ -1,4 +1,4 @@
-"""A task's rows as batches: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0 and 1, unpadded."""
+"""Batches of task rows: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0 and 1, unpadded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from mlbert.host.errors import UserError
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
-    """Lengths of a pair's texts that fit ``room`` tokens when tokens are taken off the end of the longer one, of the
-    second of two equals, as BERT's published code does."""
+    """Return the lengths of a pair after truncation to ``room`` tokens. As in BERT's published code, tokens are removed
+    from the end of the longer text, or of the second if both are equal."""
     second = min(second, max(room - first, room // 2))
     return min(first, room - second), second
 
 
 def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
-    """The sequences of all rows, cut to ``max_seq_length`` tokens, with labels (0 where there are none)."""
+    """Return the sequences of all rows, truncated to ``max_seq_length`` tokens, with labels (0 if the rows have
+    none)."""
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
     encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
 
@@ -49,7 +50,7 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
 
 
 def budget_of(share: RankSlice, max_seq_length: int) -> StaticShape:
-    """What a micro-batch holds at most."""
+    """Return the maximum sizes of a micro-batch."""
     return _budget(share.units // share.accumulation, max_seq_length)
 
 
@@ -58,15 +59,15 @@ def _budget(sequences: int, max_seq_length: int) -> StaticShape:
 
 
 class TaskSource(StepSource):
-    """Endless optimizer steps over a task's training rows; every epoch takes each row once.
+    """Endless optimizer steps over a task's training rows; each epoch uses each row once.
 
     Args:
-        rows: with labels; texts become tokens in `open`.
+        rows: must have labels; texts are tokenized in `open`.
         tokenizer, max_seq_length: see `encode`.
-        share: of a full step. An epoch's last step is smaller where it does not come out even; the rows of one too
-            small for every micro-batch to have one are left out.
-        drop_last: leave every step out that is not full.
-        seed: of the order of each epoch; None: as the rows lie.
+        share: this rank's slice of a full step. An epoch's last step may be smaller; it is dropped if it has fewer rows
+            than there are micro-batches.
+        drop_last: drop every step that is not full.
+        seed: of the shuffling of each epoch; None keeps the order of the rows.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TaskSource(StepSource):
         super().__init__(rows.path, identity)
 
     def open(self) -> None:
-        """Makes tokens of all texts."""
+        """Tokenize all texts."""
         self._encoded = encode(self._rows, self._tokenizer, self._max_tokens)
 
     def batches_of(self, step: int) -> list[HostBatch]:
@@ -113,18 +114,18 @@ class TaskSource(StepSource):
 
 
 def steps_per_epoch(num_rows: int, share: RankSlice, drop_last: bool) -> int:
-    """Optimizer steps of an epoch, see `TaskSource`."""
+    """Return the optimizer steps per epoch, see `TaskSource`."""
     full, rest = divmod(num_rows, share.global_units)
     return full + (not drop_last and rest >= share.world_size * share.accumulation)
 
 
 class TaskEvalSet:
-    """This rank's share of one or several files' rows, each once, in their order: rank by rank they are all rows.
+    """This rank's share of the rows of one or more files; concatenating the ranks gives all rows in order, each once.
 
     Args:
-        parts: the files.
+        parts: rows of each file.
         tokenizer, max_seq_length: see `encode`.
-        batch_size: most rows of one batch.
+        batch_size: maximum rows per batch.
         rank, world_size: of this process.
     """
 
@@ -146,18 +147,18 @@ class TaskEvalSet:
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
-        """As of `mlbert.data.loading.pretraining.EvalSet`."""
+        """See `mlbert.data.loading.pretraining.EvalSet`."""
         whole = _budget(self._batch_size, self._max_tokens)
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
-        """Makes tokens of all texts of this rank."""
+        """Tokenize the texts and build this rank's batches."""
         encoded = Ragged.concatenate([encode(part, self._tokenizer, self._max_tokens) for part in self._parts])
         self._batches = [
             HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine
         ]
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """This rank's batches, always in the same order."""
+        """Iterate over this rank's batches, always in the same order."""
         assert self._batches is not None, "open() first"
         return iter(self._batches)

@@ -1,9 +1,9 @@
 """Masked language modelling on texts: training batches and the evaluation set.
 
-The texts are an MDS set, here or elsewhere (`mlbert.data.formats.token_shards`); `mlbert.data.loading.text_lanes` says
-which piece of which text a step holds, `mlbert.data.formats.masking` what is to be predicted.
+The texts are a local or remote MDS set (`mlbert.data.formats.token_shards`). `mlbert.data.loading.text_lanes` chooses
+the pieces of text for each step, `mlbert.data.formats.masking` the tokens to predict.
 
-Legend: B sequences of a step over all ranks ("lanes").
+Legend: B sequences per step over all ranks ("lanes").
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ SPLIT, TRUNCATE = "split", "truncate"
 
 @dataclass(frozen=True)
 class TextInfo:
-    """What is known of a set of texts before one is read."""
+    """Facts about a set of texts that are known before a text is read."""
 
-    identity: str  # "sha256:...", of its index and the tokenizer
+    identity: str  # "sha256:...", of the set's index and the tokenizer
     num_texts: int
 
 
 @dataclass(frozen=True)
 class TextSet:
-    """A set of texts and how they become sequences.
+    """A set of texts and how it is cut into sequences.
 
     Args:
-        local: its folder on this machine.
-        remote: where ``local`` is copied from, a path or an address; None: it is the set itself.
+        local: folder on this machine.
+        remote: path or URL that ``local`` is a copy of, or None if ``local`` is the set itself.
         max_seq_length: longest sequence, tokens.
-        long_texts: "split": a text becomes as many sequences as it takes, none if it is empty; "truncate": one, of
-            its beginning; of an empty text [CLS] [SEP] alone.
+        long_texts: "split" cuts a text into as many sequences as needed, none if it is empty. "truncate" makes one
+            sequence from the start of each text; an empty text becomes [CLS] [SEP].
     """
 
     local: Path
@@ -58,14 +58,14 @@ class TextSet:
 
 
 def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> TextInfo:
-    """Reads the index alone, which is copied to ``local``. Raises UserError: there is none, or one without texts."""
+    """Read only the index, copying it to ``local`` if needed. Raises UserError if it is missing or lists no texts."""
     reader = open_texts(local, remote)
     digest = hashlib.sha256(f"{reader.identity}\0{tokenizer.identity}".encode()).hexdigest()
     return TextInfo(f"sha256:{digest}", len(reader))
 
 
 def count_sequences(texts: TextSet) -> int:
-    """Sequences of one pass over the set; where texts are split, all are tokenised for it."""
+    """Return the number of sequences in the set. If texts are split, this tokenizes all of them."""
     reader = open_texts(texts.local, texts.remote)
     if texts.long_texts == TRUNCATE:
         return len(reader)
@@ -78,16 +78,17 @@ def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
 
 
 class TextSource(StepSource):
-    """Endless optimizer steps over a set of texts, of which nothing but the index is touched before `open`.
+    """Endless optimizer steps over a set of texts; only the index is read before `open`.
 
-    A rank has the lanes rank, rank + world_size, ..., so that it needs the shards of its own canonical nodes alone
-    where texts are truncated and the ranks divide the nodes. Where texts are split, each rank follows all lanes.
+    A rank has the lanes rank, rank + world_size, ... If texts are truncated and world_size divides the number of
+    canonical nodes, it therefore reads only the shards of its own nodes. If texts are split, each rank tracks all
+    lanes.
 
     Args:
-        sequences_per_step: of one rank, all micro-batches together.
+        sequences_per_step: sequences per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         shuffle, shuffle_seed, canonical_nodes: see `mlbert.data.formats.mds_order.sample_order`.
-        rate: from the step to the chance of a token to be predicted.
+        rate: step -> probability that a token is predicted.
         seed: of the masks.
     """
 
@@ -118,7 +119,7 @@ class TextSource(StepSource):
         self._canonical_nodes = canonical_nodes
         self._mine = np.arange(rank, lanes, world_size)
         self._opened: _Opened | None = None
-        self._position: dict[str, Any] = {}  # what was loaded before `open`
+        self._position: dict[str, Any] = {}  # loaded before `open`
         identity = {
             "seed": seed,
             "global_sequences": lanes,
@@ -130,7 +131,7 @@ class TextSource(StepSource):
         super().__init__(texts.remote or texts.local, identity)
 
     def open(self) -> None:
-        """Open the set. Raises UserError: it is gone, or another one than before; or the order cannot be had."""
+        """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
         texts = self._texts
         reader = open_texts(texts.local, texts.remote)
         shards = TokenShards(reader, texts.tokenizer, texts.local)
@@ -150,8 +151,8 @@ class TextSource(StepSource):
         return self._opened is not None and self._opened.orders.is_computing
 
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch, the mean over the lanes, rounded down; after `open`. Where texts are split, all
-        are tokenised for it."""
+        """Return the optimizer steps per epoch: the mean over the lanes, rounded down. Requires `open`. If texts are
+        split, this tokenizes all of them."""
         assert self._opened is not None, "open() first"
         if self._texts.long_texts == TRUNCATE:
             return self._opened.orders.length // self.share.global_units
@@ -174,7 +175,7 @@ class TextSource(StepSource):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """As `StepSource.state_dict`; where texts are split, with the position of every lane, on every rank."""
+        """See `StepSource.state_dict`; if texts are split, includes the position of every lane."""
         lanes = self._position if self._opened is None else self._opened.lanes.state(self._step)
         return {**super().state_dict(), "lanes": lanes}
 
@@ -212,13 +213,12 @@ class _Opened:
 
 
 class TextEvalSet:
-    """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of their set; masks stay the
-    same.
+    """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of the set, with fixed masks.
 
     Args:
-        num_examples: the first so many sequences are used, or all where there are fewer; None: all.
-        batch_size: most sequences of one batch.
-        rate: chance of a token to be predicted.
+        num_examples: maximum number of sequences, taken from the start of the set; None uses all.
+        batch_size: maximum sequences per batch.
+        rate: probability that a token is predicted.
         seed: of the masks.
     """
 
@@ -244,32 +244,32 @@ class TextEvalSet:
         self._rank, self._world_size = rank, world_size
         self._num_examples = num_examples
         if texts.long_texts == TRUNCATE:
-            self._settle(self.info.num_texts)
+            self._set_num_examples(self.info.num_texts)
         self._batches: list[HostBatch] | None = None
 
     @property
     def num_examples(self) -> int:
-        """Sequences over all ranks; where texts are split, known after `open`."""
+        """Number of sequences over all ranks. If texts are split, available after `open`."""
         assert self._num_examples is not None, "open() first"
         return self._num_examples
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
-        """As of `mlbert.data.loading.pretraining.EvalSet`."""
+        """See `mlbert.data.loading.pretraining.EvalSet`."""
         whole = StaticShape.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
-        """Read the texts and mask them: the first touch of evaluation data. Raises UserError: a file is missing or
-        damaged, there is no sequence, or most of their words are [UNK]."""
+        """Read and mask the texts. This is the first access to evaluation data. Raises UserError if a file is missing
+        or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
         shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer, texts.local)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         counts = np.ones(self.info.num_texts, np.int64)
         if texts.long_texts == SPLIT:
             counts = pieces.all_counts(self._rank, self._world_size)
-        first = offsets_of(counts)  # sequence of each text
-        self._settle(int(first[-1]))
+        first = offsets_of(counts)  # first sequence of each text
+        self._set_num_examples(int(first[-1]))
         parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
         of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
         pieces.prepare(np.unique(np.concatenate([np.empty(0, np.int64), *of_parts])))
@@ -281,7 +281,7 @@ class TextEvalSet:
             self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
         unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.local, texts.tokenizer.name)
 
-    def _settle(self, available: int) -> None:
+    def _set_num_examples(self, available: int) -> None:
         if available < 1:
             raise UserError(
                 "data.empty", self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on"
@@ -289,6 +289,6 @@ class TextEvalSet:
         self._num_examples = min(available, self._num_examples or available)
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """This rank's batches, always in the same order."""
+        """Iterate over this rank's batches, always in the same order."""
         assert self._batches is not None, "open() first"
         return iter(self._batches)

@@ -1,14 +1,13 @@
-"""Which piece of which text a lane gives in which step.
+"""Chooses the pieces of text in each step, and reads them.
 
-The global batch has B lanes. Lane k reads the texts at the places k, k + B, k + 2B, ... of an epoch's order, and gives
-one piece of a text a step. When its texts of an epoch are used up it goes on with the next epoch. So a step holds the
-same pieces however many ranks share the lanes.
+The global batch has B lanes. Lane k reads the texts at places k, k + B, k + 2B, ... of an epoch's order, one piece of a
+text per step. When it has used its texts of an epoch it continues with the next epoch. A step therefore has the same
+pieces for any number of ranks.
 
-Legend: B lanes, N texts of the set, L places of an epoch's order (N, or a few more where texts come twice).
+A piece is [CLS], at most max_seq_length - 2 tokens, [SEP]. Sets of tokens already include [CLS] and [SEP].
 
-Texts cut to sequences: [CLS], at most max_seq_length - 2 tokens, [SEP]. Sets that hold tokens have these already.
-
-Legend: S sequences, T tokens, N texts of the set.
+Legend: B lanes, N texts of the set, L places of an epoch's order (N, or slightly more if texts are repeated),
+S sequences, T tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 
-_KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # of orders: so many, and of small sets more, as lanes drift apart
-_KEPT_STEPS = 32  # positions that are remembered, so that steps made ahead can be gone back on
+_KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # cached orders: more epochs if they are small, because lanes drift apart
+_KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 
 
 class EpochOrders:
-    """The orders of epochs: those of MosaicML Streaming for one rank with a batch of B. Can be used by several threads.
+    """The orders of epochs, as in MosaicML Streaming for one rank with batch size B. Thread-safe.
 
-    Args: as of `mlbert.data.formats.mds_order.sample_order`; ``lanes`` is B.
+    Args: see `mlbert.data.formats.mds_order.sample_order`; ``lanes`` is B.
 
     Attributes:
-        is_computing: an order is being computed, and every thread that asks for any order waits for it.
+        is_computing: True while an order is being computed; all threads that request an order then wait.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class EpochOrders:
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.is_computing = False
-        # Of the canonical nodes, rows that are one short repeat a place.
+        # Canonical nodes that are one text short repeat a place.
         self.length = canonical_nodes * -(-int(shard_sizes.sum()) // canonical_nodes)  # L
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """int [L], texts at the places of an epoch."""
+        """Return int [L], the text at each place of an epoch."""
         with self._lock:
             if epoch not in self._orders:
                 self.is_computing = True
@@ -67,7 +66,7 @@ class EpochOrders:
             return self._orders[epoch]
 
     def texts(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """int64 [n], texts at the places (int64 [n]) of their epochs (int64 [n])."""
+        """Return int64 [n], the texts at these places (int64 [n]) of these epochs (int64 [n])."""
         texts = np.empty(len(places), np.int64)
         for epoch in np.unique(epochs).tolist():
             mine = epochs == epoch
@@ -87,40 +86,40 @@ class EpochOrders:
 
 
 class WholeLanes:
-    """One piece of each text: computed from the step's number alone."""
+    """Lanes that use one piece of each text, computed from the step number alone."""
 
     def __init__(self, orders: EpochOrders, lanes: int) -> None:
         self._orders = orders
         numbers = np.arange(lanes)
-        self._numbers, self._texts = numbers, (orders.length - numbers + lanes - 1) // lanes  # of each lane an epoch
+        self._numbers, self._texts = numbers, (orders.length - numbers + lanes - 1) // lanes  # per lane and epoch
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [B] texts of step ``step``, and int64 [B], which piece of each."""
+        """Return the texts (int64 [B]) of step ``step`` and the number of the piece of each (int64 [B])."""
         epochs, indices = np.divmod(step, self._texts)
         texts = self._orders.texts(epochs, indices * len(self._numbers) + self._numbers)
         return texts, np.zeros_like(texts)
 
     def front(self, step: int) -> tuple[int, int]:
-        """Epoch and place of the lane that is farthest."""
+        """Return epoch and place of the lane that is furthest ahead."""
         epoch, place = divmod(step, int(self._texts[-1]))
         return epoch, place * len(self._numbers)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Position before step ``step``, JSON-able; nothing beyond the step itself."""
+        """Return the JSON-serializable position before step ``step``: empty, as the step number suffices."""
         return {}
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from a position returned by `state`."""
 
 
 class PieceLanes:
-    """All pieces of each text, none of empty ones. Every lane is followed: by the number of pieces of its texts.
+    """Lanes that use all pieces of each text and skip empty texts. Tracks the position of every lane.
 
     Args:
-        pieces: from int64 [n] texts to int64 [n], pieces of each.
+        pieces: maps texts (int64 [n]) to the number of pieces of each (int64 [n]).
     """
 
-    _NAMES = ("epoch", "index", "piece")  # of a lane: its index-th text of the epoch, pieces given of it
+    _NAMES = ("epoch", "index", "piece")  # of a lane: index of its text in the epoch, and pieces of it already used
 
     def __init__(self, orders: EpochOrders, lanes: int, pieces: Callable[[np.ndarray], np.ndarray]) -> None:
         self._orders, self._pieces = orders, pieces
@@ -131,27 +130,27 @@ class PieceLanes:
         self._lock = threading.Lock()
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `WholeLanes.take`; raises UserError: a lane finds nothing but empty texts."""
+        """See `WholeLanes.take`. Raises UserError if a lane finds only empty texts."""
         with self._lock:
             texts, pieces, after = self._step(self._before(step))
             self._remember(step + 1, after)
         return texts, pieces
 
     def front(self, step: int) -> tuple[int, int]:
-        """As `WholeLanes.front`."""
+        """See `WholeLanes.front`."""
         with self._lock:
             epoch, index, _ = self._before(step)
         farthest = int(np.lexsort((index, epoch))[-1])
         return int(epoch[farthest]), int(index[farthest]) * len(self._numbers)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Position of every lane before step ``step``, JSON-able."""
+        """Return the JSON-serializable position of every lane before step ``step``."""
         with self._lock:
             position = self._before(step)
         return {name: row.tolist() for name, row in zip(self._NAMES, position, strict=True)}
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave. Raises ValueError: it is none of so many lanes."""
+        """Continue from a position returned by `state`. Raises ValueError if it does not match the lanes."""
         rows = np.asarray([state.get(name) for name in self._NAMES], np.int64)
         if rows.shape != (len(self._NAMES), len(self._numbers)) or (rows < 0).any() or (rows[1] >= self._texts).any():
             raise ValueError("lanes")
@@ -160,7 +159,7 @@ class PieceLanes:
             self._known = OrderedDict([self._start])
 
     def _before(self, step: int) -> np.ndarray:
-        """Position before a step, int64 [3, B]: known, or gone to from the last known one before."""
+        """Return the position before a step, int64 [3, B], advancing from the latest cached one if necessary."""
         start = max((known for known in self._known if known <= step), default=None)
         if start is None:
             known, position = self._start if self._start[0] <= step else (0, np.zeros_like(self._start[1]))
@@ -178,7 +177,7 @@ class PieceLanes:
             self._known.popitem(last=False)
 
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Texts and pieces of the step at a position (int64 [3, B]), and the position after it."""
+        """Return texts and pieces of the step at a position (int64 [3, B]), and the position after it."""
         epoch, index, piece = position.copy()
         texts, counts = np.empty_like(index), np.empty_like(index)
         lanes = self._numbers
@@ -196,7 +195,7 @@ class PieceLanes:
         return texts, given, np.stack([epoch, index, piece])
 
     def _next_text(self, lanes: np.ndarray, epoch: np.ndarray, index: np.ndarray, piece: np.ndarray) -> None:
-        """Moves these lanes on, in place."""
+        """Advance these lanes to their next text, in place."""
         index[lanes] += 1
         piece[lanes] = 0
         over = lanes[index[lanes] >= self._texts[lanes]]
@@ -208,12 +207,12 @@ Lanes = WholeLanes | PieceLanes
 
 
 _WINDOW = 1 << 16  # places of an order whose shards are looked up together
-_PATIENCE = 5.0  # seconds that the end of the thread is waited for
-_PAUSE = 0.05  # seconds between attempts at a shard that another process is making
+_JOIN_TIMEOUT = 5.0  # seconds to wait for the thread to end
+_PAUSE = 0.05  # seconds between checks for a shard that another process is making
 
 
 class Pieces:
-    """Reads pieces of texts; from the tokenised shards where they are there, else from the texts themselves."""
+    """Reads pieces of texts, from tokenized shards if they exist, otherwise from the texts."""
 
     def __init__(self, shards: TokenShards, tokenizer: Tokenizer, max_seq_length: int) -> None:
         self._shards = shards
@@ -221,11 +220,11 @@ class Pieces:
         self._after = np.asarray([tokenizer.sep_id] if shards.is_text else [], np.uint16)
         self._most = max_seq_length - len(self._before) - len(self._after)  # tokens of a text in one piece
         assert self._most > 0, "room for a token"
-        # Of each text 1 + its pieces, 0 where that is not known; pages of memory that are never written take none.
+        # For each text 1 + its pieces, or 0 if unknown. Pages that are never written use no memory.
         self._counts = np.zeros(shards.first[-1], np.int32)
 
     def counts(self, texts: np.ndarray) -> np.ndarray:
-        """int64 [n], pieces of each of ``texts`` (int64 [n]); 0 of an empty one. Raises UserError: see `rows`."""
+        """Return int64 [n], the number of pieces of each text (int64 [n]), 0 if empty. Raises UserError as `rows`."""
         unknown = texts[self._counts[texts] == 0]
         for number in np.unique(self._shards.shards_of(unknown)).tolist():
             if (shard := self._shards.ready(number)) is not None:
@@ -238,7 +237,7 @@ class Pieces:
         return self._counts[texts].astype(np.int64) - 1
 
     def all_counts(self, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """int64 [N] of the whole set, which is tokenised for it; each rank begins elsewhere."""
+        """Return `counts` of all texts, int64 [N]. Tokenizes the set; each rank starts at a different shard."""
         count = len(self._shards.first) - 1
         for number in np.roll(np.arange(count), -(count * rank // world_size)).tolist():
             self._shards.prepare(number)
@@ -247,14 +246,15 @@ class Pieces:
         return self.counts(np.arange(self._shards.first[-1]))
 
     def prepare(self, texts: np.ndarray) -> None:
-        """Tokenise shards of which ``texts`` (int64 [n], each once) are half or more. Raises UserError: see `rows`."""
+        """Tokenize the shards of which at least half the texts are in ``texts`` (int64 [n], unique). Raises UserError
+        as `rows`."""
         numbers, found = np.unique(self._shards.shards_of(texts), return_counts=True)
         for number in numbers[2 * found >= np.diff(self._shards.first)[numbers]].tolist():
             self._shards.shard(number)
 
     def rows(self, texts: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences of these pieces (int64 [S]) of these texts (int64 [S]): tokens, uint16 [T], and offsets, int64
-        [S+1]. Raises UserError: a shard is missing or damaged, or cannot be fetched."""
+        """Return the sequences of these pieces (int64 [S]) of these texts (int64 [S]) as tokens, uint16 [T], and
+        offsets, int64 [S+1]. Raises UserError if a shard is missing or damaged, or cannot be fetched."""
         numbers = self._shards.shards_of(texts)
         places = texts - self._shards.first[numbers]
         shards = {number: self._shards.ready(number) for number in np.unique(numbers).tolist()}
@@ -273,11 +273,11 @@ class Pieces:
 
 
 class Ahead:
-    """Tokenises shards in a background thread, in the order in which they are needed.
+    """Tokenizes shards in a background thread, in the order in which they are needed.
 
     Args:
-        canonical_nodes: parts of the set that are read side by side: of each the next shard is made while one is read.
-        first, stride: the places first, first + stride, ... of an order are read; ``stride`` divides the lanes.
+        canonical_nodes: parts of the set that are read in parallel; for each, the thread stays one shard ahead.
+        first, stride: only places first, first + stride, ... of an order are read; ``stride`` divides the lanes.
     """
 
     def __init__(
@@ -286,14 +286,14 @@ class Ahead:
         self._shards, self._orders = shards, orders
         self._first, self._stride = first, stride
         self._distance = canonical_nodes * int(np.diff(shards.first).max())  # places
-        self._front = 0  # places since the first epoch began
-        self._done = 0  # places whose shards were looked at
+        self._front = 0  # places read, counted from the start of the first epoch
+        self._done = 0  # places whose shards were processed
         self._waiting: list[int] = []  # shards that another process is making
         self._moved, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def reach(self, epoch: int, place: int) -> None:
-        """Tell how far reading is; the first time begins the thread."""
+        """Report the current reading position; the first call starts the thread."""
         self._front = epoch * self._orders.length + place
         self._moved.set()
         if self._thread is None:
@@ -302,25 +302,25 @@ class Ahead:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread, once the shard that it is at is made; one that takes longer is not waited for."""
+        """Stop the thread after its current shard, but wait only a few seconds for it."""
         if self._thread is not None:
             self._stopped.set()
             self._moved.set()
-            self._thread.join(_PATIENCE)
+            self._thread.join(_JOIN_TIMEOUT)
             self._thread = None
 
     def _run(self, stopped: threading.Event) -> None:
         while not stopped.is_set():
             try:
-                idle = not self._look_on(stopped)
+                idle = not self._prepare_next(stopped)
             except UserError:
-                return  # who needs the shard is told
+                return  # the reader of this shard raises the same error
             if idle:
                 self._moved.wait(_PAUSE if self._waiting else None)
                 self._moved.clear()
 
-    def _look_on(self, stopped: threading.Event) -> bool:
-        """Make the shards of the next window of places; whether there was one within the distance."""
+    def _prepare_next(self, stopped: threading.Event) -> bool:
+        """Make the shards of the next window of places. Return False if the thread is far enough ahead."""
         self._waiting = [number for number in self._waiting if not self._shards.prepare(number)]
         self._done = max(self._done, self._front)
         if self._done > self._front + self._distance:

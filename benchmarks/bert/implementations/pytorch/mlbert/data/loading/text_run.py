@@ -1,7 +1,5 @@
-"""The batches of a masked-LM run on texts, as its settings ask for them.
-
-The chance of a token to be predicted, as a function of the step.
-"""
+"""Training and evaluation batches of a masked-LM run on texts, and its masking-rate schedule, built from its
+settings."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.training.config import EvaluationConfig
 
-# From the share of training that is done (0 to 1) to the share of the way from the first rate to the last.
+# Training progress (0 to 1) -> fraction of the way from the first rate to the last.
 SHAPES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda done: 0.0,
     "linear": lambda done: done,
@@ -34,7 +32,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class MaskingRate:
-    """From ``first`` at step 0 to ``last`` at step ``max_steps`` and beyond."""
+    """A schedule of the masking rate, from ``first`` at step 0 to ``last`` at ``max_steps`` and later."""
 
     schedule: str  # a name of `SHAPES`
     first: float
@@ -42,7 +40,7 @@ class MaskingRate:
     max_steps: int  # 1 or more
 
     def __call__(self, step: int) -> float:
-        """The rate of the update before which ``step`` were done."""
+        """Return the rate after ``step`` updates."""
         return self.first + SHAPES[self.schedule](min(step / self.max_steps, 1.0)) * (self.last - self.first)
 
 
@@ -50,8 +48,8 @@ _COUNTED_TEXTS = 4096
 
 
 def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> PreTrainingInputs:
-    """Looks at the sets' indices, the vocabulary and the model's shape; reads no text. Raises UserError: something is
-    missing, or they do not fit each other."""
+    """Check the sets' indices, the vocabulary and the model's shape without reading a text. Raises UserError if
+    something is missing, or if they do not match."""
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     tokenizer = load_tokenizer(text.tokenizer)
     if len(tokenizer.vocabulary) != shape.vocab_size:
@@ -76,7 +74,7 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
 def make_source(
     data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, *, seed: int, rank: int, world_size: int
 ) -> TextSource:
-    """This rank's share of the training texts."""
+    """Return this rank's share of the training texts."""
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
@@ -102,7 +100,7 @@ def make_evaluation_set(
     rank: int,
     world_size: int,
 ) -> TextEvalSet:
-    """This rank's share of the evaluation texts; their masks are the same in every run."""
+    """Return this rank's share of the evaluation texts, with the same masks in every run."""
     return TextEvalSet(
         _texts(data, text, corpus, data.eval_dir, corpus.eval_remote),
         evaluation.num_eval_examples,
@@ -115,8 +113,8 @@ def make_evaluation_set(
 
 
 def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np.ndarray:
-    """int64 [V], how often each entry of the vocabulary is in the beginning of the training set, special ones never.
-    Reads its first shard. Raises UserError: it is missing or damaged."""
+    """Return int64 [V], the count of each vocabulary entry in the first texts of the training set; 0 for special
+    tokens. Reads the first shard. Raises UserError if it is missing or damaged."""
     tokenizer = load_tokenizer(text.tokenizer)
     reader = open_texts(data.input_dir, corpus.data_remote)
     first = range(min(int(reader.shard_sizes[0]), _COUNTED_TEXTS))
@@ -127,7 +125,7 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
 
 
 def budget_of(data: DataConfig, corpus: CorpusConfig) -> StaticShape:
-    """What a micro-batch holds at most."""
+    """Return the maximum sizes of a micro-batch."""
     sequences = data.train_batch_size // data.gradient_accumulation_steps
     return StaticShape.of_sequences(
         sequences, sequence_length(data), max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
@@ -135,7 +133,7 @@ def budget_of(data: DataConfig, corpus: CorpusConfig) -> StaticShape:
 
 
 def count(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:
-    """Sequences that a set of texts makes; where they are split, all are tokenised for it."""
+    """Return the number of sequences in a set of texts. If texts are split, this tokenizes all of them."""
     return count_sequences(TextSet(local, remote, load_tokenizer(tokenizer), max_seq_length, long_texts))
 
 

@@ -1,10 +1,10 @@
-"""The expansion of a `HostBatch` as one Triton kernel: a program for every BLOCK indices of all outputs.
+"""Expansion of a `HostBatch` in one Triton kernel; each program writes BLOCK indices of every output.
 
-Legend as in `mlbert.data.loading.batches`; T', S', M' are the sizes of the filled batch.
+Legend as in `mlbert.data.loading.batches`; T', S', M' are the sizes of the padded batch.
 """
 
 # mypy: disallow-untyped-defs=False
-# (kernels take what Triton makes of their arguments; their docstrings give the types)
+# (Triton converts kernel arguments; the kernel's docstring gives their types)
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from mlbert.data.loading.batches import IGNORED_LABEL, Batch
 
 BLOCK = 256
-HALVINGS = 20  # of the sequences that a token may belong to; one number for all sizes, so that one kernel serves all
+HALVINGS = 20  # steps of the binary search over sequences; fixed, so that one compiled kernel handles all sizes
 MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
 # In the order of the kernel's arguments.
@@ -29,7 +29,7 @@ OUTPUTS = (
 
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """See `mlbert.data.loading.batches.expand_plain`, whose results it has bit by bit."""
+    """Expand the parts into ``out``; bitwise the same as `mlbert.data.loading.batches.expand_plain`."""
     sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
     filled = out.num_tokens, out.num_samples, out.num_masked
     assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), "the batch is larger than its target"
@@ -44,12 +44,12 @@ def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
         HALVINGS=HALVINGS,
         BLOCK=BLOCK,
     )
-    if out.labels is not None:  # of small tasks only: not worth a second form of the kernel
+    if out.labels is not None:  # only small tasks have labels: not worth a second kernel variant
         out.labels[: sizes[1]].copy_(parts["labels"])
         out.labels[sizes[1] :].zero_()
 
 
-# Sizes change from batch to batch: a kernel specialised for some would be compiled in the middle of a run.
+# Sizes change from batch to batch: specialization would cause compilation in the middle of a run.
 @triton.jit(do_not_specialize=["tokens", "sequences", "masked", "tokens_out", "sequences_out", "masked_out"])
 def expand_kernel(
     ids,
@@ -77,14 +77,14 @@ def expand_kernel(
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Index i of every output. Grid: max(T', S'+1, M') / BLOCK.
+    """Write BLOCK indices of every output. Grid: max(T', S'+1, M') / BLOCK.
 
-    Inputs: the parts of `mlbert.data.loading.batches`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1],
-    int64 [M'], [M'], [S'].
+    Inputs: the parts of `mlbert.data.loading.batches`. Outputs, in order: int64 [T'], [T'], [T'], int32 [T'], int32
+    [S'+1], int64 [M'], [M'], [S'].
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
-    # The token's sequence is the first whose end lies behind the token, found by halving low to high, which hold it.
+    # A token belongs to the first sequence that ends after it, found by binary search in [low, high].
     real = index < tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + sequences - 1
@@ -97,7 +97,7 @@ def expand_kernel(
     position = index - tl.load(bounds + low, mask=real, other=0)
     segment = position >= tl.load(first_lengths + low, mask=real, other=0)
     row = position + tl.load(first_rows + low, mask=real, other=0)
-    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF  # loaded as a signed number
+    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF  # loaded as signed
     inside = index < tokens_out
     tl.store(input_ids + index, word.to(tl.int64), mask=inside)
     tl.store(segment_ids + index, tl.where(real, segment.to(tl.int64), 0), mask=inside)

@@ -1,11 +1,9 @@
-"""A WikiExtractor folder to text parts and evaluation text.
+"""Convert a WikiExtractor folder to text parts and an evaluation text; recognise the kind of an input.
 
-First pass, a job for about 16 MB of neighbouring files: their articles, one after another, into a unit file, and
-beside it the length and MD5 of each. Then the evaluation articles are chosen, which takes only the counts. Second
-pass, a job a part: the part's articles are copied from the units. Memory does not grow with the input but by
-20 bytes an article. ``clean.json`` comes last; until then the same command goes on where it was interrupted.
-
-What a folder holds that somebody wants to train from: told by file names and the first bytes of one file.
+The first pass runs one job per 16 MB of consecutive files. It writes their articles to a unit file, with an index of
+each article's length and MD5 next to it. The choice of evaluation articles needs only the counts. The second pass runs
+one job per part, which copies the part's articles from the units. Memory grows by only 20 bytes per article.
+``clean.json`` is written last; until it exists, the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from mlbert.host.json_files import add_checksum
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
 UNIT_BYTES = 16_000_000
-FORM = 1  # of the cleaned text; a change of any cleaning rule raises it
+FORM = 1  # version of the cleaned text; increment it with any change of a cleaning rule
 _WIKI = re.compile(r"wiki_\d{1,6}")
 _PART = re.compile(r"part-\d{5}-of-\d{5}")
 _UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+\.tmp")
@@ -47,18 +45,19 @@ _EVAL = ("eval.txt", "eval.md5")
 
 @dataclass(frozen=True)
 class CleanOptions:
-    """How many text parts of about equal size, and which articles to withhold."""
+    """Number of text parts of about equal size, and which articles to withhold."""
 
     num_parts: int = 500
-    eval_articles: int = 10_000  # by the published draw
-    eval_md5: Path | None = None  # the articles with these hashes instead
+    eval_articles: int = 10_000  # drawn as published
+    eval_md5: Path | None = None  # withhold the articles with these hashes instead
 
 
 def clean(
     folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
 ) -> dict[str, Any]:
-    """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
-    Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else."""
+    """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the content of
+    ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds
+    something else."""
     keep_apart(out, [folder])
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
@@ -78,7 +77,7 @@ def clean(
     if missing := missing_files(names):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         progress(
-            f"warning: {folder}: there is no {missing[0]}{more}, but files after it: their articles will be missing"
+            f"warning: {folder}: missing {missing[0]}{more}, although later files exist: their articles are left out"
         )
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
@@ -108,8 +107,8 @@ def clean(
 
 
 def wiki_files(folder: Path) -> list[Path]:
-    """The files ``wiki_<number>`` below a folder, in the order of their names. Raises UserError: no such folder, or no
-    such file in it."""
+    """Return the files ``wiki_<number>`` below a folder, sorted by name. Raises UserError: the folder does not exist,
+    or has no such file."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     if not folder.is_dir():
         raise UserError("file.missing", folder, no_folder(folder), remedy)
@@ -122,8 +121,9 @@ def wiki_files(folder: Path) -> list[Path]:
 
 
 def missing_files(names: Sequence[str]) -> list[str]:
-    """Those that must have been there, by the numbers of the others (sorted, as ``AA/wiki_00``): WikiExtractor counts
-    from 00 in every folder, and fills each with as many files before the next."""
+    """Return the files missing from sorted names such as ``AA/wiki_00``, inferred from the numbers of the others.
+    WikiExtractor counts from 00 in every folder and puts the same number of files into each before it starts the
+    next."""
     found: dict[str, list[int]] = {}
     for name in names:
         folder, _, number = name.rpartition("wiki_")
@@ -138,7 +138,7 @@ def missing_files(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """Neighbouring files and where their articles go."""
+    """Consecutive input files and the file that collects their articles."""
 
     files: tuple[Path, ...]
     size: int  # of all files, bytes
@@ -163,7 +163,7 @@ def _units(files: Sequence[Path], sizes: Sequence[int], scratch: Path) -> list[U
 
 
 def make_unit(unit: Unit) -> None:
-    """Clean the files of one unit, unless an earlier run did."""
+    """Clean the files of one unit, unless an earlier run has done so."""
     if unit.index.exists() and unit.text.exists():
         return
     lengths: list[int] = []
@@ -182,8 +182,8 @@ def make_unit(unit: Unit) -> None:
 
 
 def file_articles(path: Path) -> Iterator[str]:
-    """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
-    Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
+    """Yield the cleaned articles of one WikiExtractor file in order, including the empty ones that the benchmark
+    counts. Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
     with reading(path), path.open("rb") as lines:
         articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
@@ -192,7 +192,7 @@ def file_articles(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All articles of all units, U units, A articles, F files."""
+    """All articles of all units. U units, A articles, F files."""
 
     unit_starts: np.ndarray  # int64 [U+1], number of the first article of each unit
     lengths: np.ndarray  # uint32 [A], bytes in the unit's text
@@ -201,7 +201,7 @@ class Catalogue:
 
     @classmethod
     def read(cls, units: Sequence[Unit]) -> Catalogue:
-        """From the index files of all units."""
+        """Read the index files of all units."""
         found = []
         for unit in units:
             with np.load(unit.index) as index:
@@ -221,13 +221,13 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
         return drawn_articles(catalogue.per_file.tolist(), options.eval_articles)
     empty = hashlib.md5(b"", usedforsecurity=False).digest()
     hashes = read_hashes(options.eval_md5) - {empty}
-    # Half of each hash finds the candidates without making an object of every article.
+    # Half of each hash finds the candidates without creating a Python object per article.
     halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
     candidates = np.flatnonzero(np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves))
     chosen = np.asarray([i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64)
     found = len({catalogue.md5[i].tobytes() for i in chosen})
     if not found:
-        remedy = "Its sentences were split otherwise; leave --eval-md5 out"
+        remedy = "Its sentences were split differently; omit --eval-md5"
         raise UserError(
             "data.other-text", options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy
         )
@@ -236,8 +236,8 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
 
 
 def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
-    Raises UserError: fewer articles than parts."""
+    """Return int64 [num_parts+1], the bounds of consecutive articles in parts of about equal size, at least one article
+    each. Raises UserError: fewer articles than parts."""
     if len(lengths) < num_parts:
         raise UserError(
             "data.too-small", "--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts"
@@ -252,7 +252,7 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PartJob:
-    """One text part: ``articles`` are numbers over all units, ascending."""
+    """One text part; ``articles`` are ascending article numbers over all units."""
 
     path: Path
     units: tuple[Unit, ...]
@@ -261,7 +261,7 @@ class PartJob:
 
 
 def make_part(job: PartJob) -> None:
-    """Write one part, unless an earlier run did: articles with a blank line between them."""
+    """Write one part, with a blank line between articles, unless an earlier run has done so."""
     if job.path.exists():
         return
     with whole_file(job.path) as target:
@@ -272,7 +272,7 @@ def make_part(job: PartJob) -> None:
 
 
 def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.ndarray) -> Iterator[bytes]:
-    """The articles with the given ascending numbers, as they are in the units."""
+    """Yield the articles with the given ascending numbers as stored in the units."""
     for unit in np.unique(np.searchsorted(unit_starts, numbers, side="right") - 1):
         with np.load(units[unit].index) as index:
             ends = np.cumsum(index["lengths"], dtype=np.int64)
@@ -297,7 +297,7 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
         raise UserError(
             "prepare.other-options",
             out,
-            "was made from other input or with other options",
+            "was made from different input or with different options",
             "Choose another --out, or remove it",
         )
     sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
@@ -305,7 +305,7 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
 
 
 def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
-    """An empty scratch folder, or that of an interrupted run with the same input and options."""
+    """Create an empty scratch folder, or keep that of an interrupted run with the same input and options."""
     plan = out / SCRATCH / "plan.json"
     wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
     try:
@@ -336,7 +336,7 @@ _LOOKED_AT = 65_536  # bytes
 
 
 class Kind(StrEnum):
-    """Kinds of input, by the step that they begin with."""
+    """Kinds of input, named after the step that accepts them."""
 
     wikiextractor = "wikiextractor"
     text = "text"
@@ -346,8 +346,8 @@ class Kind(StrEnum):
 
 
 def recognise(path: Path) -> Kind:
-    """The kind of a folder, or of one text part or TFRecord file. Raises UserError: it is none that can be prepared, or
-    it is damaged."""
+    """Return the kind of a folder, text part or TFRecord file. Raises UserError: it cannot be prepared, or it is
+    damaged."""
     if path.is_dir() and any(path.rglob("wiki_*")):
         wiki_files(path)
         return Kind.wikiextractor
@@ -357,7 +357,7 @@ def recognise(path: Path) -> Kind:
         kind = describe(path if path.is_dir() else path.parent).kind
     except UserError as error:
         if path.is_dir() and error.code != "data.missing":
-            raise  # a data set of a known kind, but damaged
+            raise  # a damaged data set of a known kind
         reason = "is not recognised" if path.exists() else "there is no such file or folder"
         code = "data.format" if path.exists() else "file.missing"
         raise UserError(code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
@@ -367,7 +367,7 @@ def recognise(path: Path) -> Kind:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the first part is text: TFRecord files may have the same names."""
+    """Return whether the first part is text; TFRecord files may have the same names."""
     try:
         with expand_inputs([path], skip_bad=True)[0].open("rb") as file:
             return is_text(file.read(_LOOKED_AT))

@@ -1,8 +1,8 @@
-"""Documentation of compiled modules of the standard library, as JSON on standard output.
+"""Print the documentation of the standard library's compiled modules as JSON.
 
-Run as a program by `mlbert.data.prepare.python_text` in a fresh interpreter without site packages (``python -I -S``):
-what a running program has put into modules such as ``sys`` would otherwise get into the text. Imports nothing but
-modules that are built into the interpreter or are its own extensions.
+`mlbert.data.prepare.python_text` runs this file in a fresh interpreter without site packages (``python -I -S``),
+because the text would otherwise contain whatever a running program has put into modules such as ``sys``. It imports
+only modules that are built into the interpreter or are its own extensions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SKIPPED = ("_test", "_tkinter", "_xx", "xx", "readline", "_ctypes_test")
 
 
 def is_compiled(name: str) -> bool:
-    """Whether a module is built in or an extension."""
+    """Return whether a module is built in or an extension."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -29,7 +29,7 @@ def is_compiled(name: str) -> bool:
 
 
 def documentation(module: ModuleType) -> list[list[str]]:
-    """Texts of a module: first its own, then those of each class with its members, then of each function."""
+    """Return groups of a module's texts: its own, one group per class with its members, one per function."""
     groups = [[module.__doc__]]
     for _, value in sorted(vars(module).items()):
         if inspect.isclass(value) and value.__module__ in (module.__name__, "builtins"):

@@ -1,19 +1,15 @@
-"""From documents to a training and an evaluation text that share nothing.
+"""Documents of sentences: extract them from text files and mark-up, and split them into training and evaluation text.
 
-Repeated documents and sentences are dropped, documents are held out by a hash of their text and a seed, and
-training sentences that nearly repeat an evaluation sentence are dropped as well.
+`split` drops repeated documents and sentences, holds out documents by a hash of their text and a seed, and drops
+training sentences that nearly repeat an evaluation sentence.
 
-Prose out of documentation strings, comments and marked-up text, as sentences.
+`prose_sentences` extracts English prose from docstrings, comments and marked-up text; it drops code, tables and
+mark-up. A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets) before white space and a possible
+start: a capital, a digit, an opening quote or bracket, or a backtick. Known abbreviations, single letters and numbered
+list marks do not end one. A sentence that begins in lower case is not recognised and stays joined to the one before.
 
-Code, tables and mark-up signs are left out. A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets)
-before white space and something that may begin one: a capital, a digit, an opening quote or bracket, a back-tick. Known
-abbreviations, single letters and numbered list marks do not end one. A lower-case beginning is not recognised; then two
-sentences stay together.
-
-A folder of text files as documents of sentences.
-
-Every ``*.txt`` below the folder is read. A blank line ends a document when the file is one sentence a line already
-(``one_per_line``); otherwise a file is one document and its paragraphs are split into sentences.
+`documents` reads every ``*.txt`` below a folder. With ``one_per_line``, each line is a sentence and a blank line ends a
+document. Otherwise each file is one document and its paragraphs are split into sentences.
 """
 
 from __future__ import annotations
@@ -31,20 +27,21 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
 SHINGLE_WORDS = 5
-NEAR_DUPLICATE = 0.5  # share of a sentence's word runs that the other side has too
+NEAR_DUPLICATE = 0.5  # fraction of a sentence's word runs that also occur on the other side
 _WORD = re.compile(r"\w+")
 
 
 @dataclass
 class Corpus:
-    """Two sides of a text, each a list of documents, each a list of sentences; and what was left out."""
+    """The training and evaluation sides of a text, each a list of documents of sentences, and counts of dropped
+    sentences."""
 
     train: list[list[str]]
     evaluation: list[list[str]]
     dropped: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, int]:
-        """Counts for the report."""
+        """Return counts for the report."""
         counts = {}
         for name, side in (("train", self.train), ("eval", self.evaluation)):
             counts[f"{name}_documents"] = len(side)
@@ -63,7 +60,8 @@ def _shingles(sentence: str) -> set[tuple[str, ...]]:
 
 
 def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
-    """Keep the first of all sentences with the same words, and count those dropped; documents that become empty go."""
+    """Keep the first of all sentences with the same words and count the dropped ones; documents that become empty are
+    dropped."""
     seen: set[tuple[str, ...]] = {()}
     kept, dropped = [], 0
     for document in documents:
@@ -80,13 +78,14 @@ def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
 
 
 def is_held_out(document: list[str], share: float, seed: int) -> bool:
-    """Whether a document is for evaluation: by sha256 of the seed and its text, so its place does not matter."""
+    """Return whether a document is for evaluation, by SHA-256 of the seed and its text, so its position does not
+    matter."""
     text = "\n".join([str(seed), *document]).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < share * 2**64
 
 
 def cut(document: list[str], most: int) -> list[list[str]]:
-    """A document in nearly equal pieces of at most ``most`` sentences."""
+    """Cut a document into nearly equal pieces of at most ``most`` sentences."""
     pieces = -(-len(document) // most)
     edges = [len(document) * piece // pieces for piece in range(pieces + 1)]
     return [document[first:end] for first, end in pairwise(edges)]
@@ -98,11 +97,11 @@ def split(
     """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side.
 
     Args:
-        share: part of the documents to hold out, between 0 and 1.
+        share: fraction of the documents to hold out, between 0 and 1.
         max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
-        min_sentences: shorter documents are left out.
+        min_sentences: shorter documents are dropped.
 
-    Raises UserError: one side comes out empty.
+    Raises UserError: one side is empty.
     """
     unique, repeats = drop_repeats(documents)
     corpus = Corpus([], [])
@@ -133,7 +132,7 @@ def _nearly_repeats(sentence: str, held_out: set[tuple[str, ...]]) -> bool:
 
 
 def write_text(path: Path, documents: list[list[str]]) -> None:
-    """One sentence a line, a blank line between documents: the form of the benchmark's text parts."""
+    """Write one sentence per line and a blank line between documents, like the benchmark's text parts."""
     text = "\n\n".join("\n".join(document) for document in documents) + "\n"
     write_atomically(path, text)
 
@@ -151,7 +150,7 @@ _CODE_START = re.compile(r"^\s*(?:>>>|\.\.\.(?:\s|$)|\.\. |\$ |[|+]\s)")
 _SIGNATURE = re.compile(r"^\s*[\w.]+\([^)]*\)(?:\s*->\s*[\w.\[\], |]+)?\s*(?:--|:)?\s*")
 _LETTERS = re.compile(r"[A-Za-z\s]")
 _LONG_WORD = re.compile(r"\b[A-Za-z]{2,}\b")
-_HYPHEN = re.compile(r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)")  # a compound word cut at the end of a line
+_HYPHEN = re.compile(r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)")  # a hyphenated word broken at the end of a line
 _URL = re.compile(r"<?\bhttps?://\S+")
 
 _ABBREVIATION = re.compile(
@@ -163,7 +162,7 @@ _LAST_WORD = re.compile(r"[\w.]+$")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of one paragraph; white space within becomes single spaces."""
+    """Return the sentences of one paragraph, with white space reduced to single spaces."""
     text = " ".join(text.split())
     sentences, start = [], 0
     for match in _BOUNDARY.finditer(text):
@@ -177,7 +176,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _continues(before: str) -> bool:
-    """Whether the full stop after ``before`` belongs to an abbreviation, an initial or a list mark."""
+    """Return whether the full stop after ``before`` belongs to an abbreviation, an initial or a list mark."""
     match = _LAST_WORD.search(before)
     if match is None:
         return False
@@ -190,7 +189,7 @@ def _continues(before: str) -> bool:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Blocks of prose: separated by blank lines or bullets, literal blocks and tables left out."""
+    """Return blocks of prose, separated by blank lines or bullets, without literal blocks and tables."""
     blocks: list[list[str]] = [[]]
     literal_indent: int | None = None
     literal_next = False
@@ -218,7 +217,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def plain(paragraph: str) -> str:
-    """A paragraph without mark-up signs and addresses."""
+    """Remove mark-up and URLs from a paragraph."""
     text = _ROLE.sub(r"\1", paragraph)
     text = _TICKS.sub(r"\1", text)
     text = _URL.sub("", text)
@@ -228,14 +227,14 @@ def plain(paragraph: str) -> str:
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether a sentence reads as English: enough words, mostly letters."""
+    """Return whether a sentence looks like English: enough words, mostly letters."""
     words = len(_LONG_WORD.findall(sentence))
     letters = len(_LETTERS.findall(sentence))
     return words >= MIN_WORDS and letters >= MIN_LETTERS * len(sentence) and words >= 0.5 * len(sentence.split())
 
 
 def prose_sentences(text: str) -> list[str]:
-    """Sentences of English prose in a documentation text, in order."""
+    """Return the English prose sentences of a documentation text, in order."""
     return [
         sentence
         for paragraph in paragraphs(text)
@@ -245,13 +244,13 @@ def prose_sentences(text: str) -> list[str]:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The ``*.txt`` files below a folder, in order of their relative names. Raises UserError: no such folder,
-    unreadable, or no text file in it."""
+    """Return the ``*.txt`` files below a folder, sorted by relative name. Raises UserError: the folder does not exist,
+    cannot be read, or has no text file."""
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
         raise UserError("file.missing", folder, no_folder(folder), remedy)
     with reading(folder, remedy):
-        os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
+        os.listdir(folder)  # rglob treats an unreadable folder as empty
     files = [path for path in folder.rglob("*.txt") if path.is_file()]
     if not files:
         raise UserError("data.missing", folder, "holds no *.txt file", remedy)
@@ -259,14 +258,15 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def keep_out(folder: Path, out: Path) -> None:
-    """Raises UserError where ``out`` lies in the folder: its text files would be read the next time."""
+    """Check that ``out`` is not in the input folder. Raises UserError: it is, so its text files would be read the next
+    time."""
     if folder.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError("file.in-input", out, f"lies in the input folder {folder}, or is it", "Choose another --out")
+        raise UserError("file.in-input", out, f"is the input folder {folder} or inside it", "Choose another --out")
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
-    """Documents of a folder; see the module. Raises UserError: a file cannot be read or is not UTF-8 (names the line),
-    or there is no text at all."""
+    """Yield the documents of a folder as the module docstring describes. Raises UserError: a file cannot be read or is
+    not UTF-8 (names the line), or all files are empty."""
     empty = True
     for path in text_files(folder):
         for document in _documents(_read(path), one_per_line):
@@ -277,7 +277,8 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
-    """What the text is: stored with the data, compared on a rerun. Raises UserError as `documents`."""
+    """Return an identifier of the text, which is stored with the data and compared on a rerun. Raises UserError as
+    `documents`."""
     state = hashlib.sha256()
     for path in text_files(folder):
         state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())

@@ -1,12 +1,12 @@
-"""Text of one's own as documents: files, packed files and folders of them, and sets of Hugging Face's ``datasets``.
+"""Documents from the user's text: plain, JSON and compressed files, folders of them, and saved Hugging Face data sets.
 
 =================================  ===============================================================================
-``.jsonl``, ``.json``              one JSON object a line; its ``text`` is a document
-a folder that ``datasets`` saved   likewise, a row; needs the package
-anything else, in a folder         ``.txt``, ``.text``, ``.md``, ``.rst``: a document is a file, or part of one
+``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document
+a folder saved by ``datasets``     one document per row, in the same way; needs the package
+other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``: a file is a document or several
 =================================  ===============================================================================
 
-Each also packed, as ``.gz``. What is read at a time is bounded, whatever the size of a file, a line or a text.
+Files may be compressed (``.gz``). Reads are bounded, whatever the size of a file, a line or a text.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from mlbert.host.json_files import text_in_line
 PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
 SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
 TEXT, TRAIN = "text", "train"
-WHOLE = 32_000  # characters: a plain file of no more is one document
-MOST_DOCUMENT = 1_000_000  # characters: a longer record is cut
+WHOLE = 32_000  # characters; a plain file up to this size is one document
+MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK = 1 << 20  # bytes read at a time
-_MOST_LINE = 64 << 20  # bytes of a line of JSON
-_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also packed as {PACKED}"
+_MOST_LINE = 64 << 20  # maximum bytes of a JSON line
+_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also compressed as {PACKED}"
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files"
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """A file, or a folder that ``datasets`` saved."""
+    """A file, or a folder saved by ``datasets``."""
 
     path: Path
     num_bytes: int  # on disk
@@ -46,19 +46,19 @@ class CorpusSource:
 
     @property
     def identity(self) -> list[str | int]:
-        """JSON-able; another once the file has changed."""
+        """JSON-serializable identifier that changes with the file."""
         return [str(self.path.resolve()), self.num_bytes, self.modified]
 
     @property
     def suffix(self) -> str:
-        """Lower-case, of what is within a packed file."""
+        """Lower-case suffix, without that of the compression."""
         name = self.path.name.lower()
         return Path(name.removesuffix(PACKED)).suffix
 
 
 def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
-    """The files and saved sets behind paths, each once, in order; nothing below the folder ``without``, nothing hidden.
-    Raises UserError: a path is not there, is no file or folder, or holds no text."""
+    """Return the files and saved sets at these paths, each once, in order. Skips hidden files and everything below the
+    folder ``without``. Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text."""
     found: dict[Path, CorpusSource] = {}
     for path in paths:
         with reading(path, _REMEDY):
@@ -91,7 +91,7 @@ def _raise(error: OSError) -> None:
 
 
 def _is_text(name: str) -> bool:
-    # .json in a folder of other things is rarely text.
+    # A .json file in a mixed folder is rarely text.
     return name.lower().removesuffix(PACKED).endswith((*PLAIN_SUFFIXES, LINES_SUFFIXES[0]))
 
 
@@ -100,16 +100,16 @@ def _source(path: Path) -> CorpusSource:
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         states = [file.stat() for file in files]
         if not path.is_dir():
-            path.open("rb").close()  # now, not after an hour of other files
+            path.open("rb").close()  # fail now, not after an hour of other files
     return CorpusSource(path, sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0))
 
 
 def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
-    """Documents of a source, without blank ones.
+    """Return the documents of a source, without blank ones.
 
     Args:
         piece: characters after which a large plain file is cut, at a blank line.
-        is_cut: cut small files and records, too.
+        is_cut: also cut small files and records.
 
     Raises UserError: not UTF-8 or not JSON (names the line), no ``text``, damaged, or unreadable.
     """
@@ -124,8 +124,8 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
 
 
 def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
-    """Cuts text behind the first blank line after ``size`` characters; for want of one before twice that, behind a
-    line, a blank, or anywhere."""
+    """Cut text after the first blank line that follows ``size`` characters. If there is none before twice that size,
+    cut after a line end, a space, or anywhere."""
     rest = ""
     for chunk in chunks:
         rest, start = rest + chunk, 0
@@ -140,7 +140,7 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, unpacked."""
+    """Open the file, decompressed."""
     with reading(path), contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         if path.name.lower().endswith(PACKED):
@@ -148,7 +148,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or leave out the file") from None
+            raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or remove the file") from None
 
 
 def _characters(path: Path) -> Iterator[str]:
@@ -171,14 +171,14 @@ def _characters(path: Path) -> Iterator[str]:
 
 def _not_text(path: Path, line: int, raw: bytes) -> UserError:
     if b"\0" in raw:
-        return UserError("data.encoding", path, "is not text, but binary or of another encoding than UTF-8", _REMEDY)
+        return UserError("data.encoding", path, "is binary or not encoded as UTF-8", _REMEDY)
     return UserError(
         "data.encoding", path, f"line {line} is not UTF-8", "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
     )
 
 
 def _records(path: Path) -> Iterator[str]:
-    remedy = 'Give one JSON object a line, with its text as "text"'
+    remedy = 'Give one JSON object per line, with its text as "text"'
     with _opened(path) as file:
         number = 0
         while raw := file.readline(_MOST_LINE):
@@ -194,7 +194,8 @@ def _records(path: Path) -> Iterator[str]:
 
 
 def _rows(folder: Path) -> Iterator[str]:
-    """The text of each row of a folder that ``datasets`` saved; of several splits that of training, or of all."""
+    """Yield the text of each row of a folder saved by ``datasets``: of the training split, or of all splits if there is
+    none."""
     try:
         import datasets
     except ImportError:
@@ -204,14 +205,14 @@ def _rows(folder: Path) -> Iterator[str]:
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))
-    except Exception as error:  # of many kinds, none of them ours
+    except Exception as error:  # datasets raises many types
         raise UserError("data.damaged", folder, f"cannot be read by datasets ({error})", remedy) from None
     sets = [loaded]
     if isinstance(loaded, datasets.DatasetDict):
         sets = [loaded[TRAIN]] if TRAIN in loaded else list(loaded.values())
     for one in sets:
         if TEXT not in one.column_names:
-            raise UserError("data.columns", folder, f"has the columns {', '.join(one.column_names)}, no {TEXT}", remedy)
+            raise UserError("data.columns", folder, f"has columns {', '.join(one.column_names)}, not {TEXT}", remedy)
         for row in one.select_columns([TEXT]):
             if not isinstance(row[TEXT], str):
                 raise UserError("data.row", folder, f"has a row whose {TEXT} is {type(row[TEXT]).__name__}", remedy)

@@ -1,16 +1,17 @@
-"""Sentences of held-out text with a word masked: what shows people what a model has learnt.
+"""Prepare the user's own text for `mlbert pretrain`: a training set, a held-out set, a vocabulary and example
+sentences.
 
-Text of one's own, made ready for `mlbert pretrain`: one training set, one held-out set, a vocabulary, in a folder.
+text/vocab.txt, tokenizer_config.json   the vocabulary text/train/, text/val/                  MDS sets of sequences:
+[CLS], tokens of documents with [SEP] between, [SEP] text/text.json                          written last: input,
+counts, baselines, masked example sentences
 
-text/vocab.txt, tokenizer_config.json   the vocabulary
-text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
-text/text.json                          written last: what was read, counts, baselines, masked sentences
+The text is read twice: once to count words and choose the held-out documents, once to tokenise. Memory does not grow
+with its size.
 
-The text is read twice: to count words and to choose what is held out, then to tokenise. Memory does not grow with it.
-
-Held out are whole documents, those with the smallest SHA-256 of their text, so that neither order nor number of files
-matters and equal documents are together. Lines of the training text that a held-out document nearly repeats are left
-out: those of which half the tokens or more lie in runs of `RUN` tokens that the held-out text has too.
+The held-out documents are those with the smallest SHA-256 of their text, so neither order nor number of files matters
+and equal documents stay together. Training lines that nearly repeat a held-out document are dropped: those with at
+least half of their tokens in runs of `RUN` tokens that also occur in the held-out text. The example sentences show
+users what a model has learnt.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ from mlbert.host.files import write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
 COUNT = 10
-_WORDS = range(7, 26)  # of a sentence
-_LEAST_LETTERS = 3  # of the word that is masked
-_LOOKED_AT = 20_000  # sentences
+_WORDS = range(7, 26)  # allowed number of words in a sentence
+_LEAST_LETTERS = 3  # of the masked word
+_LOOKED_AT = 20_000  # sentences examined
 
 
 @dataclass(frozen=True)
 class MaskedSentence:
-    """A text with one [MASK], and the word that stood there."""
+    """A text with one [MASK], and the original word."""
 
     text: str
     answer: str
 
 
 def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[MaskedSentence]:
-    """Up to `COUNT` sentences, the same for the same texts; each masks one word, an entry of the vocabulary."""
+    """Return up to `COUNT` sentences, each with one word of the vocabulary masked; deterministic for the same texts."""
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
         if len(sentence.split()) in _WORDS and "[" not in sentence:
@@ -77,11 +78,11 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
     for text in texts:
         for paragraph in text.split("\n\n"):
             sentences = split_sentences(paragraph)
-            yield from sentences[1:-1] or sentences  # a document may be cut within its first and last
+            yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> MaskedSentence | None:
-    """Masks one of the words that are entries; None: there is none."""
+    """Mask one of the words that are entries of the vocabulary; return None if there is none."""
     words = sentence.split()
     places = [
         place
@@ -98,13 +99,13 @@ def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> MaskedSentence | 
 
 LEAST_CHARACTERS = 20_000
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
-_LEAST_HELD_OUT = 10  # documents, so that no single one decides what the accuracy is
-RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; share of a line
-MOST_UNKNOWN = 0.5  # share of [UNK] beyond which nothing can be learnt
-_MOST_COUNTED, _THINNED = 100_000_000, 16  # characters whose words are counted; of what follows every 16th document
-_MOST_WORDS = 400_000  # different ones that are remembered; then those that were seen once are forgotten
+_LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
+RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
+MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
+_MOST_COUNTED, _THINNED = 100_000_000, 16  # characters with all words counted; after that every 16th document
+_MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000
-_TOGETHER = 1 << 20  # characters that are tokenised at a time
+_TOGETHER = 1 << 20  # characters tokenised at a time
 _SHARD_BYTES = 8 << 20
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _FACTS = "text.json"
@@ -112,7 +113,7 @@ _FACTS = "text.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of prepared text; ``made_from`` is what it was asked for."""
+    """Facts about prepared text; ``made_from`` is the request that produced it."""
 
     made_from: dict[str, Any]
     characters: int
@@ -121,23 +122,23 @@ class Facts:
     train_tokens: int
     held_out_sequences: int
     held_out_tokens: int
-    near_repeats: int  # tokens of the training text that were left out
+    near_repeats: int  # tokens dropped from the training text
     unknown_share: float
     baselines: dict[str, Any]
-    sentences: list[list[str]]  # text with [MASK], and the word that stood there
+    sentences: list[list[str]]  # text with [MASK], and the original word
 
 
 @dataclass(frozen=True)
 class Request:
-    """How text is to be prepared.
+    """How to prepare text.
 
     Attributes:
-        sources: where the text is.
-        vocabulary: a tokenizer to take; None: one is trained.
-        vocab_size: entries of one that is trained, at most.
-        lower_case: whether it is of the uncased form.
-        length: tokens of a sequence.
-        eval_rate: chance of a held-out token to be masked, as in training's evaluations.
+        sources: the input text.
+        vocabulary: the tokenizer to use (None trains a vocabulary).
+        vocab_size: maximum number of entries of a trained vocabulary.
+        lower_case: whether a trained vocabulary is uncased.
+        length: tokens per sequence.
+        eval_rate: probability of masking a held-out token, as in the evaluations during training.
     """
 
     sources: Sequence[CorpusSource]
@@ -148,7 +149,7 @@ class Request:
     eval_rate: float
 
     def made_from(self) -> dict[str, Any]:
-        """JSON-able; equal where the same comes out."""
+        """Return a JSON-serializable description; equal descriptions produce equal data."""
         files = [source.identity for source in self.sources]
         new = [self.vocab_size, self.lower_case]
         vocabulary = self.vocabulary.identity if self.vocabulary else new
@@ -156,8 +157,8 @@ class Request:
 
 
 def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Facts:
-    """Prepares text, unless the folder holds the same already. Raises UserError: text cannot be read, is too little or
-    no language, or the folder cannot be written."""
+    """Prepare text, unless the folder already holds the same. Raises UserError: text cannot be read, is too short or
+    not natural language, or the folder cannot be written."""
     if (found := read_facts(folder)) is not None and found.made_from == request.made_from():
         return found
     shutil.rmtree(folder, ignore_errors=True)
@@ -170,7 +171,8 @@ def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Fact
 
 
 def read_facts(folder: Path) -> Facts | None:
-    """What `prepare` left; None: it did not finish, or the file is damaged, so that all is to be made anew."""
+    """Return the facts that `prepare` wrote, or None if it did not finish or the file is damaged and all must be
+    rebuilt."""
     try:
         found = parse_checksummed((folder / _FACTS).read_text(encoding="utf-8", errors="replace"))
         return None if found is None else Facts(**found)
@@ -179,15 +181,15 @@ def read_facts(folder: Path) -> Facts | None:
 
 
 class _HeldOut:
-    """The documents with the smallest digests, of so many characters at most."""
+    """The documents with the smallest digests, up to a total number of characters."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str]] = []  # (-digest, text): the largest digest comes first
+        self._heap: list[tuple[int, str]] = []  # (-digest, text): the largest digest is popped first
         self._known: set[int] = set()
         self._characters = 0
 
     def offer(self, digest: int, text: str, most: int = HELD_OUT_AT_MOST) -> None:
-        """Takes the document in, and drops others until all fit."""
+        """Add the document, then drop others until all fit."""
         if len(text) > most // _LEAST_HELD_OUT or digest in self._known:
             return
         heapq.heappush(self._heap, (-digest, text))
@@ -196,7 +198,7 @@ class _HeldOut:
         self.shrink(most)
 
     def shrink(self, most: int) -> None:
-        """Drops documents until no more than so many characters are left."""
+        """Drop documents until at most this many characters are left."""
         while self._characters > most:
             digest, text = heapq.heappop(self._heap)
             self._known.discard(-digest)
@@ -208,7 +210,7 @@ class _HeldOut:
 
     @property
     def texts(self) -> list[str]:
-        """In the order of their digests."""
+        """Texts in the order of their digests."""
         return [text for _, text in sorted(self._heap, reverse=True)]
 
     def __contains__(self, digest: int) -> bool:
@@ -217,12 +219,12 @@ class _HeldOut:
 
 @dataclass
 class _Scan:
-    """What the first reading found."""
+    """Results of the first reading."""
 
     held_out: _HeldOut
-    words: Counter[str]  # as white space separates them
+    words: Counter[str]  # separated by white space
     piece: int  # characters, see `documents`
-    is_cut: bool  # so are documents that could stay whole
+    is_cut: bool  # also cut documents that could stay whole
     characters: int = 0
     documents: int = 0
 
@@ -238,16 +240,16 @@ def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iter
 
 
 def _scan_text(request: Request, progress: Progress) -> _Scan:
-    """Reads all once. Where whole documents are too few or too long to hold some out, they are cut."""
+    """Read all text once. If there are too few documents, or they are too long to hold some out, cut them."""
     for is_cut in (False, True):
         scan = _scan_once(request, is_cut, progress)
         if (characters := scan.characters) < LEAST_CHARACTERS:
-            reason = f"is {characters:,} characters long, of which no model can learn"
+            reason = f"has only {characters:,} characters, too few to train a model"
             raise UserError(
                 "data.too-small",
                 "the text",
                 reason,
-                f"Give {LEAST_CHARACTERS:,} or more; some millions make a useful model",
+                f"Give {LEAST_CHARACTERS:,} or more; a useful model needs a few million",
             )
         wanted = max(HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters))
         most = round(min(wanted, HELD_OUT_AT_MOST))
@@ -263,8 +265,8 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
 
 
 def _repeats_itself() -> UserError:
-    reason = "repeats itself: nothing is left to learn once what is held out is taken away"
-    return UserError("data.repetitive", "the text", reason, "Give text of many different sentences")
+    reason = "repeats itself: no training text is left after the held-out text is removed"
+    return UserError("data.repetitive", "the text", reason, "Give text with many different sentences")
 
 
 def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
@@ -284,12 +286,12 @@ def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
 
 
 def _words(text: str) -> list[str]:
-    """Without those that are too long to be anything but [UNK]."""
+    """Return the words of a text, without those too long to be anything but [UNK]."""
     return [word for word in clean_words(text) if len(word) <= MAX_CHARS_PER_WORD]
 
 
 def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
-    """The vocabulary in the folder; trained where none is given."""
+    """Write the given or a newly trained vocabulary to the folder and load it."""
     given = request.vocabulary
     if given is None:
         most = max(MAX_ALPHABET, request.vocab_size // 4)
@@ -324,7 +326,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
     unknown = train.unknown / max(1, train.tokens)
     if unknown > MOST_UNKNOWN:
         reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
-        remedy = "Give the vocabulary of its language, or none" if request.vocabulary else "Give text of words"
+        remedy = "Give a vocabulary of its language, or none" if request.vocabulary else "Give natural-language text"
         raise UserError("vocabulary.other-language", "the text", reason, remedy)
     return Facts(
         made_from=json.loads(json.dumps(request.made_from())),
@@ -342,7 +344,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
 
 
 def _write_set(folder: Path, samples: Iterator[np.ndarray]) -> int:
-    """Writes an MDS set of token ids; returns the number of its sequences."""
+    """Write an MDS set of token ids; return the number of its sequences."""
     first = next(samples, None)
     if first is None:
         raise _repeats_itself()
@@ -354,10 +356,10 @@ def _write_set(folder: Path, samples: Iterator[np.ndarray]) -> int:
 
 
 class _Stream:
-    """Documents to sequences; counts what goes through.
+    """Convert documents to sequences and count the tokens.
 
     Args:
-        known: uint64, sorted: runs of tokens whose lines are left out.
+        known: uint64, sorted: hashes of token runs; lines that consist mostly of them are dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, known: np.ndarray | None = None) -> None:
@@ -367,7 +369,7 @@ class _Stream:
         self.tokens = self.left_out = self.unknown = 0
 
     def samples(self, texts: Iterator[str]) -> Iterator[np.ndarray]:
-        """Full sequences of texts, uint16 [length]."""
+        """Yield the full sequences of texts, uint16 [length]."""
         for several in _together(texts):
             self._waiting = np.concatenate([self._waiting, self._encoded(several)])
             full = len(self._waiting) // self._room * self._room
@@ -376,7 +378,7 @@ class _Stream:
             self._waiting = self._waiting[full:]
 
     def rest(self) -> Iterator[np.ndarray]:
-        """The last sequence, which is shorter; none where nothing is left."""
+        """Yield the last, shorter sequence if anything is left."""
         if len(self._waiting) > 1:
             yield self._sequence(self._waiting)
 
@@ -386,7 +388,7 @@ class _Stream:
         return np.concatenate([start, inner, self._end])
 
     def _encoded(self, texts: Sequence[str]) -> np.ndarray:
-        """uint16, tokens of some documents, with [SEP] behind each, without lines that are known."""
+        """Return uint16 tokens of some documents, with [SEP] after each and without known lines."""
         lines = [text.splitlines() for text in texts]
         tokens, starts = self._tokenizer.encode_all([line for document in lines for line in document])
         kept = np.ones(len(tokens), bool)
@@ -402,7 +404,7 @@ class _Stream:
         is_end = np.zeros(len(found), bool)
         is_end[places + np.arange(len(places))] = True
         again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
-        return found[~again]  # documents of which nothing is left leave no [SEP]
+        return found[~again]  # a document without remaining tokens leaves no [SEP]
 
 
 def _together(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -418,7 +420,7 @@ def _together(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _runs(tokens: np.ndarray) -> np.ndarray:
-    """uint64 [T - RUN + 1], a number for each run of `RUN` tokens; equal for equal ones."""
+    """Return uint64 [T - RUN + 1], a hash of each run of `RUN` tokens."""
     if len(tokens) < RUN:
         return np.empty(0, np.uint64)
     wide = tokens.astype(np.uint64)
@@ -430,7 +432,8 @@ def _runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """bool [T], the tokens of lines (int64 [lines + 1], where each begins) that lie in known runs for half or more."""
+    """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their tokens in known
+    runs."""
     runs = _runs(tokens)
     found = known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs if len(known) else runs == 1
     change = np.zeros(len(tokens) + 1, np.int64)
@@ -443,7 +446,7 @@ def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.n
 
 
 def _has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """bool [T]: whether the next token of a sequence is a neighbour, of the same document."""
+    """Return bool [T]: whether a token is followed by a neighbour from the same document."""
     ends = (sample == tokenizer.sep_id) | (sample == tokenizer.cls_id)
     has_next = ~ends
     has_next[:-1] &= ~ends[1:]
@@ -452,7 +455,7 @@ def _has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
-    """The held-out sequences with the masks that `mlbert.data.loading.text.TextEvalSet` draws."""
+    """Return the held-out sequences with the masks that `mlbert.data.loading.text.TextEvalSet` draws."""
     masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed=0)
     offsets = offsets_of([len(one) for one in samples])
     return masking(np.concatenate(samples), offsets, 0, np.arange(len(samples)), rate)

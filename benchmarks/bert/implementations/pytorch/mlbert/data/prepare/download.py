@@ -1,11 +1,8 @@
-"""The benchmark's published files, fetched by a list of names, sizes and MD5 sums (``benchmark_files.json``).
+"""Fetch the benchmark's published files by a list of names, sizes, MD5 sums and addresses (``benchmark_files.json``).
 
-A file grows as ``<name>.partial``, is continued where it broke off, and gets its name when size and MD5 are right.
-``.verified`` in the output folder remembers size and time of the files found right, so that a second run reads
-nothing; a changed file is checked again. The text archive is unpacked into ``text/``, its files checked by the
-published list of sums.
-
-The list of the benchmark's published files: names, sizes, MD5 sums, addresses (``benchmark_files.json``).
+A file is written as ``<name>.partial``, resumed after an interruption, and renamed once size and MD5 match.
+``.verified`` in the output folder records size and time of verified files, so a second run reads only files that have
+changed. The text archive is unpacked into ``text/`` and its files are checked against the published sums.
 """
 
 from __future__ import annotations
@@ -41,19 +38,19 @@ class Entry:
     """One file of the list."""
 
     name: str  # path below the output folder, and below a mirror
-    size: int | None  # bytes; None where only the sum is published
+    size: int | None  # bytes; None if only the sum is published
     md5: str  # 32 hexadecimal digits
     group: str  # for ``--only``
-    urls: tuple[str, ...]  # where it is published; tried in order
+    urls: tuple[str, ...]  # published addresses, tried in order
     unpack: str = ""  # folder for the files of an archive, or ""
     checksums: str = ""  # name of a list of sums for the archive's files, or ""
-    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # sums known beforehand, name -> (bytes, md5)
-    default: bool = True  # fetched when nothing is named
+    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # known sums, name -> (bytes, md5)
+    default: bool = True  # fetched if nothing is named
 
 
 def read_list(path: Path | None = None) -> list[Entry]:
-    """The benchmark's list, or another of the same form. Raises UserError: the file cannot be read or has another
-    form."""
+    """Return the entries of the benchmark's list, or of another list in the same format. Raises UserError: the file
+    cannot be read or has another format."""
     path = path or LIST
     content = read_plain(path, "Check --manifest")
     try:
@@ -62,7 +59,7 @@ def read_list(path: Path | None = None) -> list[Entry]:
         entries = [_entry(item, default) for item in document["files"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "See mlbert/data/prepare/benchmark_files.json for the form"
-        raise UserError("file.json", path, f"is no list of files ({error!r})", remedy) from None
+        raise UserError("file.json", path, f"is not a list of files ({error!r})", remedy) from None
     for entry in entries:
         if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
             raise UserError(
@@ -86,8 +83,8 @@ def _entry(item: dict[str, Any], default: list[str] | None) -> Entry:
 
 
 def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
-    """The entries with these names, last parts of names, or groups; without any: those fetched by default.
-    Raises UserError: a name is neither."""
+    """Return the entries with these names, base names or groups; without any, the default entries. Raises UserError: a
+    name is neither."""
     if not wanted:
         return [entry for entry in entries if entry.default]
     for name in wanted:
@@ -108,7 +105,7 @@ CHUNK = 1 << 20
 TIMEOUT_SECONDS = 30
 PAUSES_SECONDS = (1, 4, 15)
 _SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")
-_GOES_ON = "Run the same command again; it goes on where it stopped"
+_RESUME = "Run the same command again; it continues where it stopped"
 BERT_LARGE = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
@@ -122,14 +119,14 @@ BERT_LARGE = {
     "type_vocab_size": 2,
     "vocab_size": 30522,
 }
-# Files that are known byte by byte are written, not fetched.
+# Files with known content are written, not fetched.
 _KNOWN = {"bert_config.json": (json.dumps(BERT_LARGE, indent=2) + "\n").encode()}
 
 
 def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT) -> list[Path]:
-    """Bring the entries into ``out``; returns all files, those of archives included. With ``mirror`` they are taken
-    from ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
-    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full."""
+    """Fetch the entries into ``out``; return all files, including those of archives. With ``mirror``, use
+    ``<mirror>/<name>`` instead of the published addresses; a mirror folder may also hold the file directly. Raises
+    UserError: no source has the file, the host cannot be reached, the content is wrong, or the disk is full."""
     make_folder(out)
     memory = _Memory(out)
     found = []
@@ -148,7 +145,7 @@ def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress
 
 
 class _Memory:
-    """Files found right: name -> [md5, bytes, time of change in ns]."""
+    """Record of verified files: name -> [md5, bytes, modification time in ns]."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / VERIFIED
@@ -183,7 +180,7 @@ class _Missing(Exception):
 
 
 class _Broken(Exception):
-    """The transfer broke off; what came so far is kept."""
+    """The transfer was interrupted; the data received so far is kept."""
 
 
 def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
@@ -199,10 +196,10 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
         except (_Missing, _Broken) as error:
             reasons.append(f"{source}: {error}")
             if isinstance(error, _Broken):
-                break  # another source would not help against a dead network; what came is kept
-    reason = "cannot be fetched (" + ("; ".join(reasons) or "no address is published for it") + ")"
+                break  # another source would not help if the network is down; received data is kept
+    reason = "cannot be fetched (" + ("; ".join(reasons) or "it has no published address") + ")"
     size = "" if entry.size is None else f", {entry.size:,} bytes"
-    by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), put it there, and run the same command again"
+    by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), copy it here, and run the same command again"
     raise UserError("network.unreachable", target, reason, by_hand)
 
 
@@ -214,14 +211,14 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
         raise UserError(
             "file.missing",
             "--mirror",
-            f"{mirror} is no folder",
+            f"{mirror} is not a folder",
             "Give a folder or an address that begins with https://",
         )
     return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
 
 
 def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
-    """Fetch with several attempts; a wrong sum after a continued transfer costs one more, from the beginning."""
+    """Fetch with several attempts; a wrong sum after a resumed transfer allows one more attempt from the beginning."""
     partial = target.with_name(target.name + ".partial")
     pauses = list(PAUSES_SECONDS)
     while True:
@@ -245,12 +242,12 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
         partial.unlink()
         if not begun_at:
             published = entry.md5 if entry.size is None else f"{entry.size:,} bytes with MD5 {entry.md5}"
-            reason = f"has {size:,} bytes with MD5 {md5}, published are {published}"
-            raise UserError("data.checksum", source, reason, "It is another or a damaged file; use another --mirror")
+            reason = f"has {size:,} bytes with MD5 {md5}; the published file has {published}"
+            raise UserError("data.checksum", source, reason, "The file is different or damaged; use another --mirror")
 
 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
-    """Append what is missing to ``partial``; returns the MD5 of the whole."""
+    """Append the missing bytes to ``partial``; return the MD5 of the complete file."""
     state = hashlib.md5(usedforsecurity=False)
     with _written(partial) as file:
         while piece := file.read(CHUNK):
@@ -269,7 +266,7 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
                     state.update(piece)
                     advance(len(piece))
         if total is not None and file.tell() < total:
-            raise _Broken(f"broke off after {file.tell():,} of {total:,} bytes")
+            raise _Broken(f"interrupted after {file.tell():,} of {total:,} bytes")
         return state.hexdigest()
 
 
@@ -289,7 +286,7 @@ def _pieces(stream: Any, failures: tuple[type[Exception], ...]) -> Iterator[byte
 
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file to continue; on disk when the block ends."""
+    """Open a file to continue it; sync it to disk when the block ends."""
     try:
         with path.open("r+b" if path.exists() else "w+b") as file:
             yield file
@@ -297,13 +294,13 @@ def _written(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", f"Free space. {_GOES_ON}"
+            "file.unwritable", path, f"cannot be written ({error.strerror})", f"Free space. {_RESUME}"
         ) from None
 
 
 @contextmanager
 def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
-    """(stream, the offset that it begins at, bytes of the whole file if known); a folder always begins at 0."""
+    """Yield (stream, offset at which it begins, size of the complete file if known); a folder always begins at 0."""
     if not source.startswith(("http://", "https://", "file:")):
         raise UserError(
             "config.value",
@@ -325,7 +322,7 @@ def _answer(request: urllib.request.Request) -> Any:
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # asked to go on behind the end: begin again
+        if error.code == 416:  # the range begins after the end: start over
             request.remove_header("Range")
             return _answer(request)
         lasting = error.code not in (408, 429) and error.code < 500
@@ -336,7 +333,7 @@ def _answer(request: urllib.request.Request) -> Any:
 
 
 def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> list[Path]:
-    """The files of a tar archive, checked by the sums known; no folder of the archive is made."""
+    """Extract and verify the files of a tar archive, ignoring its folders."""
     archive = out / entry.name
     sums = {name: md5 for name, (_, md5) in entry.members.items()}
     listed = out / entry.checksums
@@ -352,7 +349,7 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
         for path, md5 in _members(archive, folder, advance):
             if md5 != sums.get(path.name, md5):
                 path.unlink()
-                reason = f"has MD5 {md5}, published is {sums[path.name]}"
+                reason = f"has MD5 {md5}, but the published MD5 is {sums[path.name]}"
                 raise UserError("data.damaged", path, reason, f"Remove {archive} and fetch it again")
             made[path] = md5
     if missing := sorted(set(sums) - {path.name for path in made}):
@@ -363,7 +360,7 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
 
 def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Iterator[tuple[Path, str]]:
     damaged = (tarfile.TarError, EOFError, OSError, zlib.error)
-    said = 0
+    done = 0
     try:
         with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
             for member in filter(tarfile.TarInfo.isfile, tar):
@@ -375,8 +372,8 @@ def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Ite
                 with _written(temporary) as target:
                     target.writelines(_pieces(source, damaged))
                 os.replace(temporary, path)
-                advance(raw.tell() - said)
-                said = raw.tell()
+                advance(raw.tell() - done)
+                done = raw.tell()
                 yield path, file_md5(path)
     except (*damaged, _Broken) as error:
         raise UserError(

@@ -1,9 +1,9 @@
-"""How long the preparation of a text takes, how much disk and memory: measured on a sample of it, then scaled.
+"""Estimate time, disk and memory for preparing a text, by measuring a sample and scaling the result.
 
-The sample goes through the real steps (`instances`, then `pack`), each in a process of its own whose time and peak
-memory are taken. Time and disk grow with the number of tokens; the memory of a worker grows with what it holds at
-once: a whole text part while instances are made, a shard while they are packed. Workers are taken to scale without
-loss, so the times are lower bounds where the disk or the memory bus is the limit.
+The sample goes through the real steps (`instances`, then `pack`), each in a separate process, to measure time and peak
+memory. Time and disk grow with the number of tokens. A worker's memory grows with what it holds at once: a complete
+text part for instances, a shard for packing. The estimate assumes that workers scale perfectly, so times are lower
+bounds if the disk or the memory bus is the limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
 BENCHMARK_PARTS = 500
 PART_SAMPLES = 4
-PLACE_BYTES = 8  # what a spill file holds beside each sequence
+PLACE_BYTES = 8  # stored with each sequence in a spill file
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,32 @@ class MeasuredStep:
     """One step on the sample, in one process."""
 
     seconds: float  # wall time
-    base_bytes: int  # memory of the process before
-    peak_bytes: int  # and at most
-    disk_bytes: int  # size of what the step made
-    count: int  # sequences made
+    base_bytes: int  # memory of the process before the step
+    peak_bytes: int  # peak memory of the process
+    disk_bytes: int  # size of the step's output
+    count: int  # sequences
     tokens: int
 
 
 @dataclass(frozen=True)
 class EstimatedStep:
-    """What is predicted of one step."""
+    """The estimate for one step."""
 
     name: str  # of the ``mlbert prepare`` command
     core_seconds: float  # time on one core
-    most_workers: int  # pieces of work: more workers do not help
-    disk_bytes: int  # what the step leaves
-    peak_disk_bytes: int  # at most during the step, with what it reads from the step before
+    most_workers: int  # number of work items; more workers do not help
+    disk_bytes: int  # size of the step's output
+    peak_disk_bytes: int  # peak during the step, including its input from the step before
     worker_bytes: int  # memory of a worker
 
     def seconds(self, workers: int) -> float:
-        """Time with so many workers."""
+        """Return the time with this many workers."""
         return self.core_seconds / min(workers, self.most_workers)
 
 
 @dataclass(frozen=True)
 class PreparationEstimate:
-    """What is predicted of one amount of text."""
+    """The estimate for one amount of text."""
 
     name: str
     text_bytes: int
@@ -70,7 +70,7 @@ class PreparationEstimate:
     steps: list[EstimatedStep]
 
     def document(self, workers: Sequence[int]) -> dict[str, Any]:
-        """JSON-able, with the times for each number of workers."""
+        """Return a JSON-serializable form, with the times for each number of workers."""
         steps = [
             {
                 "step": step.name,
@@ -88,9 +88,10 @@ class PreparationEstimate:
 def estimate(
     parts: Sequence[Path], vocab_file: Path, *, sample_bytes: int = 20_000_000, lower_case: bool = True
 ) -> tuple[dict[str, Any], list[PreparationEstimate]]:
-    """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
-    less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
-    two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
+    """Measure a sample of the text parts, then estimate all of them and the benchmark's 156,726,829 instances. The
+    sample has ``sample_bytes`` from up to `PART_SAMPLES` parts, or all text if there is less. Returns the measurements
+    (JSON-serializable) and the two estimates. Raises UserError: a part or the vocabulary is bad, or a process was
+    killed."""
     sizes = [plain_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)
@@ -119,10 +120,11 @@ def estimate(
 def _steps(
     made: MeasuredStep, packed: MeasuredStep, grow: float, sequences: int, parts: int, part_ratio: float
 ) -> list[EstimatedStep]:
-    """``grow``: tokens by those of the sample; ``part_ratio``: size of the largest part by that of the sample."""
+    """Scale the measurements. ``grow``: tokens divided by the sample's tokens; ``part_ratio``: size of the largest part
+    divided by the sample's size."""
     set_bytes = round(made.disk_bytes * grow)
     packed_bytes = round(packed.disk_bytes * grow)
-    held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # of what a worker held with the sample
+    held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # relative to what a worker held for the sample
     shards, peak_bytes = shuffle.default_shards(sequences), 2 * set_bytes + PLACE_BYTES * sequences + packed_bytes
     return [
         EstimatedStep("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
@@ -137,8 +139,8 @@ def _memory(step: MeasuredStep, ratio: float) -> int:
 
 
 def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
-    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part;
-    returns bytes written."""
+    """Write a sample part from the beginnings of a few evenly spaced parts: whole documents, about ``sample_bytes`` in
+    total; return the bytes written."""
     count = min(PART_SAMPLES, len(parts))
     text = b""
     for part in (parts[index * len(parts) // count] for index in range(count)):
@@ -159,8 +161,8 @@ def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Meas
         with processes(1) as pool:
             return pool.submit(_timed, step, argument).result()
     except BrokenProcessPool:
-        reason = "the measuring process was killed, perhaps for want of memory"
-        raise UserError("machine.memory", "--sample-mb", reason, "Use less") from None
+        reason = "the measuring process was killed, possibly for lack of memory"
+        raise UserError("machine.memory", "--sample-mb", reason, "Use a smaller sample") from None
 
 
 def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> MeasuredStep:

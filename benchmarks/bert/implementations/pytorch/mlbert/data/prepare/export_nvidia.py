@@ -1,4 +1,4 @@
-"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed
+"""Export a stored set to HDF5 shards for NVIDIA's trainers: fixed, variable or packed
 (`mlbert.data.formats.nvidia_shard`).
 
 Legend: S sequences, R rows (sequences, or packs in the packed layout).
@@ -27,7 +27,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
 LAYOUTS = ("fixed", "variable", "packed")
-ROWS_A_FILE = 36_280  # what the pipeline's 4,320 shards of the whole set hold
+ROWS_A_FILE = 36_280  # as in the pipeline's 4,320 shards of the full set
 MAX_ID = 32_767  # ids are stored as signed 16-bit numbers
 _ATTRIBUTE = "mlbert_fingerprint"
 
@@ -44,16 +44,16 @@ class NvidiaExportJob:
     num_files: int
 
     def path(self, index: int) -> Path:
-        """Name of file ``index``, as the pipeline names them."""
+        """Return the path of file ``index``."""
         return self.out / shard_name(index, self.num_files)
 
     def rows(self, index: int) -> np.ndarray:
-        """Its rows: files differ by at most one."""
+        """Return the rows of file ``index``; file sizes differ by at most one row."""
         return np.arange(self.num_rows * index // self.num_files, self.num_rows * (index + 1) // self.num_files)
 
     def make_file(self, index: int) -> None:
-        """Write one file unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
-        cannot store."""
+        """Write one file unless an earlier run has done so. Raises UserError: the source is damaged, or the layout
+        cannot store it."""
         fingerprint = [self.identity, self.layout, index, self.num_files]
         if is_written(self.path(index), fingerprint):
             return
@@ -64,15 +64,15 @@ class NvidiaExportJob:
 
 
 def shard_name(index: int, num_files: int) -> str:
-    """As the pipeline names its files."""
+    """Return a file name like those of NVIDIA's pipeline."""
     return f"part_{index:05d}_of_{num_files:05d}.hdf5"
 
 
 def shard_columns(
     folder: Path, rows: Ragged, counts: np.ndarray, layout: str, max_seq_length: int, max_predictions: int
 ) -> dict[str, np.ndarray]:
-    """Columns in one of `LAYOUTS`; widths are those of a fixed shard, ``counts`` as in `variable_columns`. Raises
-    UserError naming the source ``folder``: it holds what the layout cannot store."""
+    """Return columns in one of `LAYOUTS`; widths are those of a fixed shard, ``counts`` as in `variable_columns`.
+    Raises UserError, which names the source ``folder``: the layout cannot store the rows."""
     _refuse(folder, rows, layout)
     if layout == "fixed":
         return fixed_columns(rows, max_seq_length, max_predictions)
@@ -80,7 +80,7 @@ def shard_columns(
 
 
 def write_shard(path: Path, columns: Mapping[str, np.ndarray], fingerprint: Sequence[object]) -> None:
-    """One HDF5 file, as a whole or not at all; ``fingerprint``, JSON-able, is what it was made from."""
+    """Write one HDF5 file atomically; ``fingerprint``, JSON-serializable, identifies its input."""
     with h5py.File("shard", "w", driver="core", backing_store=False) as file:
         file.attrs[_ATTRIBUTE] = _digest(fingerprint)
         for name, values in columns.items():
@@ -92,7 +92,7 @@ def write_shard(path: Path, columns: Mapping[str, np.ndarray], fingerprint: Sequ
 
 
 def is_written(path: Path, fingerprint: Sequence[object]) -> bool:
-    """Whether `write_shard` wrote the file, from the same."""
+    """Return whether `write_shard` wrote the file with the same fingerprint."""
     try:
         with h5py.File(path, "r") as file:
             return bool(file.attrs[_ATTRIBUTE] == _digest(fingerprint))
@@ -110,8 +110,8 @@ def _refuse(folder: Path, rows: Ragged, layout: str) -> None:
         raise UserError(
             "data.unsupported",
             folder,
-            f"holds token id {largest}, these shards store at most {MAX_ID}",
-            "Keep it as it is",
+            f"has token id {largest}, but these shards store at most {MAX_ID}",
+            "Use it in its current format",
         )
     if layout == "fixed" and (rows.masked_positions == 0).any():
         raise UserError(
@@ -123,7 +123,7 @@ def _refuse(folder: Path, rows: Ragged, layout: str) -> None:
 
 
 def fixed_columns(rows: Ragged, max_seq_length: int, max_predictions: int) -> dict[str, np.ndarray]:
-    """Columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]."""
+    """Return columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]."""
     inside = np.arange(max_seq_length) < rows.lengths[:, None]
     masked = np.arange(max_predictions) < np.diff(rows.masked_offsets)[:, None]
     return {
@@ -143,7 +143,7 @@ def _padded(flat: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:
-    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
+    """Return columns with rows of varying length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
     sequences (int64 [R])."""
     first = offsets_of(counts)
     starts, masked_starts = rows.offsets[first], rows.masked_offsets[first]
@@ -177,9 +177,9 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 def export_nvidia(
     folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
 ) -> list[Path]:
-    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed": of a set that stores packs) and in
-    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept. Raises UserError: the set
-    cannot be written in this layout, or ``out`` not at all."""
+    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that stores packs) and in
+    ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run are kept. Raises UserError: the layout
+    cannot store the set, or ``out`` cannot be written."""
     if layout not in LAYOUTS:
         raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     keep_apart(out, [folder])
@@ -197,7 +197,9 @@ def export_nvidia(
         if path.name.endswith(".tmp"):
             path.unlink()
         else:
-            raise UserError("prepare.other-options", path, "is of another export", "Choose another --out, or remove it")
+            raise UserError(
+                "prepare.other-options", path, "is of a different export", "Choose another --out, or remove it"
+            )
     unit = "packs" if layout == "packed" else "sequences"
     common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
     sizes = [len(job.rows(index)) for index in range(num_files)]

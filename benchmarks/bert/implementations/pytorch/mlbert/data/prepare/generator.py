@@ -1,8 +1,8 @@
-"""The instance generator as prepared sets use it: text part in, rows out.
+"""The instance generator that prepared sets use: text part in, rows out.
 
-`NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``; `PlainGenerator` is its twin, made of
-`mlbert.data.formats.wordpiece` and `mlbert.data.prepare.instances`. Both give the same rows for the same text,
-vocabulary and options. `make_generator` takes the native one where it can be compiled.
+`NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``. `PlainGenerator` is the Python reference, built
+from `mlbert.data.formats.wordpiece` and `mlbert.data.prepare.instances`. Both return the same rows for the same text,
+vocabulary and options. `make_generator` chooses the native one if it can be compiled.
 
 Legend: T tokens, S sentences, D documents.
 """
@@ -37,21 +37,21 @@ from mlbert.host import native
 
 
 class Generator(Protocol):
-    """Text part -> documents -> rows."""
+    """Converts a text part to documents, and documents to rows."""
 
     name: str
     tokenizer: WordPieceTokenizer
 
     def read(self, path: Path) -> Any:
-        """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or
-        holds no text."""
+        """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the
+        line), or holds no text."""
 
     def rows(self, documents: Any, options: InstanceOptions) -> Ragged:
-        """All instances of the documents, in the benchmark's order. The documents stay as they are."""
+        """Return all instances of the documents in the benchmark's order. Does not change the documents."""
 
 
 class PlainGenerator:
-    """Pure Python; the definition."""
+    """The reference in pure Python."""
 
     name = "plain"
 
@@ -76,14 +76,14 @@ class FlatDocuments(Parsed):
 
     @classmethod
     def from_lists(cls, documents: Sequence[Document]) -> FlatDocuments:
-        """The same documents, flat."""
+        """Flatten lists of documents."""
         sentences = [sentence for document in documents for sentence in document]
         tokens = np.asarray([token for sentence in sentences for token in sentence], np.uint16)
         return cls(tokens, offsets_of([*map(len, sentences)]), offsets_of([*map(len, documents)]))
 
 
 def flat(documents: FlatDocuments | list[Document]) -> FlatDocuments:
-    """What either generator read, as flat arrays."""
+    """Return the documents of either generator as flat arrays."""
     return documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
 
 
@@ -132,12 +132,12 @@ class NativeGenerator:
         return documents
 
     def parse(self, data: bytes, path: Path, block_bytes: int = BLOCK_BYTES) -> FlatDocuments:
-        """Documents of a text in memory; ``path`` is named in errors. Works block by block of whole lines."""
+        """Return the documents of a text in memory; errors name ``path``. Processes blocks of whole lines."""
         try:
             found = self._words.parse(data.replace(b"\r", b""), str(path), block_bytes)  # as `decoded_lines`
         except UnicodeDecodeError:
             for _ in decoded_lines(path, io.BytesIO(data)):
-                pass  # names the line
+                pass  # raises an error that names the line
             raise AssertionError("a chunk is not UTF-8, but every line is") from None
         return FlatDocuments(found.tokens, found.sentences, found.documents)
 
@@ -151,7 +151,7 @@ class NativeGenerator:
         )
         tokens = documents.tokens
         assert tokens.dtype == np.uint16, "16-bit tokens expected"
-        assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), "text gives no special tokens"
+        assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), "special tokens in the text"
         state = np.asarray(random.Random(options.random_seed).getstate()[1], np.uint32)
         counts = np.zeros(3, np.int64)
         handle = self._library.instances_make(
@@ -162,7 +162,7 @@ class NativeGenerator:
         )
         if not handle:
             raise no_memory("the instances of a text part")
-        sizes = sizes_of(*counts.tolist())  # the order is that of the arguments of instances_take, too
+        sizes = sizes_of(*counts.tolist())  # in the order of the arguments of instances_take
         try:
             arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
             self._library.instances_take(handle, *addresses(*arrays.values()))
@@ -172,7 +172,7 @@ class NativeGenerator:
 
 
 def make_generator(vocabulary: dict[str, int], lower_case: bool = True) -> Generator:
-    """The native generator, or the plain one where nothing can be compiled; `native.status` says why."""
+    """Return the native generator, or the plain one if it cannot be compiled; `native.status` gives the reason."""
     tokenizer = WordPieceTokenizer(vocabulary, lower_case)
     try:
         return NativeGenerator(tokenizer)

@@ -1,19 +1,20 @@
-"""GLUE's official files: written from rows, fetched through ``datasets``, or made of what Python's library says.
+"""Write GLUE's official files, from ``datasets`` or as stand-ins made from the documentation of Python's standard
+library.
 
-Stand-ins for GLUE's tasks, in its files' exact forms, made of what Python's standard library says about itself.
+The stand-in tasks use the exact file formats:
 
 ========  ==============================================================================================
 mnli      entailment: a part of the premise; contradiction: a denied part of it; neutral: a part of another
-          sentence; the mismatched files are of modules that no training file has
+          sentence; the mismatched files use modules that no training file uses
 rte       the same in two classes
-qqp mrpc  1: the same words, turned and thinned; 0: half of the words are another sentence's
+qqp mrpc  1: the same words, rotated and thinned; 0: half of the words are from another sentence
 stsb      5 times the share of words that both have
-qnli      whether the sentence has the two words that the question asks for
+qnli      whether the sentence has the two words that the question asks about
 cola      1: a sentence; 0: its words in another order
 sst2      1: from a module about networks, processes or mail; 0: from another
 ========  ==============================================================================================
 
-The same Python installation gives the same files.
+The same Python installation produces the same files.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SPLITS |= {"dev_mismatched.tsv": "validation_mismatched", "train.tsv": "train"}
 
 
 def write_file(path: Path, task: GlueTask, rows: Iterable[Row]) -> None:
-    """One file in the official form; tabs and line breaks within texts become blanks."""
+    """Write one file in the official format; tabs and line breaks within texts become spaces."""
     columns = task.columns if path.name == task.train else task.dev_columns or task.columns
     lines = ["\t".join(columns)] if task.has_header else []
     for number, (texts, label) in enumerate(rows):
@@ -47,18 +48,18 @@ def write_file(path: Path, task: GlueTask, rows: Iterable[Row]) -> None:
 
 
 def files_of(task: GlueTask, folder: Path) -> list[Path]:
-    """All files of a task in GLUE's folder."""
+    """Return all files of a task in GLUE's folder."""
     return [task.train_file(folder), *task.evaluation_files(folder).values()]
 
 
 def is_complete(folder: Path, tasks: Iterable[str] = TASKS) -> bool:
-    """Whether the folder has every file of these tasks."""
+    """Return whether the folder has every file of these tasks."""
     return all(path.is_file() for name in tasks for path in files_of(TASKS[name], folder))
 
 
 def fetch(folder: Path, tasks: Iterable[str] = TASKS, tell: Callable[[str], object] = print) -> None:
-    """Writes the tasks' files from Hugging Face's copy of GLUE; those that are there stay. Raises UserError: no such
-    library, or no network."""
+    """Write the tasks' files from Hugging Face's copy of GLUE, keeping existing files. Raises UserError: the library is
+    not installed, or there is no network."""
     for name in tasks:
         task = TASKS[name]
         for path in files_of(task, folder):
@@ -77,7 +78,7 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
         raise UserError("network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
     try:
         rows = datasets.load_dataset(_DATASET, name, split=split)
-    except Exception as error:  # its own classes, and those of what it fetches with
+    except Exception as error:  # datasets and its HTTP libraries raise many types
         reason = f"cannot be fetched ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         raise UserError("data.format", f"{_DATASET} {name}", reason, remedy) from None
     columns = [column for column in rows.column_names if column not in ("label", "idx")]
@@ -89,7 +90,7 @@ def _label(task: GlueTask, value: float) -> str:
 
 
 def write_tasks(folder: Path, made: Mapping[str, Mapping[str, Iterable[Row]]]) -> None:
-    """Task -> file -> rows, into GLUE's folder."""
+    """Write the files of each task (task -> file -> rows) to GLUE's folder."""
     for name, files in made.items():
         for file, rows in files.items():
             write_file(folder / TASKS[name].folder / file, TASKS[name], rows)
@@ -111,7 +112,7 @@ Maker = Callable[[random.Random, list[Words], int], Row]
 
 
 def make(folder: Path, size: float = 1.0) -> None:
-    """Writes all tasks; ``size`` scales the numbers of rows."""
+    """Write all stand-in tasks; ``size`` scales the numbers of rows."""
     by_file = [(name, _sentences(document)) for name, document in documents_by_file()]
     matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
     held_out = _unique(matched[::6], set())
@@ -208,14 +209,14 @@ _MAKERS: dict[str, Maker] = {
 
 
 def _part(generator: random.Random, words: Words) -> Words:
-    """Half of the words or more, in a row."""
+    """Return a contiguous part with at least half of the words."""
     length = generator.randint((len(words) + 1) // 2, len(words) - 1)
     first = generator.randint(0, len(words) - length)
     return words[first : first + length]
 
 
 def _replaced(generator: random.Random, words: Words, other: Words, share: float) -> Words:
-    """The words with so many of them replaced by another sentence's."""
+    """Replace a share of the words by words of another sentence."""
     places = set(generator.sample(range(len(words)), round(share * len(words))))
     return [generator.choice(other) if place in places else word for place, word in enumerate(words)]
 

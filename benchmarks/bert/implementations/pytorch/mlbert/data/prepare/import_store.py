@@ -1,7 +1,7 @@
-"""Any stored data set to a prepared set of ours: NVIDIA's shards of every kind, bins, TFRecords.
+"""Import any stored data set into a prepared set: NVIDIA's shards of every kind, bins, TFRecords.
 
-Each input file becomes one shard (a set without files of its own is cut into pieces); packs stay packs. Every sequence
-is compared with the vocabulary. A shard is written as a whole and kept on a rerun; the manifest comes last.
+Each input file becomes one shard; a set without separate files is cut into pieces. Packs stay packs. Every sequence is
+checked against the vocabulary. Shards are written atomically and kept on a rerun; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_a
 from mlbert.data.prepare.skip_bad_rows import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.host.errors import UserError
 
-PIECE = 32_768  # rows of one shard where the input has no files of its own
-LISTED = 1000  # bad rows that the manifest lists; all are counted
+PIECE = 32_768  # rows per shard if the input has no separate files
+LISTED = 1000  # bad rows listed in the manifest; all are counted
 _BLOCK = 4096
 _BYTES_A_ROW = 1000  # for the estimate of a set without files
 
 
 @dataclass(frozen=True)
 class ImportPart:
-    """What becomes one shard: a file, or rows first to end of a whole set."""
+    """The source of one shard: a file, or rows first to end of a set."""
 
     name: str
     path: Path | None
@@ -53,10 +53,10 @@ class ImportPart:
 class PartResult:
     """A finished shard."""
 
-    source: dict[str, str]  # name and sha256 of what it was made from
+    source: dict[str, str]  # name and sha256 of the source
     entry: ShardEntry  # for the manifest
-    skipped: list[str]  # a line for each row (or file) left out
-    info: StoreInfo | None  # limits of its source; None for a file that was left out
+    skipped: list[str]  # a line for each skipped row (or file)
+    info: StoreInfo | None  # limits of its source; None for a skipped file
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class NvidiaImportJob:
     """One import."""
 
     source: Path
-    vocab_file: Path  # the vocabulary that it was made with
+    vocab_file: Path  # the vocabulary of the source
     out: Path
     parts: tuple[ImportPart, ...]  # see `parts_of`
     packed: bool  # whether rows are packs
-    limits: ShardLimits = nvidia.DEFAULT_LIMITS  # where the data does not say
-    skip_bad: bool = False  # leave bad rows and unreadable files out instead of stopping
+    limits: ShardLimits = nvidia.DEFAULT_LIMITS  # used if the data has none
+    skip_bad: bool = False  # skip bad rows and unreadable files instead of stopping
 
     def options(self) -> dict[str, Any]:
-        """What the set is made of, compared on a rerun."""
+        """Return the input and options, which are compared on a rerun."""
         return {
             "input": [[part.name, part.num_bytes] for part in self.parts],
             "vocabulary": file_sha256(self.vocab_file),
@@ -83,12 +83,12 @@ class NvidiaImportJob:
 
     @property
     def left_out(self) -> LeftOut:
-        """Notes of bad rows and files."""
+        """Records of skipped rows and files."""
         return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
-        """Make shard ``index`` unless an earlier run did. Raises UserError naming the first bad file and row, unless
-        these are skipped."""
+        """Make shard ``index`` unless an earlier run has done so. Raises UserError, which names the first bad file and
+        row, unless these are skipped."""
         part = self.parts[index]
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
@@ -107,14 +107,14 @@ class NvidiaImportJob:
         return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
 
     def _open(self, part: ImportPart) -> Store | UserError:
-        """The part's store; or why there is none, where bad files are left out."""
+        """Open the part's store; if bad files are skipped, return the error instead."""
         if part.path is None:
             return opened(self.source)
         try:
             store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
             if bool(store.num_packs) != self.packed and len(store):
                 reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
-                raise UserError("data.mixed", part.path, reason, "Keep one kind in a folder")
+                raise UserError("data.mixed", part.path, reason, "Use one kind per folder")
         except UserError as error:
             if not self.skip_bad:
                 raise
@@ -123,8 +123,8 @@ class NvidiaImportJob:
 
 
 def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
-    """What an import of ``source`` is cut into, and whether its rows are packs. Raises UserError: nothing there that
-    can be imported."""
+    """Split ``source`` into import parts; also return whether its rows are packs. Raises UserError: there is nothing to
+    import."""
     ours = (source / MANIFEST).exists() or (source / BINS).exists()
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
@@ -139,7 +139,7 @@ def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
 
 
 def _first_readable_is_packed(paths: list[Path]) -> bool:
-    """A file that cannot be read is reported, or left out, by its own job."""
+    """Return whether the first readable file holds packs. The jobs of unreadable files report or skip them."""
     for path in paths:
         try:
             return inspect(path).kind == "packed"
@@ -158,17 +158,17 @@ def import_store(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of ours from any stored set, or one HDF5 file; each worker holds one shard in memory.
+    """Import any stored set, or one HDF5 file, into a prepared set; each worker holds one shard in memory.
 
     Args:
-        vocab_file: the vocabulary that it was made with; ids and the places of [CLS] and [SEP] are compared with it.
-        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
-        skip_bad: leave bad rows and unreadable files out, count and list them.
+        vocab_file: the vocabulary of the source; ids and the positions of [CLS] and [SEP] are checked against it.
+        limits: maximum tokens of a row and masked tokens of a sequence, used if the data has none.
+        skip_bad: skip bad rows and unreadable files, count and list them.
 
-    Raises UserError naming the first bad file and row; also when ``out`` was finished with other input or options.
+    Raises UserError, which names the first bad file and row; also if ``out`` was finished with other input or options.
     """
     keep_apart(out, [source])
-    load_vocabulary(vocab_file)  # a bad one is reported before anything is read
+    load_vocabulary(vocab_file)  # report a bad one before anything is read
     check_vocabulary(describe(source if source.is_dir() else source.parent), vocab_file)
     parts, packed = parts_of(source)
     job = NvidiaImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
@@ -185,7 +185,7 @@ def import_store(
     job.left_out.remove()
     count = manifest.provenance["skipped"]["count"]
     if count:
-        progress(f"{count:,} bad rows or files left out; {out / MANIFEST} lists them")
+        progress(f"{count:,} bad rows or files skipped; {out / MANIFEST} lists them")
     return manifest
 
 
@@ -223,7 +223,7 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
 
 
 def _check_bins(job: NvidiaImportJob, results: list[PartResult]) -> None:
-    """Files of several folders must be length bins of one set."""
+    """Check that files of several folders are length bins of one set."""
     found: dict[str, list[int]] = {}
     for part, result in zip(job.parts, results, strict=True):
         if part.path is not None:
@@ -240,7 +240,7 @@ def _packs(job: NvidiaImportJob, infos: list[StoreInfo]) -> dict[str, int]:
 
 
 def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
-    """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
+    """Return the good rows of a part, int64 [rows+1] offsets of its packs, and a line for each skipped row."""
     if isinstance(store, UserError):
         return Ragged.concatenate([]), offsets_of([]), [str(store)]
     check = _vocabulary_check(load_vocabulary(job.vocab_file))
@@ -273,7 +273,7 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> t
 
 
 def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:
-    """A function that gives the first sequence that does not fit a vocabulary, and why."""
+    """Return a function that finds the first sequence that does not fit a vocabulary, and why."""
     size, cls, sep = len(vocabulary), vocabulary["[CLS]"], vocabulary["[SEP]"]
 
     def check(rows: Ragged) -> tuple[int, str] | None:

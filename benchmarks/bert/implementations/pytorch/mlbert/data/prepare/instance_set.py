@@ -1,7 +1,7 @@
-"""Text parts to a set of instances: a prepared set, or TFRecord files as the benchmark's generator writes them.
+"""Convert text parts to a set of instances: a prepared set, or TFRecord files like those of the benchmark's generator.
 
-A part is one piece of work: read, generated and written by one process, whose memory depends on the part alone. What
-an interrupted run finished is kept; the manifest comes last.
+One process reads, generates and writes each part, so its memory depends only on that part. Finished parts of an
+interrupted run are kept; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mlbert.host.errors import UserError
 
 
 class SetFormat(StrEnum):
-    """What to write: our shards, or the benchmark's files."""
+    """Output format: our shards, or the benchmark's files."""
 
     hdf5 = "hdf5"
     tfrecord = "tfrecord"
@@ -49,7 +49,7 @@ class SetFormat(StrEnum):
 
 @dataclass(frozen=True)
 class MadeSet:
-    """What a step made, or found finished."""
+    """The result of a step, new or found finished."""
 
     num_sequences: int
     num_tokens: int
@@ -59,7 +59,7 @@ class MadeSet:
 
 @dataclass(frozen=True)
 class InstanceJob:
-    """Text parts to turn into one set, one shard or file for each part."""
+    """Text parts to convert to one set, with one shard or file per part."""
 
     parts: tuple[Path, ...]
     vocab_file: Path
@@ -67,30 +67,30 @@ class InstanceJob:
     options: InstanceOptions
     lower_case: bool = True  # the uncased form
     set_format: SetFormat = SetFormat.hdf5
-    skip_bad: bool = False  # leave bad parts out instead of ending with the first one's error
+    skip_bad: bool = False  # skip bad parts instead of stopping with the first error
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of one part; ``entry`` is what the manifest will say of it."""
+    """The result of one part; ``entry`` is its entry in the manifest."""
 
     entry: ShardEntry | dict[str, Any] | None
     kept: bool = False
     problem: UserError | None = None
     single_document: bool = False
-    unknown: float = 0.0  # share of [UNK]
+    unknown: float = 0.0  # fraction of [UNK]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The job as the processes get it."""
+    """The job as sent to the worker processes."""
 
     job: InstanceJob
     parts: tuple[TextPart, ...]
     vocabulary_sha256: str
 
     def fingerprint(self, index: int) -> str:
-        """Names input, vocabulary and options of one part."""
+        """Return a hash of input, vocabulary and options of one part."""
         named = [self.parts[index].sha256, self.vocabulary_sha256, asdict(self.job.options), self.job.lower_case]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
@@ -99,12 +99,12 @@ class _Work:
         return TfrecordFolder(self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq)
 
     def make_part(self, index: int) -> _Outcome:
-        """Make one part's shard or file unless an earlier run did."""
+        """Make one part's shard or file unless an earlier run has done so."""
         return self._make_tfrecord(index) if self.job.set_format == SetFormat.tfrecord else self._make_shard(index)
 
     def _make_shard(self, index: int) -> _Outcome:
         writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
-        # The shard of a bad part is empty; its part is looked at again, to say what is wrong with it.
+        # The shard of a bad part is empty. Read such a part again to report what is wrong with it.
         if writer.is_written(index) and len(map_shard(writer.path(index))):
             return _Outcome(writer.entry(index), kept=True)
         rows, outcome = self._rows(index)
@@ -140,8 +140,8 @@ class _Work:
 
 @functools.lru_cache(maxsize=1)
 def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Generator:
-    """One for a process: it remembers words from part to part."""
-    del vocabulary_sha256  # another vocabulary under the same name is another generator
+    """Return the generator, one per process: it caches words from part to part."""
+    del vocabulary_sha256  # part of the cache key: the file may change under the same name
     return make_generator(load_vocabulary(vocab_file), lower_case)
 
 
@@ -153,19 +153,19 @@ def make_instances(
     workers: int,
     progress: Progress = SILENT,
 ) -> MadeSet:
-    """Make a set of the parts that `inspect_parts` found; finished ones of an interrupted run are kept. The manifest's
-    provenance (JSON-able) also says which were left out. Raises UserError: a part or the vocabulary is bad, or the
-    output folder cannot be written."""
+    """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
+    (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
+    bad, or the output folder cannot be written."""
     vocabulary = load_vocabulary(job.vocab_file)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     to_tfrecords = job.set_format == SetFormat.tfrecord
     writer = ShardWriter(job.out, len(parts), "")
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
-        progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+        progress(f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long")
     _report_case(job, progress)
     if job.lower_case and keeps_case(vocabulary):
-        progress(f"warning: {job.vocab_file} has words with capitals, and --cased is not given")
+        progress(f"warning: {job.vocab_file} has words with capitals, but --cased is not given")
     common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
     sizes = [part.num_bytes for part in parts]
     outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
@@ -187,19 +187,21 @@ def make_instances(
 
 
 def _report_case(job: InstanceJob, progress: Progress) -> None:
-    """Whoever exports a model has to know whether its texts keep case: it is written beside the vocabulary of the set.
-    Raises UserError: what lies beside the vocabulary says otherwise."""
+    """Record next to the set's vocabulary whether its texts keep case, which model exports need to know. Raises
+    UserError: the file next to the given vocabulary disagrees."""
     config = job.vocab_file.with_name(TOKENIZER_CONFIG)
     if lower_cases(job.vocab_file) == job.lower_case:
         return
     if config.exists():
         given = "is not" if job.lower_case else "is"
         raise UserError(
-            "config.conflict", config, f"says do_lower_case: {str(not job.lower_case).lower()}, --cased {given} given"
+            "config.conflict",
+            config,
+            f"has do_lower_case: {str(not job.lower_case).lower()}, but --cased {given} given",
         )
-    beside = job.out.parent / VOCAB_FILE
-    if beside.exists() and file_sha256(beside) == file_sha256(job.vocab_file):
-        write_json(beside.with_name(TOKENIZER_CONFIG), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    set_vocab = job.out.parent / VOCAB_FILE
+    if set_vocab.exists() and file_sha256(set_vocab) == file_sha256(job.vocab_file):
+        write_json(set_vocab.with_name(TOKENIZER_CONFIG), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
     else:
         progress(
             f"warning: write do_lower_case: false into a {TOKENIZER_CONFIG} next to the training's vocab.txt: "
@@ -208,28 +210,28 @@ def _report_case(job: InstanceJob, progress: Progress) -> None:
 
 
 def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:
-    """Say what deserves attention; returns the parts that were left out."""
+    """Report what deserves attention; return the skipped parts."""
     kept = sum(outcome.kept for outcome in outcomes)
     if kept:
         progress(f"{kept} of {len(parts)} parts kept from an earlier run")
     for part, outcome in zip(parts, outcomes, strict=True):
         if outcome.single_document:
-            progress(f"warning: {part.path} is one document (no blank line): random second sentences are its own")
+            progress(f"warning: {part.path} is one document (no blank line): random second sentences come from it too")
         if outcome.unknown > WARN_UNKNOWN:
             progress(f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary")
     bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
     if len(bad) == len(parts):
         raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
     if bad:
-        progress(f"{len(bad)} of {len(parts)} parts left out:")
+        progress(f"{len(bad)} of {len(parts)} parts skipped:")
     for _, problem in bad:
         progress(f"  {problem}")
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
-    """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
-    Raises UserError also when ``job.out`` was finished with other ones: nothing is overwritten."""
+    """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
+    Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
     keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
@@ -247,7 +249,7 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:
-    """A finished set of either format. Raises UserError: of other options."""
+    """Return a finished set of either format. Raises UserError: it was made with other options."""
     found = finished_manifest(out, options, progress) or finished_list(out, options, progress)
     if found is None:
         return None
@@ -255,9 +257,9 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
-    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is the
-    sha256 over the padded features in the benchmark's form, see `mlbert.data.prepare.instances.digest`. A single shard
-    takes its limits from the manifest beside it."""
+    """Return (file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is
+    the SHA-256 of the padded features in the benchmark's format, see `mlbert.data.prepare.instances.digest`. A single
+    shard uses the limits of the manifest next to it."""
     digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
     return list(digests(path))
 
@@ -275,7 +277,7 @@ def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
     manifest = ShardSet.open(folder).manifest
     names = [shard.file for shard in manifest.shards]
     if path != folder and path.name not in names:
-        raise UserError("data.format", path, f"is no shard of {folder / MANIFEST}")
+        raise UserError("data.format", path, f"is not a shard of {folder / MANIFEST}")
     for name in names if path == folder else [path.name]:
         shard = map_shard(folder / name)
         yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

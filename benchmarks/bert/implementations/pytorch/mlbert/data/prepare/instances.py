@@ -1,8 +1,8 @@
 """Instances for masked-token and next-sentence prediction, equal to the benchmark's generator draw by draw.
 
-One text part (one sentence a line, a blank line between documents) and one seed give one list of instances; the
-published ``create_pretraining_data`` gives the same ones in the same order.
-This is the plain form; `mlbert.data.prepare.generator` runs a compiled one that gives the same rows.
+A text part (one sentence per line, a blank line between documents) and a seed give the same list of instances, in the
+same order, as the published ``create_pretraining_data``. This is the Python reference; `mlbert.data.prepare.generator`
+runs a compiled implementation with the same result.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Document = list[list[int]]
 
 
 class Instance(NamedTuple):
-    """One training example; arrays of 16 bits, because a part has hundreds of thousands."""
+    """One training example; 16-bit arrays, because a part has hundreds of thousands."""
 
     tokens: array[int]  # ids after masking, [CLS] A [SEP] B [SEP]
     first_length: int  # of [CLS] A [SEP]
-    random_next: bool  # B comes from another place
-    positions: array[int]  # masked, ascending
-    labels: array[int]  # the original ids there
+    random_next: bool  # B is not the text that follows A
+    positions: array[int]  # of masked tokens, ascending
+    labels: array[int]  # original ids at these positions
 
 
 MOST_PASSES = 1000  # over a text
@@ -41,7 +41,7 @@ MOST_PASSES = 1000  # over a text
 
 @dataclass(frozen=True)
 class InstanceOptions:
-    """Options of the generator, by the benchmark's names; see `mlbert prepare instances --help`."""
+    """Options of the generator under the benchmark's names; see `mlbert prepare instances --help`."""
 
     max_seq_length: int = 512
     max_predictions_per_seq: int = 76
@@ -83,13 +83,13 @@ REMEDY = "Give UTF-8 text, one sentence a line and a blank line between document
 
 
 def without_text(path: Path) -> UserError:
-    """The error for a text part without a sentence."""
+    """Return the error for a text part without a sentence."""
     return UserError("data.empty", path, "holds no text", REMEDY)
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no
-    text."""
+    """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line),
+    or holds no text."""
     with reading(path, REMEDY), path.open("rb") as file:
         documents = parse_documents(decoded_lines(path, file), tokenizer)
     if not documents:
@@ -98,8 +98,8 @@ def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
 
 
 def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a text part as text. Carriage returns are dropped anywhere, as TensorFlow's ``GFile.readline`` does.
-    Raises UserError naming the line that is not UTF-8."""
+    """Yield the lines of a text part as text, without any carriage returns, like TensorFlow's ``GFile.readline``.
+    Raises UserError, which names the line that is not UTF-8."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.replace(b"\r", b"").decode("utf-8")
@@ -111,7 +111,7 @@ def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> MaskingRule:
-    """What of the options and the vocabulary masking wants to know."""
+    """Return the masking parameters from options and vocabulary."""
     return MaskingRule(
         masked_lm_prob=options.masked_lm_prob,
         max_predictions=options.max_predictions_per_seq,
@@ -125,7 +125,7 @@ def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> Maskin
 def create_instances(
     documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions
 ) -> list[Instance]:
-    """All instances of one part, in the benchmark's order. ``documents`` is shuffled in place."""
+    """Return all instances of one part in the benchmark's order. Shuffles ``documents`` in place."""
     rng = random.Random(options.random_seed)
     shuffle(documents, rng)
     rule = masking_rule(tokenizer.vocabulary, options)
@@ -142,7 +142,7 @@ def create_instances(
 def _document_instances(
     documents: list[Document], index: int, rule: MaskingRule, options: InstanceOptions, rng: random.Random
 ) -> Iterator[Instance]:
-    """Instances of one document: sentences are collected up to a target length, then split into A and B."""
+    """Yield the instances of one document: collect sentences up to a target length, then split them into A and B."""
     document = documents[index]
     max_tokens = options.max_seq_length - 3
     target = max_tokens
@@ -168,7 +168,7 @@ def _document_instances(
 
 
 def _random_second(documents: list[Document], index: int, target: int, rng: random.Random) -> list[int]:
-    """Sentences from a random place of another document, at least ``target`` tokens if it has so many."""
+    """Return sentences from a random position of another document, at least ``target`` tokens if it has that many."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != index:
@@ -204,7 +204,7 @@ FEATURES = {
 
 
 def padded_feature(rows: Ragged, name: str, max_seq_length: int, max_predictions: int) -> np.ndarray:
-    """One feature in the benchmark's padded form: int32 or float32 [S, width], zeros as padding."""
+    """Return one feature in the benchmark's padded format: int32 or float32 [S, width], zeros as padding."""
     width, dtype = FEATURES[name]
     if width == "1":
         return rows.next_sentence.astype(dtype)[:, None]
@@ -225,7 +225,7 @@ def padded_feature(rows: Ragged, name: str, max_seq_length: int, max_predictions
 
 
 def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:
-    """sha256 over the padded features in sorted order: each name, then the bytes of all rows."""
+    """Return the SHA-256 of the padded features in sorted order: each name, then the bytes of all rows."""
     result = hashlib.sha256()
     for name in sorted(FEATURES):
         result.update(name.encode())

@@ -1,12 +1,8 @@
-"""Many independent pieces of work over several processes, with progress.
+"""Infrastructure of the preparation steps: worker processes, detection of finished output, and checks of text parts.
 
-A preparation step cuts its work into items (a text part, a shard), each of which writes its own file atomically; so
-a step that was interrupted is run again and keeps what is there. What a step makes does not depend on how many
-``workers`` (processes) it has, and its ``progress`` is told of every finished item.
-
-What a finished step leaves behind, so that it is neither made again nor overwritten.
-
-The text parts that a step is given: files and folders, checked before any work begins.
+A step splits its work into items (a text part, a shard), each of which writes its own file atomically. Rerunning an
+interrupted step keeps these files. The output does not depend on the number of ``workers`` (processes). ``progress`` is
+called for every finished item.
 """
 
 from __future__ import annotations
@@ -40,18 +36,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1
-_MOST_WORKERS = max(2, os.cpu_count() or 1)  # more take memory and save no time
+_MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 
 
 class Progress:
-    """Where a step tells how far it is. This one is silent; the command line has one that draws a bar."""
+    """Receives the progress of a step. This one is silent; the command line has one that draws a bar."""
 
     def __call__(self, line: str) -> None:
-        """Say one line."""
+        """Print one line."""
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """A piece of work of ``total`` units (for example bytes); call what it gives with the units just done."""
+        """Begin a task of ``total`` units (for example bytes); call the yielded function with the number of units just
+        done."""
         del name, total, unit
         yield lambda units: None
 
@@ -70,18 +67,18 @@ def run_jobs(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> list[Result]:
-    """``[function(item) for item in items]`` over ``workers`` processes.
+    """Return ``[function(item) for item in items]``, computed by ``workers`` processes.
 
     Args:
-        function: picklable (a module's function or the method of a picklable object); one item at a time.
-        name: what the work is, for the progress bar.
-        where: output folder, named when a process is killed.
-        sizes: units of work of each item, for the estimate.
-        unit: what ``sizes`` counts.
-        workers: processes; 1 works in this one.
+        function: picklable (a module's function or a method of a picklable object); processes one item.
+        name: name of the work, for the progress bar.
+        where: output folder, named in the error if a process is killed.
+        sizes: units of work of each item, for the remaining time.
+        unit: the unit of ``sizes``.
+        workers: number of processes; 1 works in the current process.
 
-    Raises UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not
-    begun are left; finished ones stay.
+    Raises UserError: ``function`` raised it, or a process was killed (for example for lack of memory). Items not yet
+    started are dropped; finished ones stay.
     """
     with progress.task(name, sum(sizes), unit) as advance:
         if workers <= 1 or len(items) <= 1:
@@ -110,14 +107,14 @@ def _in_processes(
                 advance(sizes[place[future]])
             return [results[index] for index in range(len(items))]
     except BrokenProcessPool:
-        reason = "a worker process was killed, perhaps for want of memory"
+        reason = "a worker process was killed, possibly for lack of memory"
         raise UserError("machine.memory", where, reason, "Use fewer --workers; finished parts are kept") from None
 
 
 @contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes that end with this one. An error lets running work finish; Ctrl-C and SIGTERM, which raises
-    SystemExit meanwhile, end it at once: files are written as a whole or not at all."""
+    """Yield a pool of fresh processes that end with this one. After an error, running work finishes. Ctrl-C and SIGTERM
+    (raised as SystemExit meanwhile) kill it at once, which is safe because files are written atomically."""
     # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
@@ -129,13 +126,13 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
                 process.kill()
             raise
         finally:
-            # Also gives back the pool's semaphores: a signal's default action would leave them, with a warning.
+            # Also releases the pool's semaphores: a signal's default action would leak them, with a warning.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM as an exception, where nobody has set another action; only a main thread can set one."""
+    """Turn SIGTERM into an exception, unless it already has a handler; only the main thread can set one."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -151,7 +148,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _die_with_parent(parent: int) -> None:
-    """In a worker: end at once when the main process is killed; leave Ctrl-C and SIGTERM to the main process."""
+    """Make a worker end at once if the main process is killed, and leave Ctrl-C and SIGTERM to the main process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
@@ -160,7 +157,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def tool_name() -> str:
-    """This package and its version, as stored in manifests."""
+    """Return this package and its version, as stored in manifests."""
     try:
         return f"mlbert {version('mlbert')}"
     except PackageNotFoundError:
@@ -168,7 +165,7 @@ def tool_name() -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """What a step that finished wrote of itself; None where it did not finish. Raises UserError: damaged."""
+    """Return the summary that a finished step wrote, or None if it did not finish. Raises UserError: damaged."""
     if not path.exists():
         return None
     remedy = "Remove the folder and prepare again"
@@ -178,41 +175,41 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Compare what a finished folder says it was made with; the options asked for now are as they come back from JSON.
-    Raises UserError: they are other ones."""
+    """Compare the options of a finished folder with the requested ones, which must have the types that JSON returns.
+    Raises UserError: they differ."""
     if provenance.get("options") != options:
         raise UserError(
             "prepare.other-options",
             out,
-            "was prepared with other input or options",
+            "was prepared with different input or options",
             "Choose another --out, or remove it",
         )
 
 
 def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
-    """Whether all files of a finished folder are as they were made; says that there is nothing to do, or what is made
-    again. ``check`` raises UserError where one is missing or has another size, and returns their checksums."""
+    """Return whether all files of a finished folder are intact; report that there is nothing to do, or what is rebuilt.
+    ``check`` returns the files' checksums and raises UserError if one is missing or has another size."""
     try:
         for file in check():
             if problem := file.problem():
                 raise problem
     except UserError as problem:
-        progress(f"{problem.subject}: {problem.problem}: it is made again")
+        progress(f"{problem.subject}: {problem.problem}: rebuilding it")
         return False
     progress(f"{out} is finished with these options: nothing to do")
     return True
 
 
 def whole_shards(*manifests: Manifest) -> list[FileSum]:
-    """The ``check`` of `is_whole` for prepared sets."""
+    """Check prepared sets, as the ``check`` of `is_whole`."""
     for manifest in manifests:
         check_files(manifest)
     return [file for manifest in manifests for file in file_sums(manifest)]
 
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
-    """The manifest of ``out`` when it was finished with the same options; None when it was not finished, or a file is
-    not as it was made. Raises UserError as `check_options`."""
+    """Return the manifest of ``out`` if it was finished with the same options, or None if it was not finished or a file
+    is damaged. Raises UserError as `check_options`."""
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)
@@ -221,7 +218,7 @@ def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress)
 
 
 def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> RecordList | None:
-    """`finished_manifest` for TFRecords."""
+    """Do the same as `finished_manifest` for TFRecords."""
     found = read_list(out)
     if found is None:
         return None
@@ -235,7 +232,7 @@ def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> 
 
 
 def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
-    """Make sure that nothing is written over what is read, whatever links lead there. Raises UserError."""
+    """Check that no output overwrites an input, also through links. Raises UserError."""
     target = out.resolve()
     for given in inputs:
         inside = given.iterdir() if given.is_dir() else ()
@@ -253,18 +250,18 @@ class TextPart:
     """One text part."""
 
     path: Path
-    num_bytes: int  # 0 when it cannot be read
-    sha256: str  # of its bytes; empty when it cannot be read
+    num_bytes: int  # 0 if it cannot be read
+    sha256: str  # of its bytes; empty if it cannot be read
     problem: UserError | None = None  # why it cannot be used
 
 
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:
-    """The text parts that the given files and folders mean.
+    """Return the text parts of the given files and folders.
 
-    A folder gives its ``part-*`` and ``*.txt`` files, sorted, without ``eval*.txt``; files are taken as named.
+    A folder contributes its sorted ``part-*`` and ``*.txt`` files, except ``eval*.txt``; files are used as named.
 
-    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing
-    ones are in the list, as files that cannot be read.
+    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``. With ``skip_bad``, the missing
+    ones are listed as files that cannot be read.
     """
     return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
 
@@ -281,7 +278,7 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
         )
     missing = missing_numbers([path.name for path in found])
     if missing and not skip_bad:
-        remedy = "Restore what is missing, name the files that you want, or use --skip-bad"
+        remedy = "Restore what is missing, name the files to use, or use --skip-bad"
         raise UserError("data.incomplete", folder, missing_text(missing), remedy)
     return sorted([*found, *(folder / name for name in missing)])
 
@@ -289,9 +286,9 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
 def inspect_parts(
     paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
 ) -> list[TextPart]:
-    """Read all parts once: sizes and checksums. Raises UserError: a part cannot be read, is empty, or has the same
-    content as another (both are named). With ``skip_bad`` these are in `TextPart.problem` instead, and it is an error
-    when no part is good."""
+    """Read all parts once for sizes and checksums. Raises UserError: a part cannot be read, is empty, or duplicates
+    another (both are named). With ``skip_bad`` such errors go into `TextPart.problem` instead, and only having no good
+    part is an error."""
     if not paths:
         raise UserError("data.missing", "--input", "there is no text part", "Give text files or their folder")
     parts: list[TextPart] = []
@@ -301,7 +298,7 @@ def inspect_parts(
         for part in pool.map(_inspect, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"
-                part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give every part once"))
+                part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give each part once"))
             if not part.problem:
                 first[part.sha256] = part.path
             elif not skip_bad:

@@ -1,12 +1,10 @@
-"""From documents to a finished data folder: text, vocabulary, training and evaluation sets, baselines.
+"""Prepare a complete data folder from documents: text, vocabulary, training and evaluation sets, and baselines.
 
-Every step writes what it makes under a temporary name first; ``prepared.json`` comes last. Started again after an
-interruption, the pipeline makes the same files; started again on a finished folder with the same options, it does
-nothing.
+Every step writes its files under a temporary name first, and ``prepared.json`` is written last. After an interruption,
+a rerun produces the same files. On a folder that is finished with the same options, it does nothing.
 
-A WordPiece vocabulary from text, trained with the ``tokenizers`` library; the same text gives the same file.
-
-What guessing without a model reaches on an evaluation set: the bar that a trained model must clearly beat.
+The WordPiece vocabulary is trained with the ``tokenizers`` library; the same text produces the same file. The baselines
+are the accuracy of guessing without a model, which a trained model must clearly beat.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ MAX_ALPHABET = 500
 
 
 def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
-    """How often each basic word occurs, as the benchmark's tokenizer splits text."""
+    """Count the basic words of sentences, split like the benchmark's tokenizer does."""
     raw: Counter[str] = Counter()
     for sentence in sentences:
         raw.update(clean_words(sentence))
@@ -52,7 +50,7 @@ def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[st
 
 
 def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
-    """The basic words of what white space separates, with their counts."""
+    """Split words that are separated by white space into basic words, and add up their counts."""
     words: Counter[str] = Counter()
     for word, count in raw.items():
         for part in basic_split(word, lower_case):
@@ -61,21 +59,21 @@ def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raises UserError for a size that is too small to be useful or too large for 16 bits."""
+    """Raise UserError for a size that is too small to be useful or too large for 16 bits."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         remedy = f"Use {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE}"
         raise UserError("config.range", "--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
 def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int = MAX_ALPHABET) -> list[str]:
-    """``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer when the words (with their counts)
-    have not enough different pieces. Words with others than the ``most_characters`` most frequent characters become
-    [UNK]. Raises UserError: the size is out of range."""
+    """Return ``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer if the words (with their
+    counts) do not have enough different pieces. Words with characters other than the ``most_characters`` most frequent
+    ones become [UNK]. Raises UserError: the size is out of range."""
     check_vocab_size(vocab_size)
     alphabet = _alphabet(words, most_characters)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
-    # The trainer numbers pieces inside words in no fixed order and decides equal counts by number, so two runs would
-    # give different vocabularies: named as special tokens, they are numbered first and in this order.
+    # The trainer numbers pieces inside words in no fixed order and breaks ties by number, so two runs would produce
+    # different vocabularies. Declared as special tokens, they are numbered first and in this order.
     inside = sorted({char for word in known for char in word[1:]})
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -88,7 +86,7 @@ def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int 
 
 
 def _alphabet(words: Counter[str], most: int) -> set[str]:
-    """The most frequent characters."""
+    """Return the most frequent characters."""
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -96,26 +94,27 @@ def _alphabet(words: Counter[str], most: int) -> set[str]:
     return set(sorted(characters, key=lambda char: (-characters[char], char))[:most])
 
 
-_TOGETHER = 1 << 21  # pairs that are counted at a time
+_TOGETHER = 1 << 21  # pairs counted at a time
 Accuracies = dict[str, float | int | str]
 
 
 class Neighbours:
-    """Counts tokens and pairs of neighbours of a training text, which comes in parts.
+    """Counts tokens and pairs of neighbours of a training text, which is added in parts.
 
     Args:
         vocab_size: V.
-        most_pairs: once there are so many different ones, no more pairs are counted.
+        most_pairs: stop counting pairs once there are this many different ones (None: no limit).
     """
 
     def __init__(self, vocab_size: int, most_pairs: int | None = None) -> None:
         self._size, self._most_pairs = vocab_size, most_pairs
         self._tokens = np.zeros(vocab_size, np.int64)
         self._pairs, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._waiting: list[np.ndarray] = []  # pairs that are not counted in yet
+        self._waiting: list[np.ndarray] = []  # pairs not yet counted
 
     def add(self, tokens: np.ndarray, has_next: np.ndarray) -> None:
-        """Counts in tokens (int [T]); bool [T]: whether the next one is a neighbour, False for the last."""
+        """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbour, False for the
+        last."""
         tokens = tokens.astype(np.int64)
         np.add.at(self._tokens, tokens, 1)
         if self._most_pairs is not None and len(self._pairs) >= self._most_pairs:
@@ -131,7 +130,7 @@ class Neighbours:
         self._counts, self._waiting = sums.astype(np.int64), []
 
     def accuracies(self, evaluation: Ragged) -> Accuracies:
-        """See `baselines`."""
+        """Return the accuracies that `baselines` describes."""
         self._count()
         most_frequent = int(self._tokens.argmax())
         first, second = np.divmod(self._pairs, self._size)
@@ -140,7 +139,7 @@ class Neighbours:
         starts = np.repeat(evaluation.offsets[:-1], np.diff(evaluation.masked_offsets))
         where = starts + evaluation.masked_positions
         labels = evaluation.masked_labels.astype(np.int64)
-        left, right = evaluation.tokens[where - 1], evaluation.tokens[where + 1]  # not outside: [CLS] and [SEP] stay
+        left, right = evaluation.tokens[where - 1], evaluation.tokens[where + 1]  # in range: [CLS], [SEP] stay
         accuracy = {
             "most_frequent_accuracy": float(np.mean(labels == most_frequent)),
             "bigram_left_accuracy": float(np.mean(labels == after[left])),
@@ -150,17 +149,18 @@ class Neighbours:
         return {**accuracy, "bigram_accuracy": best, "most_frequent_id": most_frequent, "masked_tokens": len(labels)}
 
     def _best_guess(self, given: np.ndarray, wanted: np.ndarray, otherwise: int) -> np.ndarray:
-        """int64 [V]: for each token the one most often seen beside it; ``otherwise`` where it was never seen."""
+        """Return int64 [V]: the most frequent neighbour of each token, or ``otherwise`` for tokens that were never
+        seen."""
         guess = np.full(self._size, otherwise, np.int64)
-        order = np.lexsort((-wanted, self._counts))  # the last write wins: highest count, lowest id among equals
+        order = np.lexsort((-wanted, self._counts))  # the last write wins: highest count, then lowest id
         guess[given[order]] = wanted[order]
         return guess
 
 
 def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> Accuracies:
-    """Masked-token accuracy (0 to 1) of two guessers with counts from the training text: of always guessing the most
-    frequent token; of guessing from the left neighbour, from the right one, and of the better of both
-    (bigram_accuracy). A neighbour is what the model sees: it may be masked itself."""
+    """Return the masked-token accuracies (0 to 1) of guessers with counts from the training text: always the most
+    frequent token; by the left neighbour; by the right neighbour; and the better of the last two (bigram_accuracy). A
+    neighbour is what the model sees, so it may be masked itself."""
     neighbours = Neighbours(vocab_size)
     tokens = np.concatenate([part.tokens for part in train])
     lengths = np.concatenate([np.diff(part.sentences) for part in train])
@@ -182,9 +182,9 @@ class TextOptions:
     instances: InstanceOptions
     vocab_size: int = 4096  # entries to train
     lower_case: bool = True
-    eval_share: float = 0.05  # part of the documents held out
-    eval_sequences: int = 2000  # wanted; fewer when the text does not give so many
-    split_seed: int = 0  # choice of the held-out documents
+    eval_share: float = 0.05  # fraction of the documents held out
+    eval_sequences: int = 2000  # at most; fewer if the text is too short
+    split_seed: int = 0  # selects the held-out documents
     num_parts: int = 2  # training text parts, one shard each
     max_document_sentences: int = 32  # longer documents are cut into pieces
 
@@ -200,7 +200,8 @@ class TextOptions:
 
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
-    """The summary of a folder that was finished with the same options; with others nothing is overwritten."""
+    """Return the summary of a folder that was finished with the same options. Raises UserError for other options, so
+    that nothing is overwritten."""
     if (summary := read_summary(out / FINISHED)) is None:
         return None
     if (found := summary["options"]) != json.loads(json.dumps(options)):
@@ -219,9 +220,9 @@ def prepare_text(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) from
-    documents of sentences, which are read only when it is not finished yet; returns what ``prepared.json`` holds.
-    ``source`` says what the documents are: stored, and compared on a rerun."""
+    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
+    return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
+    finished yet. ``source`` identifies them: it is stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
     found = _finished(out, wanted)
     if found and is_whole(out, lambda: _check_sets(out, found), progress):
@@ -258,9 +259,9 @@ def prepare_text(
 
 
 def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
-    """Checksums of both sets. Raises UserError for a finished folder in which something else is not as it was made."""
+    """Return the checksums of both sets. Raises UserError: another file of the finished folder is damaged."""
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
-        raise UserError("data.damaged", out / TOKENIZER_CONFIG, "does not say do_lower_case as the sets were made")
+        raise UserError("data.damaged", out / TOKENIZER_CONFIG, "has another do_lower_case than the sets")
     if read_json(out / BASELINES, "") != summary["baselines"]:
         raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")
     manifests = [read_manifest(out / name) for name in ("train", "eval")]
@@ -295,7 +296,7 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
 
 
 def _make_evaluation(out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
-    """Static masking once, then ``eval_sequences`` examples evenly picked, as the benchmark picks its 10,000."""
+    """Mask once, then pick ``eval_sequences`` examples evenly, like the benchmark picks its 10,000."""
     documents = generator.read(out / "text" / "eval.txt")
     rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
     wanted = min(options.eval_sequences, len(rows))

@@ -1,9 +1,9 @@
-"""English that every Python installation carries, as documents of sentences.
+"""Collect the English text of a Python installation as documents of sentences.
 
-Help topics of ``pydoc_data``, documentation strings and block comments of the standard library, its long messages
-and help texts, text and HTML files beside it, the licence, and the documentation of compiled modules. Source files
-are parsed, never imported; only compiled modules are asked for their documentation, by another interpreter. The same
-Python installation gives the same documents in the same order.
+The sources are help topics of ``pydoc_data``, docstrings and block comments of the standard library, its long messages
+and help texts, its text and HTML files, the licence, and the documentation of compiled modules. Source files are
+parsed, never imported. Only compiled modules are imported, in a separate interpreter. The same Python installation
+produces the same documents in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from mlbert.data.prepare.corpus import MIN_WORDS, prose_sentences
 from mlbert.host.errors import UserError
 
-MIN_SENTENCES = 1000  # an installation with less has its documentation stripped
+MIN_SENTENCES = 1000  # with fewer, the installation's documentation has been stripped
 OWN_DOCUMENT_SENTENCES = 4
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 TEXT_SUFFIXES = frozenset({".txt", ".html", ".rst", ".md"})
@@ -44,8 +44,8 @@ Documents = Iterator[list[str]]
 
 
 def documents() -> Documents:
-    """All documents of this Python installation, each a list of sentences. Raises UserError: the standard library has
-    no readable source (a stripped installation)."""
+    """Yield all documents of this Python installation, each a list of sentences. Raises UserError: the standard library
+    has no readable source (a stripped installation)."""
     root = Path(sysconfig.get_paths()["stdlib"])
     sentences = 0
     topics = root / "pydoc_data" / "topics.py"
@@ -57,13 +57,13 @@ def documents() -> Documents:
         raise UserError(
             "data.too-small",
             root,
-            "this Python installation carries almost no documentation",
+            "this Python installation contains almost no documentation",
             "Use `mlbert prepare text`",
         )
 
 
 def source_name() -> dict[str, str]:
-    """What the text is taken from: stored with the data, compared on a rerun."""
+    """Return the origin of the text, which is stored with the data and compared on a rerun."""
     library = sysconfig.get_paths()["stdlib"]
     return {"kind": "python-text", "python": platform.python_version(), "library": library}
 
@@ -79,7 +79,7 @@ def _from_topics(path: Path) -> Documents:
 
 
 def _sections(text: str) -> Documents:
-    """One document for each titled section."""
+    """Yield one document per titled section."""
     start = 0
     for match in _TITLE.finditer(text):
         yield prose_sentences(text[start : match.start()])
@@ -102,7 +102,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def documents_by_file() -> Iterator[tuple[str, list[str]]]:
-    """The documents of the standard library's source files, each with its file's name within the library."""
+    """Return the documents of the standard library's source files, each with its file's path within the library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return ((path.relative_to(root).as_posix(), document) for path, document in _from_files(root) if document)
 
@@ -124,7 +124,7 @@ def _from_files(root: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
-    """The module's own text, then its classes and functions; all that lies between counts to the module."""
+    """Yield the module's own text, then its classes and functions; text between them belongs to the module."""
     own = ast.get_docstring(tree)
     if own:
         yield from _sections(own)
@@ -140,7 +140,7 @@ def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
 
 
 def _grouped(groups: Iterable[tuple[bool, list[str]]]) -> Documents:
-    """One document for each group that may stand alone and has enough to say; the rest together."""
+    """Yield one document for each group that may stand alone and is long enough; the rest form one document."""
     rest: list[str] = []
     for may_stand_alone, sentences in groups:
         if may_stand_alone and len(sentences) >= OWN_DOCUMENT_SENTENCES:
@@ -151,7 +151,7 @@ def _grouped(groups: Iterable[tuple[bool, list[str]]]) -> Documents:
 
 
 def _from_strings(tree: ast.AST, skip: str | None) -> list[str]:
-    """Documentation strings and other prose constants, in source order."""
+    """Return docstrings and other prose constants, in source order."""
     found = []
     waiting: list[object] = [tree]
     while waiting:  # ast.walk takes twice as long
@@ -167,7 +167,7 @@ def _from_strings(tree: ast.AST, skip: str | None) -> list[str]:
 
 
 def _from_comments(lines: list[str]) -> list[str]:
-    """Prose of comment blocks of two lines or more."""
+    """Return the prose of comment blocks of two or more lines."""
     sentences: list[str] = []
     for is_comment, matches in groupby(map(_COMMENT.match, lines), key=bool):
         block = [match[1] for match in matches if match]
@@ -177,7 +177,7 @@ def _from_comments(lines: list[str]) -> list[str]:
 
 
 def documents_below(root: Path) -> Documents:
-    """The documents of the source and text files of a folder of packages."""
+    """Return the documents of the source and text files of a folder of packages."""
     return chain(_from_sources(root), _from_text_files(root))
 
 
@@ -188,7 +188,7 @@ def _from_text_files(root: Path) -> Documents:
 
 
 def sections_of(path: Path, text: str) -> Documents:
-    """One document for each titled section of a file's text, which is HTML where its name says so."""
+    """Yield one document per titled section of a file's text; the file name says whether it is HTML."""
     if ".html" not in path.suffixes:
         yield from _sections(text)
         return
@@ -197,7 +197,7 @@ def sections_of(path: Path, text: str) -> Documents:
 
 
 def _from_compiled_modules() -> Documents:
-    """One document for each class and each function with enough to say; the rest of a module together."""
+    """Yield one document for each class and function with enough text; the rest of a module form one document."""
     command = [sys.executable, "-I", "-S", "-W", "ignore", str(Path(__file__).with_name("compiled_docs.py"))]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
     if done.returncode != 0:

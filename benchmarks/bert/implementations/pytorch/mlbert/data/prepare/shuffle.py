@@ -1,15 +1,16 @@
-"""A global shuffle in bounded memory: every sequence goes to a place that a keyed permutation computes.
+"""Shuffle, pack or sample a set globally in bounded memory, with positions from a keyed permutation.
 
-Pass 1, a job per piece of the input (at most `PIECE` sequences): its sequences, ordered by the output shard that they
-belong to, go into one spill file. Pass 2, a job per output shard: its share of every spill file, ordered by place, is
-written as a shard; packed first, where packs are wanted. The spill files are removed when all shards are there. Any
-job writes its file as a whole and keeps one that an interrupted run finished, so a rerun ends with the same bytes.
+Pass 1 runs one job per piece of the input (at most `PIECE` sequences). It orders the piece's sequences by output shard
+and writes them to one spill file. Pass 2 runs one job per output shard. It collects the shard's sequences from all
+spill files in order of their positions, packs them if requested, and writes the shard. The spill files are removed once
+all shards exist. Every job writes its file atomically and keeps a file that an interrupted run finished, so a rerun
+produces the same bytes.
 
-`bins` is the same with a permutation for every bin, so the places of one bin follow those of the one before.
+Bins (`split_bins`) use a permutation per bin, so the positions of a bin follow those of the bin before.
+
+`make_eval_set` picks evenly spaced sequences of a larger set in order, by the benchmark's rule.
 
 Legend: N sequences, S sequences of a job.
-
-The evaluation set: evenly picked sequences of a larger set, in order, by the benchmark's rule.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from mlbert.data.formats.shard_file import is_written, map_file, write_shard_fil
 from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
 from mlbert.host.errors import UserError
 
-PIECE = 250_000  # sequences that a job holds in memory: some 200 MB at 512 tokens
-SHARD = 300_000  # sequences of an output shard where --shards does not say
+PIECE = 250_000  # sequences that a job holds in memory: about 200 MB at 512 tokens
+SHARD = 300_000  # sequences per output shard without --shards
 SPILL = "spill"
 
 
@@ -47,8 +48,8 @@ SPILL = "spill"
 class Packing:
     """Options of packing."""
 
-    max_tokens: int | None = None  # slots of a pack; None: the data's max_seq_length
-    max_sequences: int = 3  # most sequences of one pack
+    max_tokens: int | None = None  # slots per pack (None: the data's max_seq_length)
+    max_sequences: int = 3  # maximum sequences per pack
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Target:
 
     folder: Path
     num_shards: int
-    shortest: int  # tokens of the sequences that belong to it, at least
-    longest: int  # and at most
+    shortest: int  # minimum tokens of its sequences
+    longest: int  # maximum tokens of its sequences
 
 
 @dataclass(frozen=True)
@@ -66,28 +67,29 @@ class ShufflePiece:
     """Consecutive input sequences."""
 
     number: int
-    first: int  # its sequences
+    first: int  # first sequence
     end: int
-    shard: int | None = None  # of all `prepared_sets`, the one that holds them all; None for other stores
-    row: int = 0  # of the first one in that shard
+    shard: int | None = None  # the shard that holds them, counted over all `prepared_sets`; None for other stores
+    row: int = 0  # row of the first sequence in that shard
     before: tuple[int, ...] = ()  # sequences of each target in earlier pieces; empty until they are counted
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What to shuffle into what; picklable, and all that a job needs. Spill files go into a folder below ``out``."""
+    """Input and output of a shuffle: picklable, and all that a job needs. Spill files are stored in a folder below
+    ``out``."""
 
     source: Path
-    identity: str  # of its data
+    identity: str  # identity of the source's data
     out: Path
     targets: tuple[Target, ...]
     counts: tuple[int, ...]  # sequences of each target
-    seed: int  # of places and packing
+    seed: int  # for positions and packing
     packing: Packing | None = None  # None for single sequences
 
     @property
     def fingerprint(self) -> str:
-        """Names input and options."""
+        """Hash of input and options."""
         shards = [[target.num_shards, target.shortest, target.longest] for target in self.targets]
         packing = [self.packing.max_tokens, self.packing.max_sequences] if self.packing else None
         named = [self.identity, shards, self.counts, self.seed, packing, PIECE]
@@ -95,7 +97,7 @@ class Shuffle:
 
     @property
     def bounds(self) -> np.ndarray:
-        """int64 [outputs + 1]: first place of every output shard, target after target, and N."""
+        """int64 [outputs + 1]: first position of every output shard, target by target, then N."""
         first = offsets_of(np.asarray(self.counts, np.int64))
         parts = [
             first[number] + np.arange(target.num_shards) * self.counts[number] // target.num_shards
@@ -104,11 +106,12 @@ class Shuffle:
         return np.concatenate([*parts, first[-1:]]).astype(np.int64)
 
     def spill(self, piece: ShufflePiece) -> Path:
-        """The spill file of a piece."""
+        """Return the path of a piece's spill file."""
         return self.out / SPILL / f"piece-{piece.number:05d}.h5"
 
     def output(self, number: int) -> tuple[ShardWriter, int]:
-        """Writer of output shard ``number`` (target after target) and its index there."""
+        """Return the writer of output shard ``number`` (counted target by target) and the shard's index in its
+        target."""
         for target in self.targets:
             if number < target.num_shards:
                 return ShardWriter(target.folder, target.num_shards, self.fingerprint), number
@@ -116,7 +119,7 @@ class Shuffle:
         raise AssertionError("no such output shard")
 
     def places(self, lengths: np.ndarray, before: tuple[int, ...]) -> np.ndarray:
-        """int64 [S], where sequences of these ``lengths`` go; ``before`` as in `ShufflePiece`."""
+        """Return int64 [S], the new positions of sequences with these ``lengths``; ``before`` as in `ShufflePiece`."""
         first = offsets_of(np.asarray(self.counts, np.int64))
         places = np.empty(len(lengths), np.int64)
         for number, target in enumerate(self.targets):
@@ -126,7 +129,7 @@ class Shuffle:
         return places
 
     def write_spill(self, piece: ShufflePiece) -> None:
-        """Pass 1."""
+        """Run pass 1 for one piece."""
         path = self.spill(piece)
         if is_written(path, self.fingerprint):
             return
@@ -138,12 +141,13 @@ class Shuffle:
         write_shard_file(path, rows, self.fingerprint, extra)
 
     def is_written(self, number: int) -> bool:
-        """Whether an interrupted run finished output shard ``number``."""
+        """Return whether an interrupted run finished output shard ``number``."""
         writer, index = self.output(number)
         return writer.is_written(index)
 
     def write_output(self, job: tuple[int, tuple[ShufflePiece, ...] | None]) -> ShardEntry:
-        """Pass 2: output shard ``job[0]`` from the spill files of the pieces ``job[1]``; None: it is there."""
+        """Run pass 2: write output shard ``job[0]`` from the spill files of the pieces ``job[1]`` (None: the shard
+        exists)."""
         number, pieces = job
         writer, index = self.output(number)
         if pieces is not None:
@@ -171,21 +175,21 @@ class Shuffle:
 
 @lru_cache(maxsize=1)
 def opened(source: Path, identity: str) -> Store:
-    """The input, opened once a process. Its shards are verified by the jobs that read them."""
+    """Return the input, opened once per process. The jobs that read its shards verify them."""
     store = open_store(source, verify=False)
     if store.info.identity != identity:
-        raise UserError("data.changed", source, "was changed while it was read", "Start again")
+        raise UserError("data.changed", source, "changed while it was being read", "Start again")
     return store
 
 
 def prepared_sets(store: Store) -> list[ShardSet]:
-    """The prepared sets that a store is made of: itself, or its bins; none for other kinds."""
+    """Return the prepared sets of a store: itself, or its bins; none for other kinds."""
     parts = store.bins if isinstance(store, BinnedStore) else [store]
     return [part for part in parts if isinstance(part, ShardSet)]
 
 
 def piece_rows(store: Store, piece: ShufflePiece) -> Ragged:
-    """The sequences of a piece; the shard that they begin is verified first."""
+    """Return the sequences of a piece; if it begins a shard, verify the shard first."""
     if piece.shard is None:
         return store.gather(np.arange(piece.first, piece.end))
     shards = [(part, index) for part in prepared_sets(store) for index in range(len(part.manifest.shards))]
@@ -195,20 +199,20 @@ def piece_rows(store: Store, piece: ShufflePiece) -> Ragged:
 
 
 def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
-    """The vocabulary as a manifest names it. Raises UserError: this kind of data does not say."""
+    """Return the vocabulary in a manifest's format. Raises UserError: this kind of data does not name it."""
     if info.vocab_size is None or info.vocabulary_sha256 is None:
-        reason = "does not say which vocabulary it was made with"
+        reason = "does not name its vocabulary"
         raise UserError(
             "vocabulary.mismatch",
             info.folder,
             reason,
-            "Take it over with `mlbert prepare import --vocab vocab.txt` first",
+            "Import it with `mlbert prepare import --vocab vocab.txt` first",
         )
     return {"sha256": info.vocabulary_sha256, "size": info.vocab_size}
 
 
 def make_pieces(store: Store, most: int = PIECE) -> list[ShufflePiece]:
-    """The input cut at the borders of prepared shards, and where a shard holds more than ``most`` sequences."""
+    """Cut the input at the borders of prepared shards, and within shards of more than ``most`` sequences."""
     prepared = prepared_sets(store)
     counts = [entry.num_sequences for part in prepared for entry in part.manifest.shards]
     pieces: list[ShufflePiece] = []
@@ -222,7 +226,7 @@ def make_pieces(store: Store, most: int = PIECE) -> list[ShufflePiece]:
 
 
 def default_shards(num_sequences: int) -> int:
-    """Shards of `SHARD` sequences."""
+    """Return the number of shards of about `SHARD` sequences."""
     return max(1, round(num_sequences / SHARD))
 
 
@@ -232,7 +236,8 @@ def remove_spill(out: Path) -> None:
 
 
 def describe_input(source: Path, out: Path) -> StoreInfo:
-    """What is known of the input. Raises UserError: it does not say its vocabulary, or is the output folder."""
+    """Return the properties of the input. Raises UserError: it does not name its vocabulary, or is the output
+    folder."""
     keep_apart(out, [source])
     info = describe(source)
     known_vocabulary(info)
@@ -240,24 +245,24 @@ def describe_input(source: Path, out: Path) -> StoreInfo:
 
 
 def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
-    """Raises UserError where shards would stay empty; one shard may always be."""
+    """Raise UserError if shards would stay empty; a single shard may be."""
     if num_shards > max(1, num_sequences):
         reason = f"{num_shards} shards cannot be filled with {num_sequences} sequences{where}"
         raise UserError("config.range", "--shards", reason, "Use fewer")
 
 
 def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
-    """Tell that an input's packs or bins do not come into what is made of it."""
+    """Report that the output does not keep the input's packs or bins."""
     if info.max_pack_tokens is not None:
-        progress(f"{info.folder} holds packs: they are taken apart, and its sequences used one by one")
+        progress(f"{info.folder} holds packs: they are unpacked into single sequences")
     elif info.kind == "bins":
-        progress(f"{info.folder} holds bins: their sequences are put together again")
+        progress(f"{info.folder} holds bins: their sequences are merged again")
 
 
 def run_shuffle(
     shuffle: Shuffle, pieces: list[ShufflePiece], *, workers: int, progress: Progress
 ) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
-    """Both passes; gives each target's writer and entries, for `ShardWriter.finish`."""
+    """Run both passes; yield each target's writer and entries for `ShardWriter.finish`."""
     make_folder(shuffle.out / SPILL)
     starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
     for start in starts[:-1]:
@@ -293,9 +298,9 @@ def shuffle_set(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Shuffle any kind of store that knows its vocabulary into a prepared set of ``num_shards`` (None: one for `SHARD`
-    sequences), packed where ``packing`` is given. Same input and seed, same bytes. Raises UserError: input bad or of
-    unknown vocabulary, packs too short, output finished with other options or not writable."""
+    """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one per `SHARD`
+    sequences), packed if ``packing`` is given. The same input and seed produce the same bytes. Raises UserError: input
+    bad or of unknown vocabulary, packs too short, output finished with other options or not writable."""
     info = describe_input(source, out)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
@@ -322,7 +327,7 @@ def shuffle_set(
 
 
 def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: Any) -> Manifest:
-    """`ShardWriter.finish` for a set of sequences of ``store``, with the provenance that this one has."""
+    """Finish a set made of sequences of ``store``, with provenance; see `ShardWriter.finish`."""
     inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
     limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
     provenance = {"tool": tool_name(), "options": options, "input": inherited}
@@ -330,13 +335,13 @@ def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: A
 
 
 def pick_evenly(available: int, wanted: int) -> np.ndarray:
-    """int64 [wanted]: the benchmark's rule, example int(i * available / wanted)."""
+    """Return int64 [wanted] indices by the benchmark's rule: example i is int(i * available / wanted)."""
     return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
 
 
 def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT) -> Manifest:
-    """Pick ``num`` sequences of any kind of store that knows its vocabulary into a prepared set of one shard.
-    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options."""
+    """Pick ``num`` sequences of any store that names its vocabulary into a prepared set of one shard. Raises UserError:
+    the input is bad or smaller than ``num``, or the output was finished with other options."""
     info = describe_input(source, out)
     options = {"step": "eval-set", "input": info.identity, "num": num}
     if found := finished_manifest(out, options, progress):

@@ -1,4 +1,4 @@
-"""Going on past what is bad in a data set: reading around it, and noting what was left out.
+"""Read around bad rows of a data set, and record what was skipped.
 
 A row is a sequence, or a pack in a set that stores packs.
 """
@@ -26,20 +26,21 @@ Result = TypeVar("Result")
 
 @lru_cache(maxsize=1)
 def opened(folder: Path) -> Store:
-    """A set, opened once in each worker."""
+    """Return a set, opened once per worker."""
     return open_store(folder)
 
 
 def gather_rows(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
-    """The sequences of some rows (int64 [R]), and int64 [R] sequences of each."""
+    """Return the sequences of some rows (int64 [R]), and int64 [R] sequences per row."""
     return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
 
 
 def read_past_errors(
     read: Callable[[np.ndarray], Result], first: int, end: int, block: int
 ) -> Iterator[Result | UserError]:
-    """What ``read`` gives for the rows from ``first`` to before ``end``, in order, at most ``block`` at a time. Where
-    it raises `UserError`, the rows are halved until single ones are left, whose error is given instead."""
+    """Yield the results of ``read`` for the rows from ``first`` to ``end`` (exclusive), in order, at most ``block`` at
+    a time. If it raises `UserError`, halve the rows down to single ones, and yield the error of each bad row
+    instead."""
     for start in range(first, end, block):
         stop = min(start + block, end)
         try:
@@ -55,7 +56,8 @@ def read_past_errors(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Notes of what was left out of each shard, beside the shards until the manifest lists it: a rerun keeps shards."""
+    """Records of what was skipped in each shard, stored next to the shards until the manifest lists it, because a rerun
+    keeps shards."""
 
     folder: Path
     num_shards: int
@@ -64,17 +66,17 @@ class LeftOut:
         return self.folder / f"skipped-{index:05d}.json"
 
     def write(self, index: int, lines: list[str]) -> None:
-        """Note it before shard ``index`` is written: a shard that is there has its note."""
+        """Record the skipped rows before shard ``index`` is written, so that every existing shard has its record."""
         write_atomically(self._path(index), json.dumps(lines))
 
     def read(self, index: int) -> list[str] | None:
-        """What was left out of shard ``index``; None when that is not known."""
+        """Return what was skipped in shard ``index``, or None if that is unknown."""
         try:
             return [str(line) for line in parse_json(read_plain(self._path(index)))]
         except (ValueError, TypeError):  # UserError too
             return None
 
     def remove(self) -> None:
-        """Remove all notes."""
+        """Remove all records."""
         for index in range(self.num_shards):
             self._path(index).unlink(missing_ok=True)

@@ -1,14 +1,13 @@
-"""Bins: the sequences of a set cut by length into prepared sets, each shuffled by itself.
+"""Split a set by sequence length into bins.
 
-A folder ``bin-001-128``, ``bin-129-256`` ... for every bin and ``bins.json``, written last. The shards of a bin differ
-by one sequence at most. See `mlbert.data.prepare.shuffle` for how it is done in bounded memory.
+`make_bins` writes our format: a shuffled prepared set ``bin-001-128``, ``bin-129-256`` ... per bin, and ``bins.json``
+last. Shard sizes within a bin differ by at most one sequence. `mlbert.data.prepare.shuffle` describes how it works in
+bounded memory.
 
-Bins as folders of HDF5 shards: ``128``, ``256`` ... hold the sequences of up to so many tokens.
-
-For trainers of NVIDIA's lineage that read a folder of shards for each bin; `mlbert.data.formats.nvidia` reads them too.
-What `mlbert.data.prepare.split_bins` makes is our own form, in a random order; here sequences keep the order of their
-source, so that it is read once from front to back and in bounded memory. Shards are written beside the output folder,
-which gets its name when all are there: it is whole or not there, and an interrupted run goes on with what it has.
+`make_hdf5_bins` writes folders of HDF5 shards for NVIDIA-style trainers: ``128``, ``256`` ... hold the sequences of up
+to that many tokens. `mlbert.data.formats.nvidia` reads them too. Sequences keep the order of their source, which is
+read once from front to back in bounded memory. Shards are first written next to the output folder and renamed when
+complete, so the output folder is complete or absent, and a rerun resumes.
 
 Legend: N sequences of the source, S sequences of a shard.
 """
@@ -39,21 +38,21 @@ EDGES = (128, 256, 384, 512)
 
 @dataclass(frozen=True)
 class Counting:
-    """Counts the sequences of every bin in a piece; picklable."""
+    """Counts the sequences per bin in a piece; picklable."""
 
     source: Path
     identity: str
     edges: tuple[int, ...]
 
     def count(self, piece: shuffle.ShufflePiece) -> list[int]:
-        """Sequences of the piece in every bin; after the bins, those longer than the last edge."""
+        """Return the number of the piece's sequences in every bin, then the number longer than the last edge."""
         lengths = shuffle.piece_rows(shuffle.opened(self.source, self.identity), piece).lengths
         bin_of = np.searchsorted(self.edges, lengths, side="left")
         return np.bincount(bin_of, minlength=len(self.edges) + 1).tolist()
 
 
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
-    """The edges. Raises UserError: they do not ascend from 1 or more, to what a sequence may have."""
+    """Return the edges as a tuple. Raises UserError: they do not ascend within 1 and the maximum sequence length."""
     if len(edges) > MAX_TOKENS or max(edges, default=0) > MAX_TOKENS:
         raise UserError(
             "config.range", "--edges", f"goes beyond {MAX_TOKENS} tokens", "Use for example 128,256,384,512"
@@ -66,7 +65,7 @@ def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
 
 
 def ranges_of(edges: Sequence[int]) -> list[tuple[int, int]]:
-    """Shortest and longest sequence of each bin, tokens."""
+    """Return the shortest and longest sequence length of each bin, in tokens."""
     return [(low + 1, high) for low, high in itertools.pairwise((0, *edges))]
 
 
@@ -80,12 +79,12 @@ def make_bins(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> list[Manifest]:
-    """Cut any kind of store that knows its vocabulary into bins; returns the manifest of each. Same input, edges and
-    seed, same bytes.
+    """Split any store that names its vocabulary into bins; return the manifest of each. The same input, edges and seed
+    produce the same bytes.
 
     Args:
         edges: longest sequence of each bin, tokens, ascending.
-        num_shards: of each bin; None: one for some 300,000 sequences of the average bin.
+        num_shards: shards per bin (None: one per 300,000 sequences of the average bin).
 
     Raises UserError: edges or input bad, output finished with other options or not writable.
     """
@@ -128,8 +127,8 @@ def make_bins(
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
-    """The manifests of ``out`` when it was finished with the same options; none when it was not finished, or a
-    file is not as it was made."""
+    """Return the manifests of ``out`` if it was finished with the same options; none if it was not finished or a file
+    is damaged."""
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
@@ -148,14 +147,14 @@ LAYOUTS = ("fixed", "variable")
 
 @dataclass(frozen=True)
 class BinShard:
-    """One file: the sequences of a bin within a stretch of the source."""
+    """One file: the sequences of a bin within a range of the source."""
 
     name: str  # below the output folder
     low: int  # shortest sequence, tokens
     high: int  # longest sequence, and width of a fixed shard
-    first: int  # stretch of the source that holds them
+    first: int  # range of the source that holds them
     end: int
-    size: int  # sequences
+    size: int  # number of sequences
 
 
 @dataclass(frozen=True)
@@ -168,12 +167,12 @@ class BinsJob:
     identity: str
 
     def fingerprint(self, shard: BinShard) -> list[object]:
-        """What the shard's bytes follow from."""
+        """Return everything that determines the shard's bytes."""
         return [self.identity, self.layout, shard.name, shard.low, shard.high, shard.first, shard.end]
 
     def make_file(self, shard: BinShard) -> None:
-        """Write one shard unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
-        cannot store."""
+        """Write one shard unless an earlier run has done so. Raises UserError: the source is damaged, or the layout
+        cannot store it."""
         if is_written(self.out / shard.name, self.fingerprint(shard)):
             return
         store = opened(self.source)
@@ -195,20 +194,20 @@ def make_hdf5_bins(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, int]:
-    """Cut any stored set into a folder of HDF5 shards for each bin; returns sequences by folder.
+    """Split any stored set into a folder of HDF5 shards per bin; return the number of sequences by folder.
 
     Args:
         edges: longest sequence of each bin, tokens, ascending; they name the folders.
         layout: "fixed" (rows as wide as the bin's edge) or "variable".
 
-    Raises UserError: options or input bad, a bin would stay empty, or the output is not writable, or of another source
-    or options.
+    Raises UserError: options or input bad, a bin would be empty, the output is not writable, or it belongs to another
+    source or options.
     """
     edges = check_edges(edges)
     if layout not in LAYOUTS:
         raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError("file.in-input", out, "is the input folder, or in it", "Choose another output folder")
+        raise UserError("file.in-input", out, "is the input folder or inside it", "Choose another output folder")
     identity, lengths = describe(source).identity, open_store(source).lengths
     shards = plan_shards(source, lengths, edges)
     found = BinsJob(source, out, layout, identity)
@@ -216,7 +215,7 @@ def make_hdf5_bins(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not all(is_written(out / shard.name, found.fingerprint(shard)) for shard in shards):
             raise UserError(
-                "file.in-the-way", out, "is not empty, and no such folder of bins", "Choose another output folder"
+                "file.in-the-way", out, "is not empty and does not hold these bins", "Choose another output folder"
             )
         progress(f"{out} is finished with these options: nothing to do")
         return sizes
@@ -237,30 +236,30 @@ def make_hdf5_bins(
         progress=progress,
     )
     try:
-        os.replace(unfinished, out)  # an empty folder may be there
+        os.replace(unfinished, out)  # replaces an empty folder
     except OSError as error:
-        reason = f"cannot be made of {unfinished.name} ({error.strerror})"
+        reason = f"cannot be replaced by {unfinished.name} ({error.strerror})"
         raise UserError("file.in-the-way", out, reason, "Choose another output folder") from None
     return sizes
 
 
 def _clear(unfinished: Path, wanted: Set[str]) -> None:
-    """Remove shards of other options, and cut off ones. Raises UserError: something else lies there."""
-    for path in sorted(unfinished.rglob("*"), reverse=True):  # what is in a folder before the folder
+    """Remove shards of other options and partial ones. Raises UserError: the folder holds something else."""
+    for path in sorted(unfinished.rglob("*"), reverse=True):  # a folder's content before the folder
         if path.is_dir() and path.parent == unfinished and path.name.isdecimal():
             with suppress(OSError):  # not empty
                 path.rmdir()
         elif not (path.is_file() and path.name.startswith("part_")):
             raise UserError(
-                "file.in-the-way", path, "was not made here", f"Remove {unfinished}, or choose another output folder"
+                "file.in-the-way", path, "is not a shard", f"Remove {unfinished}, or choose another output folder"
             )
         elif path.relative_to(unfinished).as_posix() not in wanted:
             path.unlink()
 
 
 def plan_shards(source: Path, lengths: np.ndarray, edges: Sequence[int]) -> list[BinShard]:
-    """Shards of some 36,280 sequences, of each bin equally large ones; ``lengths``: int32 [N]. Raises UserError: a
-    sequence is longer than the last edge, or a bin would stay empty."""
+    """Return shards of about 36,280 sequences, of equal size within a bin; ``lengths``: int32 [N]. Raises UserError: a
+    sequence is longer than the last edge, or a bin would be empty."""
     if longer := int((lengths > edges[-1]).sum()):
         reason = f"{longer} sequences are longer than the last edge {edges[-1]}"
         raise UserError("data.too-long", source, reason, f"Use --edges up to {int(lengths.max())}")

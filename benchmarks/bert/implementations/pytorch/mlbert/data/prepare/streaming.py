@@ -1,7 +1,7 @@
-"""Texts to MDS sets in MosaicML Streaming's format: one for each split, of texts or of tokens cut to equal samples.
+"""Convert texts to MDS sets in MosaicML Streaming's format, one per split, of texts or of tokens in equal samples.
 
-Text comes from the Hugging Face hub (C4, the Pile), from files of one's own, or from this Python installation. A split
-is written beside its name and gets it when it is whole.
+The text is from the Hugging Face hub (C4, the Pile), from the user's files, or from this Python installation. A split
+is written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import text_in_line
 
-# Split -> (the part of the text that it is taken from, its first so many texts; None: all).
+# Split -> (the part of the text, the number of its first texts to use or None for all).
 SPLITS: dict[str, tuple[str, int | None]] = {
     "train": ("train", None),
     "train_small": ("train", 100_000),
     "val": ("val", None),
     "val_small": ("val", 10_000),
 }
-# Name -> (repository of the hub, its subset where none is asked for).
+# Name -> (repository of the hub, its default subset).
 HUB_SETS: dict[str, tuple[str, str | None]] = {
     "c4": ("allenai/c4", "en"),
     "the_pile": ("monology/pile-uncopyrighted", None),
@@ -43,23 +43,23 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
 _HUB_PARTS = {"train": "train", "val": "validation"}
 TEXT_SUFFIXES, LINES_SUFFIXES = (".txt",), (".jsonl", ".json")
 HASHES = ("sha1",)
-VAL_SHARE, VAL_SEED = 1 / 50, 17  # of one's own text
-LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts of which it is told what truncation to so many tokens drops
-TOGETHER = 256  # texts that are tokenised together
-_SAY_SECONDS = 10.0
+VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
+LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts examined, and tokens, for the report of what truncation drops
+TOGETHER = 256  # texts tokenised together
+_REPORT_SECONDS = 10.0
 
-# From a part ("train" or "val") to its texts.
+# Returns the texts of a part ("train" or "val").
 Texts = Callable[[str], Iterator[str]]
 
 
 @dataclass(frozen=True)
 class Concatenation:
-    """Texts put one after the other and cut: every sample has exactly so many tokens, the rest is dropped.
+    """Texts concatenated and cut: every sample has exactly this many tokens, and the last partial sample is dropped.
 
     Args:
-        tokens: of a sample.
-        bos_text, eos_text: put before and after each text, outside of its [CLS] and [SEP].
-        wrap: the rest of a text that does not fill a sample begins the next one; False: it is dropped.
+        tokens: tokens per sample.
+        bos_text, eos_text: put before and after each text, outside its [CLS] and [SEP].
+        wrap: whether the rest of a text that does not fill a sample begins the next one; otherwise it is dropped.
     """
 
     tokens: int
@@ -69,11 +69,11 @@ class Concatenation:
 
 
 def hub_texts(dataset: str, subset: str | None) -> Texts:
-    """C4 or the Pile, streamed. Raises UserError: the hub does not answer, or has no such set."""
+    """Return C4 or the Pile, streamed. Raises UserError: the hub does not answer, or has no such set."""
     repository, usual = HUB_SETS[dataset]
-    remedy = "Connect to the hub, or convert text of your own with --dataset text --path FILES"
+    remedy = "Connect to the hub, or convert your own text with --dataset text --path FILES"
     if problem := hub_problem():
-        raise UserError("network.unreachable", f"dataset {dataset}", f"comes from the network, and {problem}", remedy)
+        raise UserError("network.unreachable", f"dataset {dataset}", f"needs the network, but {problem}", remedy)
     try:
         import datasets
     except ImportError:
@@ -95,13 +95,13 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
 
 
 def own_texts(path: Path) -> Texts:
-    """Files of one's own; every 50th text, by a hash of it, is "val", the others "train"."""
+    """Return the texts of the user's files; about one in 50, chosen by hash, is "val", the others are "train"."""
     files = text_files(path)
     return _parted(lambda: (text for file in files for text in read_texts(file)))
 
 
 def python_texts() -> Texts:
-    """The English text of this Python installation."""
+    """Return the English text of this Python installation."""
     return _parted(lambda: (" ".join(sentences) for sentences in python_text.documents()))
 
 
@@ -113,28 +113,29 @@ def _parted(read: Callable[[], Iterator[str]]) -> Texts:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file, or those below a folder by their names. Raises UserError: there is none, or of no known kind."""
+    """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
+    kind."""
     kinds = (*TEXT_SUFFIXES, *LINES_SUFFIXES)
     remedy = f"Give a file or folder of {', '.join(kinds)}"
     if not path.exists():
         raise UserError("file.missing", path, "there is no such file or folder", remedy)
     if path.is_dir():
         with reading(path, remedy):
-            os.listdir(path)  # rglob takes a folder that cannot be read for an empty one
+            os.listdir(path)  # rglob treats an unreadable folder as empty
     candidates = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     files = [file for file in candidates if file.suffix in kinds]
     if not files:
         if path.is_dir():
             raise UserError("data.empty", path, "holds no text", remedy)
-        raise UserError("data.format", path, "is of no known kind", remedy)
+        raise UserError("data.format", path, "is of an unknown kind", remedy)
     return sorted(files, key=lambda file: file.relative_to(path).as_posix())
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Texts of a file that are not blank: of a .txt file what blank lines separate, else ``text`` of every line's JSON.
-    Raises UserError: names the line that is not UTF-8 or JSON, or has no text."""
+    """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file, else ``text`` of every JSON
+    line. Raises UserError, which names the line that is not UTF-8 or JSON, or has no text."""
     block: list[str] = []
-    remedy = 'Give one JSON object a line, with its text as "text"'
+    remedy = 'Give one JSON object per line, with its text as "text"'
     with reading(path), path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -166,14 +167,13 @@ def convert(
     compression: str | None = None,
     progress: Progress = SILENT,
 ) -> None:
-    """Write a set for each of ``splits``, names of `SPLITS`, into the folder of its name in ``out_root``.
+    """Write a set for each of ``splits``, names of `SPLITS`, to the folder of that name in ``out_root``.
 
     Args:
-        compression: as `mlbert.data.formats.mds.MdsWriter`.
-        tokenizer: of ``concatenation``, and of what is told about truncation.
+        tokenizer: used by ``concatenation`` and for the report on truncation.
+        compression: as in `mlbert.data.formats.mds.MdsWriter`.
 
-    Raises UserError: a split is there already, which is found before anything is written; it has no text; or it cannot
-    be written.
+    Raises UserError: a split already exists (checked before anything is written), has no text, or cannot be written.
     """
     check_absent(splits, out_root)
     for split in dict.fromkeys(splits):
@@ -189,12 +189,12 @@ def convert(
 
 
 def check_absent(splits: Sequence[str], out_root: Path) -> None:
-    """Raises UserError: one of the splits is in ``out_root`` already."""
+    """Check that none of the splits exists. Raises UserError: one does."""
     for split in splits:
         folder = out_root / split
         with reading(folder):
             if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-                raise UserError("file.exists", folder, "is there already", "Remove it, or choose another --out_root")
+                raise UserError("file.exists", folder, "already exists", "Remove it, or choose another --out_root")
 
 
 def _write(
@@ -206,26 +206,26 @@ def _write(
     compression: str | None,
     progress: Progress,
 ) -> None:
-    kept = _Told(texts, split, tokenizer, progress)
+    kept = _CountedTexts(texts, split, tokenizer, progress)
     columns = {TEXT: "str"} if concatenation is None else {TOKENS: "bytes"}
     samples: Iterator[Any] = iter(kept) if concatenation is None else _cut(kept, tokenizer, concatenation)
     column, count = next(iter(columns)), 0
     with contextlib.ExitStack() as stack:
         writer = MdsWriter(folder, columns, compression=compression, hashes=HASHES)
         for sample in samples:
-            if not count:  # from here on the index is written, unless something is raised
+            if not count:  # from here on the writer writes its index on exit, except after an error
                 stack.enter_context(writer)
             writer.write({column: sample})
             count += 1
     if not count:
-        reason = "no text is left for it" if not kept.count else f"{kept.count} texts fill no sample"
+        reason = "no text is left for it" if not kept.count else f"{kept.count} texts do not fill a sample"
         raise UserError("data.too-small", f"split {split}", reason, "Give more text or leave the split out")
     progress(f"{split}: {kept.count:,} texts in {count:,} samples, {kept.characters:,} characters")
     if concatenation is None:
         progress(f"{split}: {kept.dropped()}")
 
 
-def _cut(texts: _Told, tokenizer: Tokenizer, how: Concatenation) -> Iterator[bytes]:
+def _cut(texts: _CountedTexts, tokenizer: Tokenizer, how: Concatenation) -> Iterator[bytes]:
     before, after = ((*_ids(tokenizer, text),) for text in (how.bos_text, how.eos_text))
     rest: list[int] = []
     for ids in _tokenised(texts, tokenizer):
@@ -236,7 +236,7 @@ def _cut(texts: _Told, tokenizer: Tokenizer, how: Concatenation) -> Iterator[byt
 
 
 def _tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Ids of each text; many texts at a time."""
+    """Yield the ids of each text, tokenising many texts at a time."""
     left = iter(texts)
     while several := [*islice(left, TOGETHER)]:
         tokens, offsets = tokenizer.encode_all(several)
@@ -245,12 +245,12 @@ def _tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Of a special token's name that token, else of plain text."""
+    """Return the id of a special token given by name, else the ids of plain text."""
     return [tokenizer.vocabulary[text]] if text in tokenizer.vocabulary else tokenizer.encode(text)
 
 
-class _Told:
-    """Passes texts on, tells how many there were, and looks at the first: how much do short sequences leave out?"""
+class _CountedTexts:
+    """Passes texts on, counts them, and keeps the first ones to measure how much short sequences would drop."""
 
     def __init__(self, texts: Iterator[str], split: str, tokenizer: Tokenizer, progress: Progress) -> None:
         self._texts, self._split, self._tokenizer, self._progress = texts, split, tokenizer, progress
@@ -258,14 +258,14 @@ class _Told:
         self._first: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
-        said = time.monotonic()
+        reported = time.monotonic()
         for text in self._texts:
             self.count += 1
             self.characters += len(text)
             if self.count <= LOOKED_AT:
                 self._first.append(text)
-            if time.monotonic() - said > _SAY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
                 self._progress(f"{self._split}: {self.count:,} texts, {self.characters:,} characters")
             yield text
 

@@ -1,11 +1,9 @@
-"""TFRecords to a prepared set and back: a shard for each file, a file for each shard.
+"""Convert TFRecord files to a prepared set, one shard per file, and back; write folders of TFRecord files.
 
-Both steps go on where an interrupted run stopped: what is there was written as a whole, from the same input.
+Both conversions resume an interrupted run: files are written atomically, and those made from the same input are kept.
 
-A folder of TFRecord files made from text parts, one file for each part, in the order of the parts.
-
-``instances.json`` is written last and says what the folder holds. Until then a note beside each finished file
-(``.part-00000-of-00500.tfrecord.json``) says what it was made from, so that an interrupted run goes on.
+`TfrecordFolder` writes ``instances.json``, the list of the folder's files, last. Until then a note next to each
+finished file (``.part-00000-of-00500.tfrecord.json``) records what it was made from.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
 
 
 def tfrecord_name(index: int, count: int) -> str:
-    """File name of part ``index`` of ``count``."""
+    """Return the file name of part ``index`` of ``count``."""
     return f"part-{index:05d}-of-{count:05d}.tfrecord"
 
 
 class TfrecordFolder:
-    """Writes one folder of ``num_parts`` files; several processes may each write files of their own."""
+    """Writes a folder of ``num_parts`` files; several processes may write different files."""
 
     def __init__(self, folder: Path, num_parts: int, max_seq_length: int, max_predictions: int) -> None:
         self.folder = folder
@@ -50,14 +48,15 @@ class TfrecordFolder:
         make_folder(folder)
 
     def path(self, index: int) -> Path:
-        """Final path of part ``index``."""
+        """Return the final path of part ``index``."""
         return self.folder / tfrecord_name(index, self.num_parts)
 
     def _note(self, index: int) -> Path:
         return self.folder / f".{tfrecord_name(index, self.num_parts)}.json"
 
     def clear_leftovers(self) -> None:
-        """Remove what an earlier run left: ``instances.json``, temporary files, files of another number of parts."""
+        """Remove leftovers of an earlier run: ``instances.json``, temporary files, and files of another number of
+        parts."""
         for path in self.folder.iterdir():
             match = _FILE_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(1)) != self.num_parts
@@ -65,7 +64,7 @@ class TfrecordFolder:
                 path.unlink()
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
-        """What is known of part ``index`` of the same fingerprint from an earlier, interrupted run."""
+        """Return the entry of part ``index`` if an interrupted run wrote it with the same fingerprint, else None."""
         try:
             note = parse_json(read_plain(self._note(index)))
             same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(self.path(index))
@@ -74,10 +73,10 @@ class TfrecordFolder:
         return note if same else None
 
     def write(self, index: int, rows: Ragged, fingerprint: str) -> dict[str, Any]:
-        """Write part ``index`` as a whole; returns what ``instances.json`` says of it. Raises UserError: the disk is
-        full or the folder not writable; nothing under the final name then."""
+        """Write part ``index`` atomically; return its entry in ``instances.json``. Raises UserError: the disk is full
+        or the folder is not writable; then nothing has the final name."""
         path = self.path(index)
-        self._note(index).unlink(missing_ok=True)  # before the file changes: a note is never about another file
+        self._note(index).unlink(missing_ok=True)  # first, so that a note never describes another file
         write_examples(path, rows, self.max_seq_length, self.max_predictions)
         values = {
             "file": path.name,
@@ -91,14 +90,14 @@ class TfrecordFolder:
         return values
 
     def leave_out(self, index: int) -> None:
-        """Part ``index`` is bad: nothing of an earlier run must stay in its place."""
+        """Remove part ``index``, which is bad, so that no file of an earlier run stays in its place."""
         self._note(index).unlink(missing_ok=True)
         self.path(index).unlink(missing_ok=True)
 
     def finish(
         self, files: Iterable[dict[str, Any]], vocabulary: Mapping[str, Any], provenance: Mapping[str, Any]
     ) -> RecordList:
-        """Write ``instances.json`` and the files' checksums, and remove the notes; returns what it says."""
+        """Write ``instances.json`` and the files' checksums, and remove the notes; return the list."""
         listed = [dict(file) for file in files]
         checksums = {file["file"]: file.pop("xxh3") for file in listed}
         totals = {key: sum(file[key] for file in listed) for key in ("num_sequences", "num_tokens", "num_masked")}
@@ -120,12 +119,12 @@ class TfrecordFolder:
         return made
 
 
-_SKIP = "Restore the file, or leave bad records out with --skip-bad"
+_SKIP = "Restore the file, or skip bad records with --skip-bad"
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
-    """TFRecord files of the given files and folders, in order. Raises UserError: one is missing, given twice, or a
-    folder without TFRecords."""
+    """Return the TFRecord files of the given files and folders, in order. Raises UserError: one is missing or given
+    twice, or a folder has no TFRecords."""
     files = [file for path in inputs for file in find_files(path)]
     seen: set[Path] = set()
     for file in files:
@@ -139,7 +138,7 @@ def input_files(inputs: Sequence[Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class TFRecordImportJob:
-    """TFRecord files to turn into one prepared set."""
+    """TFRecord files to convert to one prepared set."""
 
     files: tuple[Path, ...]
     out: Path
@@ -151,7 +150,7 @@ class TFRecordImportJob:
     left_out: LeftOut
 
     def make_shard(self, index: int) -> tuple[ShardEntry, list[str]]:
-        """Make one shard unless an earlier run did; also gives what was left out of it."""
+        """Make one shard unless an earlier run has done so; also return what was skipped."""
         writer = ShardWriter(self.out, len(self.files), self.fingerprints[index])
         skipped = self.left_out.read(index) if self.skip_bad else []
         if skipped is None or not writer.is_written(index):
@@ -167,8 +166,8 @@ class TFRecordImportJob:
         return writer.entry(index), skipped
 
     def _against_list(self, index: int, records: int, rows: Ragged) -> list[str]:
-        """What the list beside the file says of it otherwise; without one, its ids tell another vocabulary. Raises
-        UserError, unless bad records are left out."""
+        """Return how the file differs from the list next to it; without a list, check by its ids that it uses the
+        vocabulary. Raises UserError, unless bad records are skipped."""
         path = self.files[index]
         if not self.skip_bad:
             check_listed(path, path.parent)
@@ -177,7 +176,7 @@ class TFRecordImportJob:
             if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):
                 raise UserError("vocabulary.mismatch", path, problem, "Give the vocabulary that it was made with")
             return []
-        tokens = len(rows.tokens) if records == len(rows) else None  # bad records were left out
+        tokens = len(rows.tokens) if records == len(rows) else None  # unknown if bad records were skipped
         problem = listed.count_problem(path, records, tokens)
         if problem and not self.skip_bad:
             raise UserError("data.incomplete", path, problem, _SKIP)
@@ -185,7 +184,7 @@ class TFRecordImportJob:
 
 
 def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
-    """What the lists beside the files say of the vocabulary. Raises UserError: another one than given."""
+    """Compare the vocabulary in the lists next to the files. Raises UserError: it is not the given one."""
     sha256 = file_sha256(vocab_file)
     for folder in dict.fromkeys(file.parent for file in files):
         listed = read_list(folder)
@@ -205,12 +204,12 @@ def tfrecords_to_hdf5(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of TFRecord files and folders of them; its ``max_seq_length`` and ``max_predictions`` are
-    those of the records. Ids outside the vocabulary are refused. With ``skip_bad`` bad records are left out, and listed
+    """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and ``max_predictions`` are
+    those of the records. Ids outside the vocabulary are errors. With ``skip_bad``, bad records are skipped and listed
     in the manifest's provenance.
 
-    Raises UserError: a bad file or record; records of different widths, or others than listed; another vocabulary;
-    ``out`` was finished with other input.
+    Raises UserError: a bad file or record; records of different widths, or other records than listed; another
+    vocabulary; ``out`` was finished with other input.
     """
     files = input_files(inputs)
     keep_apart(out, [*inputs, *files])
@@ -252,31 +251,31 @@ def tfrecords_to_hdf5(
 
 
 def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
-    """Widths of the first record of every file, before hours of work."""
+    """Return the widths of the first record of every file, to find a mismatch before hours of work."""
     first = read_widths(files[0], vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
     for file in files[1:]:
         widths = read_widths(file, vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
         if widths != first:
             reason = f"its records have {widths.max_seq_length} tokens and {widths.max_predictions} predictions, "
             reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
-            raise UserError("data.mixed", file, reason, "Prepare them as sets of their own")
+            raise UserError("data.mixed", file, reason, "Prepare them as separate sets")
     return first
 
 
 @dataclass(frozen=True)
 class TFRecordExportJob:
-    """Shards of a prepared set to turn into TFRecord files."""
+    """Shards of a prepared set to convert to TFRecord files."""
 
     manifest: Manifest
     out: Path
 
     def files(self) -> TfrecordFolder:
-        """The folder to fill."""
+        """Return the folder to fill."""
         manifest = self.manifest
         return TfrecordFolder(self.out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
 
     def make_file(self, index: int) -> dict[str, Any]:
-        """Write one file unless an earlier run did; returns what is to be said of it."""
+        """Write one file unless an earlier run has done so; return its list entry."""
         shard = self.manifest.shards[index]
         fingerprint = f"{self.manifest.sha256} {shard.file}"
         done = self.files().written(index, fingerprint)
@@ -284,9 +283,8 @@ class TFRecordExportJob:
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> RecordList:
-    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would; of a
-    packed one the sequences in the order of the packs. Returns what `mlbert.data.prepare.tfrecords` writes down
-    of the finished folder: files and totals.
+    """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's generator; a packed
+    set is written as sequences in the order of its packs. Returns the finished folder's list: files and totals.
 
     Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """

@@ -1,7 +1,7 @@
-"""Re-read whole data sets and say what is in them, what is wrong, and how many samples are good.
+"""Re-read complete data sets and report their content, their problems, and how many samples are good.
 
-Every file is a job of its own. A sample is good when its file's checksum is right (where the set has one), it can be
-read, and none of the rules of `mlbert.data.formats.checks` is broken.
+Every file is a separate job. A sample is good if its file's checksum is right (if the set has one), it can be read, and
+it breaks none of the rules of `mlbert.data.formats.checks`.
 
 Legend: S sequences, P packs.
 """
@@ -42,11 +42,12 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Md5List:
-    """A published list: of files as ``md5sum`` writes it, or of token ids as NVIDIA's ``*.chk`` lists have it.
+    """A published list: of files in the format of ``md5sum``, or of token ids in the format of NVIDIA's ``*.chk``
+    lists.
 
-    The md5 of a shard's rows, as NVIDIA's ``hdf5_md5.py`` prints it, is that of the text of a Python list
-    ("['0cc1...', '92eb...']") which holds for each row, without padding, the md5 of the text of its token ids as a
-    Python list ("[101, 2023, 102]").
+    NVIDIA's ``hdf5_md5.py`` prints the md5 of a shard's rows: that of the text of a Python list ("['0cc1...',
+    '92eb...']") which holds, for each row without padding, the md5 of the text of its token ids as a Python list
+    ("[101, 2023, 102]").
     """
 
     path: Path
@@ -74,7 +75,7 @@ class Md5List:
                 rows[Path(first).name] = last
             else:
                 raise UserError(
-                    "data.row", path, f"line {number} is no md5 sum and name", "Give a list as md5sum writes it"
+                    "data.row", path, f"line {number} is not an md5 sum and a name", "Give a list in md5sum's format"
                 )
         return cls(path, files, rows)
 
@@ -84,17 +85,17 @@ class FileJob:
     """One file to check."""
 
     path: Path
-    info: StoreInfo  # limits of the set that it belongs to
-    shard: int | None = None  # its number in the manifest beside it; None for other kinds
-    xxh3: str = ""  # as the list beside it says; empty where there is none
-    shortest: int = 1  # tokens that its sequences must have at least
-    md5: str = ""  # of the file and of its rows, as a published list has them, or ""
+    info: StoreInfo  # limits of its set
+    shard: int | None = None  # its number in the manifest; None for other kinds
+    xxh3: str = ""  # from the folder's list; empty if there is none
+    shortest: int = 1  # minimum tokens of its sequences
+    md5: str = ""  # md5 of the file and of its rows from a published list, or ""
     rows_md5: str = ""
 
 
 @dataclass
 class FileReport:
-    """What was found in a file; ``problems`` are lines about it without its name."""
+    """Results of a file; ``problems`` are lines without its name."""
 
     path: Path
     content: str = ""
@@ -110,20 +111,20 @@ class FileReport:
 
 @dataclass(frozen=True)
 class SetReport:
-    """What was found in a folder."""
+    """Results of a folder."""
 
     folder: Path
-    info: StoreInfo | None  # what is known of the set; None when that cannot be read
+    info: StoreInfo | None  # properties of the set; None if they cannot be read
     files: list[FileReport]
     problems: list[str]  # one line each, with the name of the file
 
     def total(self, name: str) -> int:
-        """Sum of a number over the files."""
+        """Return the sum of a count over the files."""
         return sum(getattr(report, name) for report in self.files)
 
 
 class _Tally:
-    """Counts sequences and the rules they break."""
+    """Counts sequences and broken rules."""
 
     def __init__(self, job: FileJob) -> None:
         self.job, self.report = job, FileReport(job.path)
@@ -132,7 +133,7 @@ class _Tally:
         self._row_sums: list[str] = []
 
     def add(self, rows: Ragged, pack_sizes: np.ndarray | None = None) -> None:
-        """The next sequences of the file; ``pack_sizes`` int64 [P] when they are packed."""
+        """Check the next sequences of the file; ``pack_sizes`` int64 [P] if they are packed."""
         report, job = self.report, self.job
         problems = row_problems(rows, job.info) | mask_problems(rows)
         problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(rows.lengths < job.shortest)
@@ -153,12 +154,12 @@ class _Tally:
             self._row_sums += [_md5_of_text(rows.tokens[a:b].tolist()) for a, b in itertools.pairwise(borders.tolist())]
 
     def unreadable(self, count: int, reason: str) -> None:
-        """``count`` samples that cannot be read."""
+        """Count ``count`` samples that cannot be read."""
         self.report.sequences += count
         self.report.problems.append(reason)
 
     def nothing_good(self, reason: str) -> None:
-        """None of the samples can be relied on."""
+        """Mark all samples of the file as bad."""
         self.report.problems.insert(0, f"{reason}: none of its samples counts as good")
         self.report.good = 0
 
@@ -169,7 +170,7 @@ class _Tally:
         return where
 
     def finish(self) -> FileReport:
-        """Turn counts into lines."""
+        """Convert the counts to report lines."""
         for problem, count in self._broken.items():
             more = f" (and {count - 1:,} more)" if count > 1 else ""
             self.report.problems.append(f"sequence {self._example[problem]} {problem}{more}")
@@ -183,7 +184,7 @@ def _md5_of_text(values: list) -> str:
 
 
 def check_file(job: FileJob) -> FileReport:
-    """Read one file through."""
+    """Read one file completely."""
     tally = _Tally(job)
     report = tally.report
     try:
@@ -198,7 +199,7 @@ def check_file(job: FileJob) -> FileReport:
             if job.shard is None:
                 tally.nothing_good(f"its checksum differs from that in {CHECKSUMS}")
             else:
-                report.problems.append(f"is as the manifest says, but not as {CHECKSUMS} does: remove that file")
+                report.problems.append(f"matches the manifest but not {CHECKSUMS}: remove {CHECKSUMS}")
         if job.md5 and (found := file_md5(job.path)) != job.md5:
             report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
@@ -218,7 +219,7 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
     report.sequences = 0
     rows, offsets = shard.rows, shard.pack_offsets
     if (np.diff(rows.offsets) < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
-        tally.unreadable(len(rows), "has offsets that fall")
+        tally.unreadable(len(rows), "has decreasing offsets")
     elif offsets is None:
         for first in range(0, len(rows), BLOCK):
             tally.add(rows.slice(first, min(first + BLOCK, len(rows))))
@@ -246,7 +247,7 @@ def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
         problem = listed.count_problem(job.path, reader.num_records, None if reader.bad else report.tokens)
         if problem := problem or listed.size_problem(job.path):
             report.problems.append(problem)
-            report.sequences = max(report.sequences, expected)  # what is missing is not good
+            report.sequences = max(report.sequences, expected)  # missing samples are not good
             report.good = min(report.good, expected)
 
 
@@ -269,8 +270,8 @@ def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
-    of files without a manifest are kept, see `mlbert.data.formats.index_cache`. Raises UserError: there is no such
-    folder, or it holds no set."""
+    of files without a manifest are cached, see `mlbert.data.formats.index_cache`. Raises UserError: a folder does not
+    exist, or holds no set."""
     plans = [_plan(folder, progress) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
@@ -297,7 +298,7 @@ def verify(
 
 
 def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
-    """What is known of a set, its files, and what is wrong before any is read."""
+    """Return a set's properties, its files, and the problems found before reading any."""
     if (folder / BINS).exists():
         return _plan_bins(folder)
     if (folder / MANIFEST).exists():
@@ -312,14 +313,14 @@ def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[File
 
 
 def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
-    """The jobs with what the list of the folder says of their files."""
+    """Add the checksums of the folder's list to the jobs."""
     listed = read_checksums(folder) if folder.is_dir() else {}
     check_complete(folder, listed, [name_of(folder, job.path) for job in jobs])
     return [replace(job, xxh3=listed.get(name_of(folder, job.path), "")) for job in jobs]
 
 
 def _keep_sums(folder: Path, result: SetReport) -> None:
-    """Write the lists of a set that is good, where there are none. A folder that cannot be written stays without."""
+    """Write the checksum lists of a good set, if it has none. A folder that is not writable stays without."""
     if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
         return
     prepared = result.info is not None and result.info.is_listed

@@ -1,12 +1,10 @@
-"""WikiExtractor's output as articles of sentences, in the form of the benchmark's text parts.
+"""Convert WikiExtractor's output to articles of sentences, in the format of the benchmark's text parts.
 
-WikiExtractor writes ``<doc id=... title=...>``, the title, paragraphs with empty lines in between, ``</doc>``. The
-benchmark's pipeline drops tags, titles and empty lines, removes what is left of wiki and HTML markup, writes one
-sentence a line, and a blank line for every ``</doc>`` and for every line of white space only. So an article can fall
-into two, and a run of blank lines can make empty articles; its choice of evaluation articles counts them all, and
-therefore so do we.
-
-Which articles the benchmark withholds for evaluation.
+WikiExtractor writes ``<doc id=... title=...>``, the title, paragraphs separated by empty lines, ``</doc>``. The
+benchmark's pipeline drops tags, titles and empty lines, removes remaining wiki and HTML markup, and writes one sentence
+per line. It writes a blank line for every ``</doc>`` and for every line that is only white space. So an article can
+split in two, and a run of blank lines can create empty articles. The benchmark's choice of evaluation articles
+(`drawn_articles`) counts them all, so this module does too.
 """
 
 from __future__ import annotations
@@ -38,7 +36,8 @@ _TAG = re.compile(
 
 
 def sentence_splitter() -> Split:
-    """The splitter for English of the library sentencex (Wikimedia). Raises UserError: the library is not installed."""
+    """Return the English splitter of the library sentencex (Wikimedia). Raises UserError: the library is not
+    installed."""
     try:
         from sentencex import segment
     except ImportError:
@@ -48,18 +47,18 @@ def sentence_splitter() -> Split:
 
 
 def splitter_name() -> str:
-    """Library and version, for the record of how a text was made."""
+    """Return library and version, to record how a text was made."""
     sentence_splitter()
     return f"sentencex {version('sentencex')}"
 
 
 def remove_markup(line: str) -> str:
-    """A line without what WikiExtractor left of links, references and tags; the text in a link or tag stays."""
+    """Remove links, references and tags that WikiExtractor left in a line; the text inside a link or tag stays."""
     if "[" in line:
         if "[[Category:" in line:
             return ""
         links = 1
-        while links:  # a link's text may hold links: from the inside out
+        while links:  # links may be nested: replace the innermost first
             line, links = _INNERMOST_LINK.subn(_link_text, line)
         line = _BRACKETED.sub(r"\1", line)
     if "<" in line:
@@ -68,15 +67,15 @@ def remove_markup(line: str) -> str:
 
 
 def _link_text(link: re.Match[str]) -> str:
-    """What a reader sees of ``[[target]]`` or ``[[target|text]]``; nothing of pictures and longer links."""
+    """Return the visible text of ``[[target]]`` or ``[[target|text]]``; empty for media and links with more fields."""
     fields = link[1].split("|")
     namespace = fields[0].lstrip(":").partition(":")[0].lower()
     return "" if namespace in _MEDIA or len(fields) > 2 else fields[-1]
 
 
 def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Cleaned paragraphs of one WikiExtractor file; "" ends an article. Raises UserError: the file is not what
-    WikiExtractor writes, is truncated, or is not UTF-8; names the line."""
+    """Yield the cleaned paragraphs of one WikiExtractor file; "" ends an article. Raises UserError, which names the
+    line: the file is not WikiExtractor's, is truncated, or is not UTF-8."""
     inside = skip_title = False
     number = 0
     for number, raw in enumerate(lines, 1):
@@ -96,9 +95,7 @@ def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             if inside:
                 yield remove_markup(line).strip()
     if inside:
-        raise UserError(
-            "data.damaged", path, f"line {number}, its last, is within an article: the file is truncated", _EXTRACT
-        )
+        raise UserError("data.damaged", path, f"is truncated: it ends within an article, at line {number}", _EXTRACT)
 
 
 def _decoded(path: Path, number: int, raw: bytes) -> str:
@@ -116,14 +113,14 @@ def _kind(raw: bytes) -> str:
 
 
 def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
-    """Paragraphs to sentences, a line each; blank lines stay."""
+    """Split paragraphs into sentences, one per line; blank lines stay."""
     for line in lines:
         yield from split(line) if line else ("",)
 
 
 def articles(lines: Iterable[str]) -> list[str]:
-    """Articles of one file as the benchmark counts them: an odd number of line ends between two articles leaves one at
-    the beginning of the second, and a longer run of them makes empty articles."""
+    """Return the articles of one file as the benchmark counts them: with an odd number of line ends between two
+    articles, the second begins with a line end; a longer run creates empty articles."""
     return ("".join(f"{line}\n" for line in lines) + "\n").split("\n\n")
 
 
@@ -133,13 +130,13 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
-    """int64 [wanted]: numbers of the withheld articles, counted over all files, ascending.
+    """Return int64 [wanted]: ascending numbers of the withheld articles, counted over all files.
 
-    File i of n gives ``int((i + 1) * wanted / n) - int(i * wanted / n)`` articles, drawn without repeats by
-    ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule by which the benchmark's evaluation
-    text was separated.
+    File i of n contributes ``int((i + 1) * wanted / n) - int(i * wanted / n)`` articles, drawn without repeats by
+    ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule that produced the benchmark's evaluation
+    text.
 
-    Raises UserError: a file has fewer articles than it has to give.
+    Raises UserError: a file has fewer articles than it must contribute.
     """
     num_files = len(articles_per_file)
     chosen: list[int] = []
@@ -147,7 +144,7 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
     for index, available in enumerate(articles_per_file):
         quota = int((index + 1) * wanted * 1.0 / num_files) - int(index * wanted * 1.0 / num_files)
         if quota > available:
-            reason = f"{wanted} articles of {num_files} files means {quota} of file {index + 1}, which has {available}"
+            reason = f"{wanted} articles of {num_files} files need {quota} of file {index + 1}, which has {available}"
             raise UserError("data.too-small", "--eval-articles", reason, "Withhold fewer articles or give more text")
         rng = random.Random(SEED + SEED_STEP * index)
         drawn: set[int] = set()
@@ -159,8 +156,8 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
 
 
 def read_hashes(path: Path) -> set[bytes]:
-    """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line. Raises UserError: the file cannot
-    be read, or a line is no MD5 sum (names it)."""
+    """Return the distinct MD5 sums of an ``eval.md5``, which has 32 hexadecimal digits per line. Raises UserError: the
+    file cannot be read, or a line is not an MD5 sum (names it)."""
     remedy = "Give the benchmark's eval.md5"
     with reading(path, remedy):
         lines = path.read_bytes().decode("ascii", "replace").split("\n")

@@ -1,1 +1,1 @@
-"""What no official tool looks at: each module holds the checks of one kind."""
+"""Checks that no official tool makes, one module for each kind."""

@@ -1,9 +1,9 @@
-"""Whether the accuracies of a log can be, and whether its status is what they say.
+"""Check that the accuracies of a log are plausible and match its status.
 
-In 140 published v5.0 logs accuracy grows by at most 0.18 from one evaluation to the next (0.05 in this code's small
-runs), the last evaluation adds at most 0.001, no two in a row are equal, and no run goes on behind the target. This
-code's accuracy is a share of one number of predictions, the same at every evaluation: 18,304 in all 272 of its
-published small runs' evaluations.
+In 140 published v5.0 logs, accuracy grows by at most 0.18 from one evaluation to the next (0.05 in this code's small
+runs), the last evaluation adds at most 0.001, no two in a row are equal, and no run continues past the target. This
+code's accuracy is a fraction of the same number of predictions at every evaluation: 18,304 in all 272 evaluations of
+its published small runs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _TRIVIAL_TARGET = 0.1
 _MAX_PREDICTIONS = 10**6
 _MIN_SHARES = 8
 _SHARE_FIT = 1e-6
-_MOST = 0.8  # of the accuracies, to know the number of predictions
+_MOST = 0.8  # of the accuracies must fit, to infer the number of predictions
 _SHARE = "rules, BERT: masked-token accuracy is correct predictions / predictions"
 _ENDS_AT_TARGET = "rules: a run ends when an evaluation reaches the target"
 _RUNS_DIFFER = "rules, BERT: an evaluation measures the model as trained so far"
-_RANGE = "rules, BERT: masked-token accuracy lies between 0 and 1"
+_RANGE = "rules, BERT: masked-token accuracy is between 0 and 1"
 
 
 def check_accuracies(results: ResultSet) -> Complaints:
-    """Accuracies can be, and runs end in success when the last one reaches the target."""
+    """Accuracies are plausible, and runs end in success when the last one reaches the target."""
     for log in results.logs:
         evaluations = evaluations_of(log)
         yield from _range(log, evaluations)
@@ -61,7 +61,7 @@ def _range(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
         elif one.accuracy == 0:
             text = f"{log.path.name}: {one.where}: eval_accuracy is 0, not one token right"
             evaluated = log.value("eval_samples")
-            # A run that diverged may say so, or a trial with few samples.
+            # A diverged run may have it, or a trial with few samples.
             is_wrong = log.status == "success" and is_number(evaluated) and evaluated >= _MANY_SAMPLES
             yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RANGE if is_wrong else "")
 
@@ -74,26 +74,26 @@ def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    """The same accuracy again and again; a model that learns nothing, or diverged, may have that honestly."""
+    """Find an accuracy that repeats. That is legitimate for a model that learns nothing or has diverged."""
     for index in range(len(evaluations) - _FLAT + 1):
         values = {one.accuracy for one in evaluations[index : index + _FLAT]}
         accuracy = evaluations[index].accuracy
         if len(values) == 1 and significant_digits(accuracy) >= _MIN_DIGITS:
             is_wrong = is_ours(log) and log.status == "success" and accuracy > _TRIVIAL_TARGET
             text = f"{log.path.name}: {evaluations[index + 1].where}: accuracy {accuracy!r} is that of the evaluation"
-            text += " before and of the one behind it, to the last digit"
+            text += " before and of the one after it, to the last digit"
             yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RUNS_DIFFER if is_wrong else "")
             return
 
 
 def _target(log: Log, is_closed: bool) -> Complaints:
-    """The configured target is worth reaching."""
+    """Check that the configured target is not below that of the rules in the closed division."""
     configured = setting(log, "TARGET_MLM_ACCURACY")
     event = log.first("configuration")
     if event is None or not is_number(configured):
         return
     if (is_closed or log.value("submission_division") == "closed") and configured < TARGET_MLM_ACCURACY:
-        text = f"line {event.line}: TARGET_MLM_ACCURACY is {configured}, closed wants {TARGET_MLM_ACCURACY}"
+        text = f"line {event.line}: TARGET_MLM_ACCURACY is {configured}, closed requires {TARGET_MLM_ACCURACY}"
         yield error(log, text, _ENDS_AT_TARGET)
 
 
@@ -108,7 +108,7 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             yield Complaint(Outcome.WARN, f"{text}; the target is not known")
         return
     hits = [one for one in evaluations if one.accuracy >= target]
-    sure = Outcome.ERROR if is_ours(log) else Outcome.WARN  # another program may evaluate while it trains on
+    sure = Outcome.ERROR if is_ours(log) else Outcome.WARN  # another program may evaluate while training continues
     if hits and hits[0] is not last:
         text = f"{log.path.name}: {hits[0].where}: accuracy {hits[0].accuracy:.6g} is the target {target}"
         yield Complaint(sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET)
@@ -125,7 +125,7 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    """A target, or the accuracy of a success, that guessing the most frequent token reaches."""
+    """Find a target or final accuracy so low that guessing the most frequent token reaches it."""
     configured, logged = setting(log, "TARGET_MLM_ACCURACY"), log.value("target_accuracy")
     for target, event in ((configured, log.first("configuration")), (logged, log.first("target_accuracy"))):
         if is_number(target) and target < _TRIVIAL_TARGET and event is not None:
@@ -138,17 +138,17 @@ def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _shares(logs: Sequence[Log]) -> Complaints:
-    """Accuracies are whole numbers of predictions, if most of them are."""
-    told = [(log, one) for log in logs for one in evaluations_of(log) if 0 < one.accuracy < 1]
-    if len(told) < _MIN_SHARES:
+    """Find accuracies that are not a whole number of predictions, if most of them are."""
+    pairs = [(log, one) for log in logs for one in evaluations_of(log) if 0 < one.accuracy < 1]
+    if len(pairs) < _MIN_SHARES:
         return
-    denominators = {Fraction(one.accuracy).limit_denominator(_MAX_PREDICTIONS).denominator for _, one in told}
-    values = [one.accuracy for _, one in told]
+    denominators = {Fraction(one.accuracy).limit_denominator(_MAX_PREDICTIONS).denominator for _, one in pairs}
+    values = [one.accuracy for _, one in pairs]
     predictions = max(sorted(denominators), key=lambda count: sum(_is_share(value, count) for value in values))
-    wrong = [(log, one) for log, one in told if not _is_share(one.accuracy, predictions)]
-    if len(wrong) <= (1 - _MOST) * len(told):
+    wrong = [(log, one) for log, one in pairs if not _is_share(one.accuracy, predictions)]
+    if len(wrong) <= (1 - _MOST) * len(pairs):
         for log, one in wrong:
-            text = f"{one.where}: accuracy {one.accuracy!r} is no whole number of {predictions} predictions"
+            text = f"{one.where}: accuracy {one.accuracy!r} is not a whole number of {predictions} predictions"
             yield error(log, f"{text}, as the others are", _SHARE)
 
 

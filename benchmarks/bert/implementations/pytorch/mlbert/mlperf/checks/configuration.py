@@ -1,4 +1,4 @@
-"""This code's own logs against their `configuration` event: a key has the value of the setting behind it."""
+"""Check this code's own logs against their `configuration` event: each key has the value of its setting."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, evaluations_of, is_continued, is_number, is_ours, where
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
-_DATA = ("train_data", "eval_data", "model_shape_sha256", "starting_weights_sha256")  # of what the settings name
+_DATA = (
+    "train_data",
+    "eval_data",
+    "model_shape_sha256",
+    "starting_weights_sha256",
+)  # identities of what the settings name
 _SYNTHETIC = "synthetic"
-_CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
+_CHOSEN = ("auto", "ops", "none")  # values that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
 _MOST_BATCHES_LATE = 5
-_LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and what ends a run take their time
+_LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and the end of a run take time
 
 
 def check_configuration(results: ResultSet) -> Complaints:
@@ -30,10 +35,10 @@ def check_configuration(results: ResultSet) -> Complaints:
     for log in filter(is_ours, results.logs):
         event = log.first("configuration")
         if event is None:
-            continue  # told as missing provenance
+            continue  # reported as missing provenance
         settings = _values(event)
         if settings is None:
-            yield error(log, "configuration is no mapping of settings to value and origin", OWN_FORM, event)
+            yield error(log, "configuration is not a mapping of settings to value and origin", OWN_FORM, event)
             continue
         for logged in log.events:
             yield from _against_setting(log, logged, settings)
@@ -47,13 +52,13 @@ def check_configuration(results: ResultSet) -> Complaints:
 
 
 def _values(event: Event) -> dict[str, Any] | None:
-    """Setting to value; None where the event has another form."""
-    told = event.value
-    if not isinstance(told, dict) or not told:
+    """Map each setting to its value, or return None if the event has another form."""
+    rows = event.value
+    if not isinstance(rows, dict) or not rows:
         return None
-    if not all(isinstance(entry, dict) and {"value", "origin"} <= set(entry) for entry in told.values()):
+    if not all(isinstance(entry, dict) and {"value", "origin"} <= set(entry) for entry in rows.values()):
         return None
-    return {name: entry["value"] for name, entry in told.items()}
+    return {name: entry["value"] for name, entry in rows.items()}
 
 
 def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Iterable[Complaint]:
@@ -86,19 +91,19 @@ def _is_same(key: str, logged: Any, wanted: Any) -> bool:
 
 
 def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """The ramp is a number of steps, or a part of all steps."""
+    """Check the warm-up, configured as a number of steps or a fraction of all steps."""
     steps, part, limit = (settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS"))
-    wanted, said = steps, f"WARMUP_STEPS = {steps}"
+    wanted, source = steps, f"WARMUP_STEPS = {steps}"
     if part and is_number(part) and is_number(limit) and is_number(limit * part):
-        wanted, said = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
+        wanted, source = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
     for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
         event = log.first(key)
         if event is not None and is_number(wanted) and event.value != wanted:
-            yield error(log, f"{key} is {event.value!r}, its configuration says {said}", _AS_SET, event)
+            yield error(log, f"{key} is {event.value!r}, its configuration says {source}", _AS_SET, event)
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Generated data has no digest; a run that is to go on says from where."""
+    """Check that only generated data is logged as synthetic, and that a resumed run logs its step."""
     generated = settings.get("SYNTH_DATA")
     for event in (log.first("train_data"), log.first("eval_data")):
         if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
@@ -111,7 +116,7 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """The nominal batch is packs of a rank x ranks x sequences of a pack; a rank's is cut into equal micro-batches."""
+    """Check that the nominal batch is packs per rank x ranks x sequences per pack, and has equal micro-batches."""
     event, ranks = log.first("global_batch_size"), log.value("ranks")
     rows, packing = settings.get("BATCHSIZE"), settings.get("PACKING_FACTOR")
     if event and is_number(event.value) and is_number(ranks) and is_number(rows) and is_number(packing):
@@ -127,7 +132,7 @@ def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
-    """The config file's name says nodes x GPUs x batch x accumulation; its own exports follow it."""
+    """Check ranks and exports against the config file's name (nodes x GPUs x batch x accumulation)."""
     event, name = log.first("ranks"), str(log.value("config_file"))
     if event is not None and (type(event.value) is not int or event.value < 1):
         yield error(log, f"ranks is {event.value!r}, not a count", OWN_FORM, event)
@@ -136,7 +141,7 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
     if event is None or parts is None:
         return
     if parts.nodes * parts.ranks != event.value:
-        # DGXNNODES and DGXNGPU may be set after sourcing, and are no settings: the configuration does not tell them.
+        # DGXNNODES and DGXNGPU may be set after sourcing, and the configuration does not record them.
         text = f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}"
         yield Complaint(Outcome.WARN, where(log, event) + text, _AS_SET)
     for env, wanted in (("BATCHSIZE", parts.batch), ("GRADIENT_STEPS", parts.accumulation)):
@@ -146,7 +151,7 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
 
 
 def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """An evaluation comes with the first step at or after each multiple of the interval."""
+    """Check that evaluations follow the first step at or after each multiple of the interval."""
     due, interval = settings.get("EVAL_ITER_START_SAMPLES"), settings.get("EVAL_ITER_SAMPLES")
     batch = log.value("global_batch_size")
     if settings.get("EVAL_SCHEDULE") not in (None, "steps") or is_continued(log):
@@ -166,7 +171,7 @@ def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """A run ends with the step that reaches MAX_SECONDS and one more evaluation."""
+    """Check that a run ends with the step that reaches MAX_SECONDS and one more evaluation."""
     limit, start, stop = settings.get("MAX_SECONDS"), log.first("run_start"), log.first("run_stop")
     if not is_number(limit) or start is None or stop is None:
         return
@@ -177,7 +182,7 @@ def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Steps, sequences and tokens of a run go together: a pack holds from one sequence to the most allowed."""
+    """Check that steps, samples and tokens fit: a pack holds 1 to MAX_SEQUENCES_PER_PACK sequences."""
     steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
     rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
     limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")

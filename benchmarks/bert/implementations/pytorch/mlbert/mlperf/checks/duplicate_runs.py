@@ -1,14 +1,14 @@
-"""Whether one log was made of another: runs with seeds of their own never agree in what chance decides.
+"""Detect logs copied from other logs: runs with different seeds never agree in values that depend on chance.
 
-Among the 14 published v5.0 systems and this code's three small ones (170 logs, 765 pairs), two honest runs have at most
-one accuracy in a row in common and two within 2e-5, one growth of accuracy within 2e-6, three intervals between
-evaluations within 1 ms, and one sample count where packing varies them (elsewhere most counts, so what most pairs share
-says nothing). How many intervals have to agree follows from how much those of most pairs differ: 4 on shared CPUs and
-two GPUs, 4 to 10 on 4 to 512 GPUs. So many in a row are never proportional to within 3 ms there.
+In the 14 published v5.0 systems and this code's three small ones (170 logs, 765 pairs), two honest runs share at most
+one accuracy in a row and two within 2e-5, one growth of accuracy within 2e-6, three intervals between evaluations
+within 1 ms, and one sample count if packing varies them. Without packing most pairs share their counts, which proves
+nothing. The number of intervals that must agree depends on how much those of most pairs differ: 4 on shared CPUs and
+two GPUs, 4 to 10 on 4 to 512 GPUs. In honest runs, that many in a row are never proportional to within 3 ms.
 
-Of two accuracies of two runs that lie within 0.005, 23 of 59,000 pairs are equal to the last digit in the published
-sets and 3 of 830 in this code's, whose evaluations make fewer predictions. Three in a row at any place of both runs are
-so by a chance of 6e-11 and 5e-8 a pair; of the 4,000 and 300 such pairs of a set, 2e-7 and 1e-5.
+If accuracies of two runs are within 0.005, they are equal to the last digit in 23 of 59,000 pairs in the published sets
+and in 3 of 830 in this code's, whose evaluations make fewer predictions. Three equal in a row, anywhere in both runs,
+have a chance of 6e-11 and 5e-8 per pair, and of 2e-7 and 1e-5 for the 4,000 and 300 such pairs of a set.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SAME_GROWTHS, _GROWTH = 4, 2e-6
 _SAME_SAMPLES = 4
 _ROUNDING_MS = 1.2
 _MIN_WINDOW, _MAX_WINDOW = 4, 10**6
-_LOG_ODDS, _CHANCE_MS = 16, 0.8  # exp(-16) for all windows of a set; a match has the chance 0.8 ms / noise
-_LONG_MS = 10_000  # intervals that never last equally long by chance
-_MAX_EVALUATIONS = 1000  # that are compared; published runs have up to 50, and the time grows with the square
+_LOG_ODDS, _CHANCE_MS = 16, 0.8  # accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
+_LONG_MS = 10_000  # longer intervals are never equal by chance
+_MAX_EVALUATIONS = 1000  # compared at most: the time is quadratic, and published runs have up to 50
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance
 _OWN_RUNS = "rules: ten runs, each with a seed of its own"
 
@@ -41,11 +41,11 @@ class _RunIntervals(NamedTuple):
     lines: list[int]  # of the evaluations
     accuracies: list[float]
     samples: list[float]
-    intervals: list[float]  # in ms, from run_start on; none where the stamps cannot be compared
+    intervals: list[float]  # in ms, from run_start; empty if the time stamps cannot be compared
 
 
 def check_copies(results: ResultSet) -> Complaints:
-    """No run is a copy of another: accuracies, packed sample counts and intervals of time are its own."""
+    """No run is a copy of another, by its accuracies, packed sample counts and time intervals."""
     runs = [_run_of(log) for log in results.logs]
     pairs = list(itertools.combinations(runs, 2))
     shared = [_shared_counts(a, b)[1] for a, b in pairs]
@@ -74,7 +74,7 @@ def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
 
 
 def _filed(log: Log) -> str:
-    """A log's name below results/."""
+    """Return a log's name below results/."""
     return "/".join(log.path.parts[-3:])
 
 
@@ -83,7 +83,7 @@ def _moved_words(run: _RunIntervals, end: int, length: int) -> str:
 
 
 def _moved(one: _RunIntervals, other: _RunIntervals) -> Iterable[tuple[int, int, int]]:
-    """The longest stretch of equal accuracies at any place of both: its begin in one, its end in the other, length."""
+    """Yield the longest run of equal accuracies, at any offset: start in one, end in the other, length."""
     shared = {value for value in one.accuracies if significant_digits(value) >= _MIN_DECIMALS}
     shared &= set(other.accuracies)
     if len(shared) < 2:
@@ -111,7 +111,7 @@ def _run_of(log: Log) -> _RunIntervals:
 
 
 def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
-    """How many intervals in a row agree by a copy only, by how much those of most pairs differ but for their speed."""
+    """Return how many equal intervals in a row prove a copy, given how much most pairs differ apart from speed."""
     noise, usual = [], []
     for one, other in pairs:
         both = list(zip(one, other, strict=False))
@@ -121,7 +121,7 @@ def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
             usual.append(total / len(both))
     if not noise:
         return _MAX_WINDOW
-    low = sorted(noise)[len(noise) // 4]  # a few copies do not make a set noiseless
+    low = sorted(noise)[len(noise) // 4]  # a few copies do not make the set look noiseless
     if low <= 2 * _CHANCE_MS:
         return _MIN_WINDOW + 2 if statistics.median(usual) > _LONG_MS else _MAX_WINDOW
     return max(_MIN_WINDOW, math.ceil(_LOG_ODDS / math.log(low / _CHANCE_MS)))
@@ -130,7 +130,7 @@ def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
 def _likenesses(
     one: _RunIntervals, other: _RunIntervals, window: int, counts_vary: bool
 ) -> Iterable[tuple[str, tuple[int, int]]]:
-    """What two runs have in common that chance does not explain: words, and where it ends and how long it is."""
+    """Yield similarities that chance does not explain: a description, and the end and length of the stretch."""
     pairs = list(zip(one.accuracies, other.accuracies, strict=False))
     same = _longest(a == b and len(repr(a)) > _MIN_DECIMALS + 1 for a, b in pairs)
     if same[1] >= min(_SAME_ACCURACIES, max(2, len(pairs))):
@@ -159,7 +159,7 @@ def _shared_counts(one: _RunIntervals, other: _RunIntervals) -> tuple[int, int]:
 
 
 def _longest(flags: Iterable[bool]) -> tuple[int, int]:
-    """Where the longest stretch of true flags ends, and its length."""
+    """Return the end and the length of the longest run of true flags."""
     best, end, length = 0, 0, 0
     for index, flag in enumerate(flags, start=1):
         length = length + 1 if flag else 0

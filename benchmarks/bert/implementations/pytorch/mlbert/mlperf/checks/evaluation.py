@@ -1,19 +1,18 @@
-"""Evaluations: when they come, on how many samples, and how much was trained in all.
+"""Check evaluations: when they take place, on how many samples, and after how much training.
 
-Other programs' train_samples may be what was planned (tinygrad) or the whole set (MosaicML), so it may exceed the last
-evaluation's, and epoch_stop may count epochs; where the other runs of a set give the samples of their last evaluation,
-a run that does not contradicts itself. This code
-evaluates after the first step that reaches the configured count, and no step trains more than 3 nominal batches.
+Closed division: the rules require an evaluation every `mlbert.mlperf.rules.eval_interval` samples, at the end of a
+step. Programs choose that step in three ways: rounding up from the grid, up from the previous evaluation, or down. So
+evaluations are apart by the interval in whole steps, rounded down or up. Logs count samples, not steps, and with
+packing a step of G nominal samples trains a few more or fewer. If every count of a log is a multiple of G, it is not
+packed and gets no slack. Otherwise the slack of one distance is `_SLACK_OF_ONE` of the interval, because steps are
+noisy, and that of the sum since the start is `_SLACK_OF_SUM`, where the noise averages out but the packing rate shows.
+In 120 published packed logs of v5.0, distances are off by at most 0.7 % and sums by at most 0.15 %.
 
-When evaluations fall due in the closed division, and whether those of a log came then.
+Other programs: train_samples may be the planned count (tinygrad) or the whole set (MosaicML), so it may exceed that of
+the last evaluation, and epoch_stop may count epochs. But if the other runs of a set log the samples of their last
+evaluation there, a run that does not contradicts itself.
 
-The rules ask for one every `mlbert.mlperf.rules.eval_interval` samples and let it wait for the end of its step. Which
-step that is, programs count in three ways: up from the grid, up from the evaluation before, or down; so evaluations are
-apart by the interval in whole steps, rounded down or up. A log counts samples, not steps, and with packing a step of G
-nominal samples trains a few more or fewer. A log in which every count is whole steps of G is taken as not packed, and
-gets no slack. Otherwise the slack is `_SLACK_OF_ONE` of the interval for one distance, in which the noise of steps
-shows, and `_SLACK_OF_SUM` for the sum of all since the start, in which noise averages out and the packing rate shows.
-In 120 published packed logs of v5.0 distances are off by at most 0.7 % and sums by at most 0.15 %.
+This code evaluates after the first step that reaches the configured count. No step trains more than 3 nominal batches.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ _RULE = "rules, BERT: evaluate every floor(0.05 x (230.23 x GBS + 3,000,000) / 2
 _ROUNDED = _RULE + "a point may be rounded up to the next batch"
 _SLACK_OF_ONE = 0.01
 _SLACK_OF_SUM = 0.005
-_LEFT_OUT = 1.5  # intervals without an evaluation
+_LEFT_OUT = 1.5  # intervals without an evaluation mean that one was left out
 _MIN_FOR_MEDIAN = 3
 
 
-Found = Iterator[tuple[int, Complaint]]  # with the evaluation's index, from 1
+Found = Iterator[tuple[int, Complaint]]  # (index of the evaluation, from 1; complaint)
 
 
 class EvaluationSchedule:
-    """The samples between which evaluations fall due at one batch size.
+    """The range of samples in which evaluations are due at one batch size.
 
     Args:
         batch: global batch size in nominal samples.
@@ -65,23 +64,23 @@ class EvaluationSchedule:
         self._down = math.floor(self.interval / batch) * batch
         self._up = math.ceil(self.interval / batch) * batch
         slack = _SLACK_OF_ONE * self.interval if self.is_packed else 0
-        # Either end of a distance may be counted one step early or late.
+        # Each end of a distance may be one step early or late.
         self.shortest = self._down - batch - slack
         self.longest = self._up + batch + slack
-        # Of many distances the steps at the ends cancel, so their median is bound to the interval.
+        # Over many distances these steps cancel, so the median is close to the interval.
         self.longest_median = self._up + slack
 
     def earliest(self, index: int) -> float:
-        """The fewest samples at which evaluation ``index``, from 1, may fall due."""
+        """Return the fewest samples at which evaluation ``index`` (from 1) may be due."""
         slack = _SLACK_OF_SUM * self.interval if self.is_packed else 0
         return index * (self._down - slack) - self.batch
 
 
 def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Complaints:
-    """Complaints about the evaluations of one log, which stand in these lines; the first one only of each kind.
+    """Check the evaluations of one log, given their log lines. Yields only the first complaint of each kind.
 
-    An error is an evaluation left out, one that came early, and another interval. A late one is a warning: it costs its
-    submitter time, and published results have it.
+    A missing or early evaluation and a wrong interval are errors. A late one is a warning: it only costs the submitter
+    time, and published results have it.
     """
     schedule = EvaluationSchedule(batch, points)
     distances = [after - before for before, after in zip([0, *points], points, strict=False)]
@@ -106,7 +105,7 @@ def _left_out(schedule: EvaluationSchedule, points: Sequence[float], distances: 
 
 
 def _early(schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]) -> Found:
-    """Early against the start, or against the evaluation before unless that was as much late."""
+    """Find evaluations that are early from the start, or from the previous one unless that was as late."""
     before: float = schedule.interval
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         is_short = apart < schedule.shortest and before + apart < 2 * schedule.shortest
@@ -126,16 +125,16 @@ def _first(found: Found) -> list[tuple[int, Complaint]]:
 
 _MAX_COUNT_SLACK = 0.01
 _LARGEST_STEP = 3  # nominal batches
-_MEAN_STEP = 1.5  # nominal batches: packs may hold more than their set's factor says
-_MIN_EXACT = 4  # other runs whose train_samples are those of their last evaluation
+_MEAN_STEP = 1.5  # nominal batches: packs may hold more than the set's packing factor
+_MIN_EXACT = 4  # other runs whose train_samples equal those of their last evaluation
 _THOROUGH = f"rules, BERT: an evaluation is of all {NUM_EVAL_SAMPLES} samples"
 _AS_CONFIGURED = "a run does what its configuration says"
 
 
 def check_evaluations(results: ResultSet) -> Complaints:
-    """Evaluations come in order, up to the end of training; in closed on the grid of the rules, on 10,000 samples."""
+    """Evaluations are in order up to the end of training, and in closed on the rules' grid and 10,000 samples."""
     needed = max(_MIN_EXACT, len(results.logs) - 1)
-    are_exact = [sum(map(told, results.logs)) >= needed for told in (_trains_exactly, _stops_exactly)]
+    are_exact = [sum(map(is_exact, results.logs)) >= needed for is_exact in (_trains_exactly, _stops_exactly)]
     for log in results.logs:
         evaluations = evaluations_of(log)
         yield from _order(log, evaluations)
@@ -193,10 +192,10 @@ def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact
 
 
 def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    """This code's evaluations come when and on what the configuration says, and no later than it lets training go."""
-    wanted, told = setting(log, "NUM_EVAL_EXAMPLES"), log.first("eval_samples")
-    if is_number(wanted) and told is not None and told.value != wanted:
-        text = f"line {told.line}: eval_samples is {told.value!r}, NUM_EVAL_EXAMPLES {wanted}"
+    """Check this code's evaluations against the configured schedule, data size and end of training."""
+    wanted, event = setting(log, "NUM_EVAL_EXAMPLES"), log.first("eval_samples")
+    if is_number(wanted) and event is not None and event.value != wanted:
+        text = f"line {event.line}: eval_samples is {event.value!r}, NUM_EVAL_EXAMPLES {wanted}"
         yield error(log, text, _AS_CONFIGURED)
     batch = log.value("global_batch_size")
     if not is_number(batch) or batch < 1 or is_continued(log) or not evaluations:
@@ -204,7 +203,7 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
     slack = _LARGEST_STEP * batch
     yield from _due(log, evaluations, slack)
     steps, limit = setting(log, "MAX_STEPS"), setting(log, "MAX_SAMPLES_TERMINATION")
-    # A log that counts its steps tells it better: `checks.configuration`.
+    # If the log has a steps event, `checks.configuration` checks the steps exactly.
     can_tell = is_number(steps) and log.first("steps") is None
     ends = [steps * _MEAN_STEP * batch + slack if can_tell else None, limit + slack if is_number(limit) else None]
     for end, name in zip(ends, ("MAX_STEPS", "MAX_SAMPLES_TERMINATION"), strict=True):
@@ -214,7 +213,7 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
 
 
 def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Complaints:
-    """The first evaluation that came early (the last one may, at a limit) or later than a step behind its time."""
+    """Find the first evaluation that is early (the last may be, at a limit) or more than a step late."""
     due, every = setting(log, "EVAL_ITER_START_SAMPLES"), setting(log, "EVAL_ITER_SAMPLES")
     if not is_number(due) or not is_number(every) or every < 1:
         return
@@ -227,12 +226,12 @@ def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Com
 
 
 def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    batch, told = log.value("global_batch_size"), log.first("eval_samples")
+    batch, event = log.value("global_batch_size"), log.first("eval_samples")
     counted = [one for one in evaluations if one.samples > 0]
     if is_number(batch) and batch >= 1:
         lines = [one.event.line for one in counted]
         for complaint in check_grid(int(batch), [one.samples for one in counted], lines):
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
-    if told is not None and is_number(told.value) and told.value < NUM_EVAL_SAMPLES:
-        text = f"line {told.line}: eval_samples is {told.value}, the rules say {NUM_EVAL_SAMPLES}"
+    if event is not None and is_number(event.value) and event.value < NUM_EVAL_SAMPLES:
+        text = f"line {event.line}: eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}"
         yield error(log, text, _THOROUGH)

@@ -1,4 +1,4 @@
-"""Whether a log leads to the code that wrote it, and to the system that it is filed under."""
+"""Check that a log matches the code that wrote it and the system it is filed under."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _STATUSES = {
     "cloud": "Available cloud",
     "preview": "Preview",
 }
-_ANYWHERE = ("run_stop",)  # whatever ends a run logs it
+_ANYWHERE = ("run_stop",)  # logged wherever a run can end
 _NOT_THERE = "is not in the tree"
-_CLOCKS_APART_MS = 600_000  # of the machine that committed and the one that ran
-_FEWEST_LOGS = 3  # that can outvote one
+_CLOCKS_APART_MS = 600_000  # clock difference allowed between the committing and the training machine
+_FEWEST_LOGS = 3  # needed to outvote one
 _SHORTEST_WORD = 3
 
 
 def check_call_sites(results: ResultSet) -> Complaints:
-    """Every file:lineno of this code's logs is in the tree, and is the call that logged the key."""
+    """Every file:lineno in this code's logs is in the tree and is the call that logged the key."""
     assert results.tree is not None
     logs = [log for log in results.logs if is_ours(log)]
     for log in logs:
@@ -40,7 +40,7 @@ def check_call_sites(results: ResultSet) -> Complaints:
 
 
 def check_code(results: ResultSet) -> Complaints:
-    """This code's logs are of a commit of the tree, unmodified, and of the config, model shape and recipe there."""
+    """This code's logs come from an unmodified commit of the tree, with its config, model shape and recipe."""
     for log in filter(is_ours, results.logs):
         modified, in_tree = log.first("tree_modified"), results.tree is not None
         if modified and modified.value is not False:
@@ -54,7 +54,7 @@ def check_code(results: ResultSet) -> Complaints:
         start, made = log.first("run_start"), sources.committed_ms
         if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
             hours = (made - start.time_ms) / 3_600_000
-            yield error(log, f"run_start lies {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
+            yield error(log, f"run_start is {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
         yield from _files(log, sources)
 
 
@@ -76,7 +76,7 @@ def check_whose(results: ResultSet) -> Complaints:
         wanted = _STATUSES.get(str(status.value))
         strict = Outcome.ERROR if is_ours(log) else Outcome.WARN
         if wanted is None:
-            text = f"{where(log, status)}submission_status {status.value!r} is none of {', '.join(_STATUSES)}"
+            text = f"{where(log, status)}submission_status {status.value!r} is not one of {', '.join(_STATUSES)}"
             yield Complaint(strict, text, _FILED)
         elif described and _plain(described) != _plain(wanted):
             text = (
@@ -86,7 +86,7 @@ def check_whose(results: ResultSet) -> Complaints:
 
 
 def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
-    """Whether a platform that names a model, such as 2xNVIDIA GB200, shares a word with its folder or description."""
+    """Return False if a platform names a model, such as 2xNVIDIA GB200, unknown to its folder and description."""
     parts = re.split(r"[^a-z0-9]+|(?<=\d)x(?=[a-z0-9])", platform.casefold())
     words = [word for part in parts if len(word := part.lstrip("0123456789")) >= _SHORTEST_WORD]
     names = (folder, system.get("system_name"), system.get("accelerator_model_name"))
@@ -96,7 +96,7 @@ def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """A status without what years of spelling differ in."""
+    """Return a status without the spelling differences between rounds."""
     return re.sub(r"[^a-z]", "", text.casefold()).replace("availablein", "available")
 
 
@@ -107,7 +107,7 @@ def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
         if sources.is_altered(name):
             yield error(log, f"{name} is not the file of source.json", _CODE)
     wrong = [problem for event in log.events if (problem := _wrong_call(log, event, sources))]
-    if sources.gap:  # other code than ran: one tells enough, of a file that is missing rather than another call
+    if sources.gap:  # the tree is not the code that ran, so report one problem, preferably a missing file
         wrong.sort(key=lambda problem: not problem.endswith(_NOT_THERE))
         more = f", and {len(wrong) - 1} more lines are other calls there" if len(wrong) > 1 else ""
         yield from (Complaint(Outcome.WARN, problem + more, OWN_FORM) for problem in wrong[:1])
@@ -119,7 +119,7 @@ def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
 
 
 def _wrong_call(log: Log, event: Event, sources: Sources) -> str:
-    """What is wrong with the place that a line names; empty where nothing."""
+    """Return what is wrong with the call site that a line names, or an empty string."""
     if event.call_site is None:
         return ""
     name, number = event.call_site
@@ -131,7 +131,7 @@ def _wrong_call(log: Log, event: Event, sources: Sources) -> str:
 
 
 def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:
-    """A key of one commit is logged at one place: needs no history."""
+    """Find keys logged at different places in logs of one commit. This needs no git history."""
     places: dict[tuple[str, str], Counter[tuple[str, int]]] = {}
     for log in logs:
         for event in {event.key: event for event in log.events if event.call_site}.values():
@@ -153,7 +153,7 @@ def _place(site: tuple[str, int]) -> str:
 
 
 def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
-    """Config, its parents, model shape and recipe are those of the commit."""
+    """Check that config, its parents, model shape and recipe are those of the commit."""
     outcome = Outcome.WARN if sources.gap else Outcome.ERROR
     for event, stated, name, digest in _named_files(log):
         text = sources.text(name)
@@ -170,7 +170,7 @@ def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
 
 
 def _named_files(log: Log) -> Iterable[tuple[Event, Event, str, object]]:
-    """The line that names a file, the line that states its digest, its name, its digest."""
+    """Yield (event that names a file, event with its digest, name, digest)."""
     for key in ("config_file", "model_shape"):
         event, stated = log.first(key), log.first(f"{key}_sha256")
         if event and stated and isinstance(event.value, str) and event.value != "none":

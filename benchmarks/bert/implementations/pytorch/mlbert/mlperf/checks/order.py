@@ -1,10 +1,10 @@
-"""Whether a log's events come in the order of a run: what occurs once, what encloses what, what belongs together.
+"""Check the form of logs and the order of their events.
 
-This code writes one log in one order, so any other order is wrong there. Other programs' ranks may write beside each
-other, leave out eval_start, eval_stop or a block's end, or put other numbers there (tinygrad's eval_stop has none that
-counts training samples), so of them only what contradicts itself is asked, and stamps may be a second apart.
+This code writes each log in one fixed order, so any other order is an error. The ranks of other programs may write
+concurrently, leave out eval_start, eval_stop or the end of a block, or log other numbers there (tinygrad's eval_stop
+has no training samples). So their logs must only not contradict themselves, and time stamps may be a second apart.
 
-The form of logs: which program wrote them, lines that can be read, one division, plain numbers.
+The form: which program wrote the logs, readable lines, one division, and plain numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mlbert.mlperf.result_set import (
 _ONCE = ("init_stop", "run_start", "run_stop")
 _MANY = ("eval_start", "eval_stop", "eval_accuracy")
 _STARTS_AND_STOPS = {"epoch_start": "epoch_stop", "block_start": "block_stop"}
-# What this code logs, by phases; where other keys come, `checks.provenance` knows.
+# What this code logs, by phase; `checks.provenance` checks the place of the other keys.
 _PHASES = (
     ("cache_clear",),
     ("init_start",),
@@ -51,13 +51,13 @@ _PHASES = (
 )
 _PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
 _SKEW_MS = 1000
-_MIN_PAIRS = 4  # evaluations, to know what the others have
+_MIN_PAIRS = 4  # evaluations needed to know what is usual
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
 _ORDER = "rules: run_start and run_stop enclose training and its evaluations, once each"
 
 
 def check_order(results: ResultSet) -> Complaints:
-    """Each log is one run: its events come once, in order, starts and stops in pairs."""
+    """Each log is one run: its events occur once and in order, with starts and stops in pairs."""
     for log in results.logs:
         yield from _once(log)
         yield from _enclosed(log)
@@ -70,12 +70,12 @@ def _once(log: Log) -> Complaints:
         for again in events[1:2]:
             text = f"{log.path.name}: line {again.line}: {key} comes again, first in line {events[0].line}"
             is_rank = not is_ours(log) and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
-            is_rank = is_rank and key == "init_stop"  # the run itself only one of them tells
+            is_rank = is_rank and key == "init_stop"  # run_start and run_stop are logged by one rank only
             yield Complaint(Outcome.WARN if is_rank else Outcome.ERROR, text, "" if is_rank else _ORDER)
 
 
 def _enclosed(log: Log) -> Complaints:
-    """Initialisation is over before the run, and evaluations lie within it."""
+    """Check that initialisation ends before the run and that evaluations are within it."""
     skew = 0 if is_ours(log) else _SKEW_MS
     init_stop, start, stop = log.first("init_stop"), log.first("run_start"), log.first("run_stop")
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
@@ -96,7 +96,7 @@ def _enclosed(log: Log) -> Complaints:
 
 
 def _own_order(log: Log) -> Complaints:
-    """This code's one order; an aborted run may lack what comes at the end."""
+    """Check this code's fixed order. An aborted run may lack the final events."""
     counts = Counter(event.key for event in log.events)
     phase, before = 0, None
     for event in log.events:
@@ -115,7 +115,7 @@ def _own_order(log: Log) -> Complaints:
 
 
 def _own_evaluations(log: Log) -> Complaints:
-    """eval_start, eval_stop and eval_accuracy in turn, of one count of samples."""
+    """Check that eval_start, eval_stop and eval_accuracy alternate, with one sample count each."""
     expected = 0
     samples: float | None = None
     for event in (event for event in log.events if event.key in _MANY):
@@ -123,19 +123,19 @@ def _own_evaluations(log: Log) -> Complaints:
             text = f"line {event.line}: {event.key} where {_MANY[expected]} should come"
             yield error(log, text, OWN_FORM)
             return
-        told = samples_of(event)
-        if expected > 0 and told != samples:
+        count = samples_of(event)
+        if expected > 0 and count != samples:
             yield error(
-                log, f"line {event.line}: {event.key} at {told} samples, its eval_start {samples}", SAMPLE_COUNTS
+                log, f"line {event.line}: {event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS
             )
-        samples, expected = told if expected == 0 else samples, (expected + 1) % len(_MANY)
+        samples, expected = count if expected == 0 else samples, (expected + 1) % len(_MANY)
     if expected and log.status == "success":
         line = log.all(_MANY[expected - 1])[-1].line
         yield error(log, f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
 
 
 def _own_counts(log: Log) -> Complaints:
-    """An epoch begins with no sample, unless the run was continued, and ends with all."""
+    """Check that an epoch begins at 0 samples, unless the run was resumed, and ends at train_samples."""
     start, stop, trained = log.first("epoch_start"), log.first("epoch_stop"), log.first("train_samples")
     if start is not None and samples_of(start) != 0 and not is_continued(log):
         text = f"line {start.line}: epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
@@ -144,16 +144,16 @@ def _own_counts(log: Log) -> Complaints:
         text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
         yield error(log, f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS)
     begun, ended = log.first("block_start"), log.first("block_stop")
-    told = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
-    if ended is not None and len(set(map(repr, told))) > 1:
-        yield error(log, f"line {ended.line}: block_stop of block {told[1]!r}, started was {told[0]!r}", OWN_FORM)
+    blocks = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
+    if ended is not None and len(set(map(repr, blocks))) > 1:
+        yield error(log, f"line {ended.line}: block_stop of block {blocks[1]!r}, started was {blocks[0]!r}", OWN_FORM)
 
 
 def _contradictions(log: Log) -> Complaints:
-    """Where a program's eval_start and eval_stop mostly give the samples of their eval_accuracy, all of them do."""
+    """Find contradictions: if eval_start and eval_stop mostly have eval_accuracy's samples, all of them must."""
     evaluations = evaluations_of(log)
     repeated = [one for one in evaluations if one.again]
-    if repeated and 2 * len(repeated) < len(evaluations):  # else every rank tells it
+    if repeated and 2 * len(repeated) < len(evaluations):  # otherwise every rank logs it
         again = repeated[0].again[0]
         text = f"{log.path.name}: line {again.line}: eval_accuracy comes again, first in {repeated[0].where}"
         yield Complaint(Outcome.WARN, text, _ORDER)
@@ -163,10 +163,10 @@ def _contradictions(log: Log) -> Complaints:
         yield Complaint(Outcome.NOTE, f"{text} in the whole log; the rules ask for eval_start and eval_stop")
     for key in _MANY[:2]:
         yield from _again(log, key)
-        told = [(one, _of(one, key)) for one in evaluations]
-        agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in told)
+        pairs = [(one, _of(one, key)) for one in evaluations]
+        agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in pairs)
         if 2 * agreeing > len(evaluations):
-            yield from _disagreeing(log, key, told)
+            yield from _disagreeing(log, key, pairs)
 
 
 def _of(one: LoggedEvaluation, key: str) -> Event | None:
@@ -174,23 +174,23 @@ def _of(one: LoggedEvaluation, key: str) -> Event | None:
 
 
 def _again(log: Log, key: str) -> Iterator[Complaint]:
-    """The one evaluation that has a key twice, where every other one has it once."""
+    """Find the one evaluation that has a key twice, if every other has it once."""
     found: list[list[Event]] = [[]]
     for event in log.events:
         if event.key == key:
             found[-1].append(event)
         elif event.key == "eval_accuracy":
             found.append([])
-    told = found[:-1]
-    if len(told) >= _MIN_PAIRS and sorted(map(len, told)) == [*[1] * (len(told) - 1), 2]:
-        first, again = next(events for events in told if len(events) > 1)
+    groups = found[:-1]
+    if len(groups) >= _MIN_PAIRS and sorted(map(len, groups)) == [*[1] * (len(groups) - 1), 2]:
+        first, again = next(events for events in groups if len(events) > 1)
         text = f"line {again.line}: {key} comes again before eval_accuracy, first in line {first.line}"
         yield error(log, text, _ORDER)
 
 
-def _disagreeing(log: Log, key: str, told: list[tuple[LoggedEvaluation, Event | None]]) -> Iterator[Complaint]:
-    is_odd = len(told) >= _MIN_PAIRS and sum(event is None for _, event in told) == 1
-    for one, event in told:
+def _disagreeing(log: Log, key: str, pairs: list[tuple[LoggedEvaluation, Event | None]]) -> Iterator[Complaint]:
+    is_odd = len(pairs) >= _MIN_PAIRS and sum(event is None for _, event in pairs) == 1
+    for one, event in pairs:
         if event is None:
             text = f"{log.path.name}: {one.where}: eval_accuracy without {key}"
             yield Complaint(Outcome.ERROR if is_odd else Outcome.WARN, text, _ORDER if is_odd else "")
@@ -208,12 +208,12 @@ _NUMBERS = (
     "gradient_accumulation_steps",
 )
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
-_MISREAD = "rcp_checker takes any line with the text for the line of that key"
+_MISREAD = "rcp_checker reads any line with this text as the line of that key"
 _ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 
 def check_program(results: ResultSet) -> Complaints:
-    """This code wrote the logs, so its own form is asked of them."""
+    """This code wrote the logs, so they must have its form."""
     others = [log.path.name for log in results.logs if not is_ours(log)]
     if len(others) == len(results.logs):
         yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
@@ -228,7 +228,7 @@ def check_lines(results: ResultSet) -> Complaints:
         for text in log.broken:
             yield error(log, text, LOG_FORMAT)
         if not log.events:
-            yield error(log, "holds no line of an MLPerf log", LOG_FORMAT)
+            yield error(log, "has no line of an MLPerf log", LOG_FORMAT)
     for log in results.logs:
         for event in log.events:
             if event.metadata is None:
@@ -239,7 +239,7 @@ def check_lines(results: ResultSet) -> Complaints:
 
 
 def check_division(results: ResultSet) -> Complaints:
-    """Logs, system description and command line name one division."""
+    """Logs, system description and command line name the same division."""
     wanted = results.wanted_division
     if wanted not in ("open", "closed"):
         yield Complaint(Outcome.ERROR, f"division {wanted!r} is neither open nor closed", _ONE_DIVISION)
@@ -253,7 +253,7 @@ def check_division(results: ResultSet) -> Complaints:
 
 
 def check_numbers(results: ResultSet) -> Complaints:
-    """What should be a number is a plain, finite one; sample counts are integers."""
+    """Numeric values are plain, finite numbers, and sample counts are integers."""
     for log in results.logs:
         for event in log.events:
             if (event.key in _NUMBERS or is_numeric(event.key)) and not is_number(event.value):
@@ -268,7 +268,7 @@ def check_numbers(results: ResultSet) -> Complaints:
 
 
 def _is_no_number(event: Event) -> bool:
-    """Whether a value is none in any spelling: NaN, or what is not even a number's text where closed wants one."""
+    """Return True if a value is not a number in any form, even as a string if closed requires one."""
     return isinstance(event.value, float) or (event.key in CLOSED_KEYS and not _is_text_of_number(event.value))
 
 

@@ -1,23 +1,18 @@
-"""Whether samples, evaluations and runs took a time that they can have taken.
+"""Check that the times in logs are plausible: of intervals, evaluations and whole runs.
 
-A pace is samples per millisecond from one evaluation to the next. Among 140 published v5.0 logs of 14 systems no run
-has an interval more than 1.02 times as fast as the fastest of the other nine runs, and this code's 30 on shared CPUs
-none more than 1.08 times: training cannot be hurried. A first interval has 0.63 to 0.98 of its run's median rate (1.15
-on two GPUs, 1.10 on shared CPUs): a faster one began before the clock. The fastest run of a set is 1.034 times as fast
-as the median of the others where their robust spread is 0.014 (1.10 on shared CPUs). Rates by the stamps are 0.95 to
-1.01 of the `throughput` that 12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual
-while another job had the cores), up to where a run stood still. The shortest evaluations take 0.87 of the median (0.59
-on shared CPUs), and 48 ms.
+Pace is samples per millisecond from one evaluation to the next. In 140 published v5.0 logs of 14 systems, no run has
+an interval more than 1.02 times as fast as the fastest of the other nine runs, and in this code's 30 on shared CPUs
+none more than 1.08 times. A first interval has 0.63 to 0.98 of its run's median rate (1.15 on two GPUs, 1.10 on shared
+CPUs): a faster one began before the clock. The fastest run of a set is 1.034 times as fast as the median of the others
+if their robust spread is 0.014 (1.10 on shared CPUs). Rates by the time stamps are 0.95 to 1.01 of the `throughput`
+that 12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual while another job had the
+cores), unless the run stood still. The shortest evaluations take 0.87 of the median (0.59 on shared CPUs), and 48 ms.
 
-Whether time stamps are milliseconds of days on which BERT was run, and whether runs share a machine's time.
-
-Stamps count from 1970 in milliseconds. MLPerf's first results are of 2018, and a clock may be a day ahead. Of the 14
-published v5.0 systems three ran on several machines side by side (3, 5 and 6 of nine pairs of runs overlap), so other
-programs' runs may overlap, if many do; this code's launchers start one run after the other. Those programs start the
-clock 0 ms after init_stop and this code within 1 s (a barrier); tinygrad's needs up to 41 s, and the rules allow half
-an hour before the clock (four in open).
-
-How runs end, and whether time runs forward between run_start and run_stop.
+Time stamps are milliseconds since 1970. MLPerf's first results are from 2018, and a clock may be a day ahead. Three of
+the 14 published v5.0 systems ran on several machines side by side (3, 5 and 6 of nine pairs of runs overlap), so other
+programs' runs may overlap if many do. This code's launchers start one run after the other. The published programs start
+the clock 0 ms after init_stop, and this code within 1 s (a barrier). tinygrad needs up to 41 s, and the rules allow
+half an hour before the clock (four hours in open).
 """
 
 from __future__ import annotations
@@ -50,8 +45,8 @@ _UNITS = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}  # per milli
 _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
 _TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
 _ONE_AT_A_TIME = "rules: a run has its machine to itself"
-_FEW_OVERLAPS = 3  # fewer than one in so many pairs: the set ran one after the other
-_UNSCORED_SECONDS = {True: (10, 120), False: (120, 1800)}  # of this code's logs: a warning above, an error above
+_FEW_OVERLAPS = 3  # if fewer than one pair in this many overlaps, the runs were sequential
+_UNSCORED_SECONDS = {True: (10, 120), False: (120, 1800)}  # keyed by is_ours: (warning above, error above)
 _UNSCORED_OPEN_SECONDS = 4 * 3600
 
 
@@ -67,7 +62,7 @@ def check_clock(results: ResultSet) -> Complaints:
 
 
 def check_overlap(results: ResultSet) -> Complaints:
-    """No run started before the one before it had stopped."""
+    """No run started before the previous one had stopped."""
     runs = []
     for log in filter(has_plausible_stamps, results.logs):
         start, stop = log.first("run_start"), log.first("run_stop")
@@ -78,7 +73,7 @@ def check_overlap(results: ResultSet) -> Complaints:
     overlaps = [(before, after) for before, after in pairs if after[0] < before[1]]
     usual = Outcome.WARN if _FEW_OVERLAPS * len(overlaps) < len(pairs) else Outcome.NOTE
     for (_, stopped, _, before), (started, _, line, log) in overlaps:
-        text = f"{log.path.name}: line {line}: run_start lies {(stopped - started) / 1000:.4g} s before the run_stop"
+        text = f"{log.path.name}: line {line}: run_start is {(stopped - started) / 1000:.4g} s before the run_stop"
         are_ours = is_ours(log) and is_ours(before)
         is_wrong = are_ours and not are_apart(log, before)
         text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
@@ -87,7 +82,7 @@ def check_overlap(results: ResultSet) -> Complaints:
 
 
 def are_apart(one: Log, other: Log) -> bool:
-    """Whether two runs name their machines, and none in common."""
+    """Return True if two runs name their machines and share none."""
     hosts, others = (log.value("hosts") for log in (one, other))
     if not isinstance(hosts, list) or not isinstance(others, list) or not hosts or not others:
         return False
@@ -95,7 +90,7 @@ def are_apart(one: Log, other: Log) -> bool:
 
 
 def has_plausible_stamps(log: Log) -> bool:
-    """Whether the times of a log can be compared at all."""
+    """Return True if the time stamps of a log can be compared at all."""
     latest = _latest_ms()
     return all(_FIRST_MS <= event.time_ms <= latest for event in log.events)
 
@@ -121,7 +116,7 @@ def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | N
 
 
 def _unscored(log: Log) -> Complaints:
-    """Time between init_stop and run_start belongs neither to initialisation nor to the result."""
+    """Check the time between init_stop and run_start, which counts neither as initialisation nor as result."""
     stop, start = log.first("init_stop"), log.first("run_start")
     if stop is None or start is None:
         return
@@ -139,18 +134,18 @@ def _unscored(log: Log) -> Complaints:
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
 _UNUSUAL = 1.25  # times the fastest interval of the other runs
 _IMPOSSIBLE, _IMPOSSIBLE_SHARED = 1.6, 2.0  # this code's demos share their CPUs with other jobs
-_IMPOSSIBLE_HERE = 1.5  # where the run's own intervals say the same
-_NOISE = 1.25  # of a run's own intervals against their median
-_IMPOSSIBLE_ALONE = 3.0  # times the run's own median, without other runs
-_EARLY_UNUSUAL, _EARLY = 1.3, 2.0  # a first interval, times the median rate of the run's others
-_RUN_UNUSUAL, _SPREADS = 1.08, 8  # a whole run, times the median of the others; or so many of their spreads above
+_IMPOSSIBLE_HERE = 1.5  # if the run's own intervals agree
+_NOISE = 1.25  # of a run's own intervals relative to their median
+_IMPOSSIBLE_ALONE = 3.0  # times the run's own median, if there are no other runs
+_EARLY_UNUSUAL, _EARLY = 1.3, 2.0  # first interval, times the median rate of the run's other intervals
+_RUN_UNUSUAL, _SPREADS = 1.08, 8  # whole run, times the median of the others, or this many spreads above it
 _SPREAD_OF_MAD = 1.4826  # of a normal distribution
-_TOLD_LOW, _TOLD_HIGH, _OTHER_UNIT = 0.6, 1.5, 4.0  # by the stamps, times the logged throughput
+_RATE_LOW, _RATE_HIGH, _OTHER_UNIT = 0.6, 1.5, 4.0  # rate by the time stamps, times the logged throughput
 _PAUSE = 3.0  # times the usual interval
-_LONG_PAUSE_MS = 30_000  # longer than usual
+_LONG_PAUSE_MS = 30_000  # more than the usual interval
 _STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
 _MIN_INTERVALS, _MIN_RUNS = 4, 3
-# Shorter intervals are trials', which one stall of the CPU makes many times as long.
+# Shorter intervals come from trial runs, where one CPU stall multiplies the time.
 _NOISY_OURS_MS, _NOISY_MS = 2000, 1000
 _BEFORE = ("start", "evaluation before")
 _MIN_EVALUATION_MS = 20  # below, the clock's resolution shows
@@ -169,13 +164,13 @@ class _Interval(NamedTuple):
 
 
 def check_pace(results: ResultSet) -> Complaints:
-    """No interval between evaluations is faster than the machine can be, none a long pause."""
+    """No interval between evaluations is faster than the machine can be, and none is a long pause."""
     intervals = {log.path: _intervals(log) for log in results.logs if has_plausible_stamps(log)}
     fastest = {path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1}
     for log in results.logs:
         own = intervals.get(log.path, [])
         others = [pace for path, pace in fastest.items() if path != log.path]
-        # The second fastest run: the fastest may itself be the one that cannot be.
+        # Use the second fastest run: the fastest may itself be the implausible one.
         limit = sorted(others)[-2] if len(others) >= _MIN_RUNS else None
         yield from _too_fast(log, own, limit)
         yield from _early(log, own)
@@ -197,7 +192,7 @@ def _intervals(log: Log) -> list[_Interval]:
 
 
 def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Complaints:
-    """The first interval that cannot be, else the first unusual one."""
+    """Find the first impossible interval or, if there is none, the first unusual one."""
     usual = statistics.median(one.pace for one in own) if own else math.inf
     found: Complaint | None = None
     for index, one in enumerate(own):
@@ -213,7 +208,7 @@ def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Compla
 
 
 def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outcome | None:
-    """How impossible an interval's pace is, against its own run's usual one and the fastest ones of other runs."""
+    """Judge an interval's pace against the usual pace of its run and the fastest of other runs."""
     if one.ms <= 0:
         return Outcome.ERROR
     if limit is None:
@@ -233,7 +228,7 @@ def _is_noisy(log: Log, usual_ms: float) -> bool:
 
 
 def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
-    """A first interval that is faster than the others of its run: it began before run_start."""
+    """Find a first interval that is faster than the others of its run: training began before run_start."""
     if len(own) < _MIN_INTERVALS or is_continued(log) or own[0].ms <= 0:
         return
     first, usual = own[0], statistics.median(one.pace for one in own[1:])
@@ -247,7 +242,7 @@ def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
 
 
 def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
-    """A slow first interval, in which a program may compile, and the longest pause behind it."""
+    """Find a slow first interval, in which a program may compile, and the longest later pause."""
     if len(own) < _MIN_INTERVALS:
         return
     usual_ms, usual_pace = statistics.median(one.ms for one in own), statistics.median(one.pace for one in own)
@@ -264,31 +259,31 @@ def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
 
 
 def _rate(own: Sequence[_Interval]) -> float:
-    """Samples per millisecond of a whole run."""
+    """Return the samples per millisecond of a complete run."""
     ms = sum(one.ms for one in own)
     return sum(one.samples for one in own) / ms if ms > 0 else math.inf
 
 
 def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
-    """The samples a second that a program logs itself; far from the stamps', they are of another unit."""
-    told = [
+    """Check logged samples per second against the time stamps. A very different number has another unit."""
+    stats = [
         (event, float(event.value["throughput"]))
         for event in log.all("tracked_stats")
         if isinstance(event.value, dict) and is_number(event.value.get("throughput")) and event.value["throughput"] > 0
     ]
-    if not told or not own:
+    if not stats or not own:
         return
-    usual = statistics.median(value for _, value in told)
+    usual = statistics.median(value for _, value in stats)
     ratio = 1000 * _rate(own) / usual
-    if _TOLD_HIGH < ratio < _OTHER_UNIT or 1 / _OTHER_UNIT < ratio < _TOLD_LOW:
+    if _RATE_HIGH < ratio < _OTHER_UNIT or 1 / _OTHER_UNIT < ratio < _RATE_LOW:
         text = (
-            f"{log.path.name}: line {told[0][0].line}: the throughput of tracked_stats is {usual:.4g} samples a second"
+            f"{log.path.name}: line {stats[0][0].line}: the throughput of tracked_stats is {usual:.4g} samples a second"
         )
         yield Complaint(Outcome.WARN, f"{text}, by the time stamps {1000 * _rate(own):.4g}")
 
 
 def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
-    """Runs that are faster than the others as a whole, by how steady those are."""
+    """Find runs that are faster than the others by more than the spread of those allows."""
     rates = [_rate(own) for _, own in runs]
     for index, (log, own) in enumerate(runs):
         others = rates[:index] + rates[index + 1 :]
@@ -302,7 +297,7 @@ def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
 
 
 def check_evaluation_time(results: ResultSet) -> Complaints:
-    """Evaluations take about the same time, in one run as in another."""
+    """Evaluations take about the same time in all runs."""
     timed = [(log, list(_durations(log))) for log in results.logs if has_plausible_stamps(log)]
     everything = [ms for _, durations in timed for _, ms in durations]
     if len(everything) < _MIN_INTERVALS:
@@ -336,7 +331,7 @@ _CONTINUED = "rules: a run starts from the reference checkpoint and is timed as 
 
 
 def check_status(results: ResultSet) -> Complaints:
-    """Every run ended in success; of ten, one that did not is dropped by the scoring."""
+    """Every run ended in success; of ten runs, the scoring drops one that did not."""
     bad = [log for log in results.logs if log.status != "success"]
     is_tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
     for log in bad:
@@ -347,11 +342,11 @@ def check_status(results: ResultSet) -> Complaints:
 
 
 def check_time(results: ResultSet) -> Complaints:
-    """Time stamps never go back, run_stop is after run_start, and no run was continued from a checkpoint."""
+    """Time stamps never go back, run_stop is after run_start, and no run was resumed from a checkpoint."""
     for log in results.logs:
         for event in log.all("resumed_from_step")[:1]:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
-            text = f"{log.path.name}: line {event.line}: continued from a checkpoint, so its time is no result"
+            text = f"{log.path.name}: line {event.line}: resumed from a checkpoint, so its time is not a result"
             yield Complaint(outcome, text, _CONTINUED)
         complaints = [_goes_back(log, *pair) for pair in itertools.pairwise(log.events) if _is_back(*pair)]
         yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
@@ -365,7 +360,7 @@ def _is_back(before: Event, after: Event) -> bool:
 
 
 def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
-    """An error in the timed part; outside, several processes may write one after the other what they did before."""
+    """Return an error for the timed part. Outside it, several processes may log their earlier events late."""
     text = f"{log.path.name}: line {after.line}: time goes back at {after.key}"
     start, stop = log.first("run_start"), log.first("run_stop")
     is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)

@@ -1,4 +1,4 @@
-"""Whether this code's own logs have the form that their writer gives them: its keys, their order, their types."""
+"""Check that this code's own logs have the keys, order and types of the code that wrote them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDENTITY = f"{PACKAGE_HOME}/runs/identity.py"
 _OLD_IDENTITY = f"{PACKAGE_HOME}/core/identity.py"  # in logs from before the module moved
 _WRITER = "this code's own logs: every key of their writer, once and in its order"
 _EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
-# What logs of this code had from their first: these keys are asked for where the code of a log's commit is not at hand.
+# Keys of every log of this code since the first: required if the code of the log's commit is not available.
 _ALWAYS = (
     *("recipe", "config_file", "config_file_sha256", "config_parents", "model_shape", "model_shape_sha256"),
     *("train_data", "eval_data", "commit", "tree_modified", "image", "image_digest", "image_commit"),
@@ -54,14 +54,14 @@ _SET = r"([a-z0-9-]+:)*[0-9a-f]{64}"
 _DATA = re.compile(f"{_SET}(,{_SET})*|synthetic")
 _FORMS = {
     "commit": (_COMMIT, "neither a commit of 40 hexadecimal digits nor tree:sha256:..."),
-    "image_digest": (re.compile(f"none|{_DIGEST.pattern}"), "no sha256: digest"),
-    "image_commit": (re.compile(r"none|unknown|[0-9a-f]{7,40}(-dirty)?"), "no commit"),
-    "config_file_sha256": (re.compile(f"none|{_SHA256.pattern}"), "no SHA-256"),
-    "model_shape_sha256": (_SHA256, "no SHA-256"),
-    "starting_weights_sha256": (re.compile(f"none|unknown|{_SHA256.pattern}"), "no SHA-256"),
+    "image_digest": (re.compile(f"none|{_DIGEST.pattern}"), "not a sha256: digest"),
+    "image_commit": (re.compile(r"none|unknown|[0-9a-f]{7,40}(-dirty)?"), "not a commit"),
+    "config_file_sha256": (re.compile(f"none|{_SHA256.pattern}"), "not a SHA-256"),
+    "model_shape_sha256": (_SHA256, "not a SHA-256"),
+    "starting_weights_sha256": (re.compile(f"none|unknown|{_SHA256.pattern}"), "not a SHA-256"),
     "train_data": (_DATA, "neither the identity of a set nor synthetic"),
     "eval_data": (_DATA, "neither the identity of a set nor synthetic"),
-    "python": (re.compile(r"\d+\.\d+\.\d+\S*"), "no version"),
+    "python": (re.compile(r"\d+\.\d+\.\d+\S*"), "not a version"),
 }
 
 
@@ -79,12 +79,12 @@ def check_event_types(results: ResultSet) -> Complaints:
                 text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
                 yield Complaint(Outcome.ERROR if ours else Outcome.WARN, text, _EVENT_TYPES)
             if fields.get("namespace") != "" and ours:
-                text = f"{event.key} is of the namespace {fields.get('namespace')!r}, ours have none"
+                text = f"{event.key} has the namespace {fields.get('namespace')!r}, ours have none"
                 yield error(log, text, OWN_FORM, event)
 
 
 def check_writer(results: ResultSet) -> Complaints:
-    """This code's logs have every key that their writer logs, in its order, each in its form."""
+    """This code's logs have every key that their writer logs, in its order and in the right form."""
     logs = [log for log in results.logs if is_ours(log)]
     keys_of_commit: dict[str, set[str]] = defaultdict(set)
     for log in logs:
@@ -103,19 +103,19 @@ def _type_of(key: str) -> str:
 
 
 def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[Complaint]:
-    """Keys that a function which wrote some of the log's lines writes with them, or that every log of ours has.
+    """Find missing keys: those every log of ours has, and those logged by a function that wrote other lines.
 
-    Without the code of the log's commit, a key counts that other logs of it have (``of_same``).
+    Without the code of the log's commit, the keys in other logs of that commit count (``of_same``).
     """
-    told = {event.key for event in log.events}
-    lacking = {key: "" for key in _ALWAYS if key not in told}
+    logged = {event.key for event in log.events}
+    lacking = {key: "" for key in _ALWAYS if key not in logged}
     for name in _files(log):
         for function, keys in _writers(_text(name, sources)):
             if not _wrote(function, name, log):
                 continue
             is_known = sources is not None and not sources.gap
             sure = set(keys) if is_known else _surely_written(keys, name, log) | of_same
-            for key in keys.keys() - told:
+            for key in keys.keys() - logged:
                 if key in sure or key in lacking:
                     lacking[key] = f", which {name}:{keys[key]} logs"
     for key, place in lacking.items():
@@ -123,19 +123,19 @@ def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[C
 
 
 def _identity_file(log: Log) -> str:
-    """Return the file that logs a run's identity, as it was called when the log was written."""
+    """Return the name that the file that logs a run's identity had when the log was written."""
     is_old = any(event.call_site and event.call_site[0] == _OLD_IDENTITY for event in log.events)
     return _OLD_IDENTITY if is_old else _IDENTITY
 
 
 def _files(log: Log) -> list[str]:
-    """Return the files that wrote the log; that of the identity is always among them."""
+    """Return the files that wrote the log, always including the identity file."""
     names = [event.call_site[0] for event in log.events if event.call_site]
     return list(dict.fromkeys([_identity_file(log), *names]))
 
 
 def _text(name: str, sources: Sources | None) -> str:
-    """The file as of the log's commit; this installation's own where there is no tree, or one without the code."""
+    """Return the file at the log's commit, or this installation's copy if there is no tree or no such file in it."""
     text = sources.text(name) if sources is not None else None
     own = Path(mlbert.__file__).parent / name.removeprefix(f"{PACKAGE_HOME}/")
     if text is None and is_inside(name) and own.is_file() and (sources is None or name == _IDENTITY):
@@ -145,14 +145,14 @@ def _text(name: str, sources: Sources | None) -> str:
 
 @lru_cache(maxsize=256)
 def _writers(text: str) -> tuple[tuple[ast.FunctionDef, dict[str, int]], ...]:
-    """Functions that are given the logger's `event`, with the keys that they log."""
+    """Return the functions with a parameter `event` (the logger's method), and the keys that they log."""
     functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef)]
     writers = [node for node in functions if any(argument.arg == "event" for argument in node.args.args)]
     return tuple((node, dict(_keys_of(node))) for node in writers)
 
 
 def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
-    """Keys that a function logs whatever happens, with their lines, in order."""
+    """Yield the keys that a function logs unconditionally, with their lines, in order."""
     for statement in function.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "event" and call.args:
@@ -162,7 +162,7 @@ def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
 
 
 def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
-    """Whether a line of the log comes from the function; those of the identity always write."""
+    """Return True if the function wrote a line of the log. Those of the identity file always write."""
     if name == _identity_file(log) and function.name.startswith("log_"):
         return True
     sites = (event.call_site for event in log.events)
@@ -170,8 +170,10 @@ def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
 
 
 def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
-    """Keys that another version of the function wrote too: up to the last whose line the log names, where all that it
-    names lie as far from each other as here."""
+    """Return the keys that the log's version of the function must have written too.
+
+    If all logged lines have the same distances as in this version, these are the keys up to the last logged one.
+    """
     named = {event.key: event.call_site[1] for event in log.events if event.call_site and event.call_site[0] == name}
     shared = [key for key in keys if key in named]
     if len(shared) < 2 or len({named[key] - keys[key] for key in shared}) > 1:
@@ -180,7 +182,7 @@ def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
 
 
 def _disorder(log: Log) -> Iterable[Complaint]:
-    """The parts of a log in their order, and within the lines of one file and part the writer's order."""
+    """Check the order of a log's phases and, within a phase, that the lines of one file are in the writer's order."""
     known = [event for event in log.events if _phase_of(event) is not None]
     for before, after in itertools.pairwise(known):
         if (_phase_of(after) or 0) < (_phase_of(before) or 0):
@@ -193,7 +195,7 @@ def _disorder(log: Log) -> Iterable[Complaint]:
     for group in _blocks(log):
         for before, after in itertools.pairwise(group):
             if before.call_site and after.call_site and after.call_site[1] < before.call_site[1]:
-                text = f"{after.key} comes after {before.key}, which is logged behind it"
+                text = f"{after.key} comes after {before.key}, which the code logs later"
                 yield error(log, text, _WRITER, after)
 
 
@@ -202,7 +204,7 @@ def _phase_of(event: Event) -> int | None:
 
 
 def _blocks(log: Log) -> Iterator[list[Event]]:
-    """Lines of `core.identity`, each function's by itself: those of one group of keys."""
+    """Yield the events of the identity file in groups, one for each function."""
     events = [event for event in log.events if event.call_site and event.call_site[0] == _identity_file(log)]
     parts = itertools.groupby(events, key=lambda event: event.key.startswith("submission_"))
     for is_submission, part in parts:
@@ -211,18 +213,18 @@ def _blocks(log: Log) -> Iterator[list[Event]]:
 
 
 def _forms(log: Log) -> Iterable[Complaint]:
-    """Values that have one form: commits, digests, versions."""
+    """Check values with a fixed form: commits, digests, versions."""
     for event in log.events:
         pattern, problem = _FORMS.get(event.key, (None, ""))
         if pattern is not None and not pattern.fullmatch(str(event.value)):
             yield error(log, f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
     built, commit = log.first("image_commit"), str(log.value("commit"))
-    told = str(built.value).removesuffix("-dirty") if built is not None else "none"
-    if told not in ("none", "unknown") and not commit.startswith(told):
-        yield Complaint(Outcome.WARN, f"{where(log, built)}image_commit is {told}, commit {commit}", OWN_FORM)
+    built_from = str(built.value).removesuffix("-dirty") if built is not None else "none"
+    if built_from not in ("none", "unknown") and not commit.startswith(built_from):
+        yield Complaint(Outcome.WARN, f"{where(log, built)}image_commit is {built_from}, commit {commit}", OWN_FORM)
     image, digest = log.value("image"), log.first("image_digest")
     if image == "none" and digest is not None and digest.value != "none":
-        yield error(log, "image_digest of no image", OWN_FORM, digest)
+        yield error(log, "image_digest without an image", OWN_FORM, digest)
     yield from _packages(log)
 
 
@@ -230,10 +232,10 @@ def _packages(log: Log) -> Iterable[Complaint]:
     event = log.first("packages")
     if event is None:
         return
-    told = event.value if isinstance(event.value, dict) else {}
+    versions = event.value if isinstance(event.value, dict) else {}
     names = DISTRIBUTIONS_OF["TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"]
-    if not any(told.get(name) for name in names):
+    if not any(versions.get(name) for name in names):
         yield error(log, f"packages has no {names[0]}, which ran the training", OWN_FORM, event)
     for name in ("numpy", "mlperf-logging"):
-        if not told.get(name):
+        if not versions.get(name):
             yield error(log, f"packages has no {name}, which the program needs", OWN_FORM, event)

@@ -1,6 +1,6 @@
-"""What has to be the same in all runs of one result, and what must not be: the seeds.
+"""Check that all runs of one result have the same settings but different seeds.
 
-The value that most logs have counts as the right one, so that complaints name the log that differs.
+The most common value counts as the right one, so that complaints name the log that differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
 _SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES)
-# Of what this code logs before run_start, what a run has of its own; a cluster hands out any of its machines.
+# Keys before run_start that may differ between this code's runs; a cluster may assign any of its machines.
 _OWN_KEYS = frozenset(
     (
         *("cache_clear", "init_start", "init_stop", "resumed_from_step"),
@@ -31,21 +31,21 @@ _OWN_KEYS = frozenset(
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MAX_WORDS = 60
-_MIN_OTHERS = 3  # logs that agree, to call one the odd one
-_MIN_MOVED, _MOVED_SHARE = 3, 0.5  # keys logged at other lines
+_MIN_OTHERS = 3  # other logs that must agree before one counts as different
+_MIN_MOVED, _MOVED_SHARE = 3, 0.5  # number and fraction of keys logged at other lines
 _SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
 
 def check_same_settings(results: ResultSet) -> Complaints:
-    """Hyper-parameters, code, data, machine and what is submitted by whom are the same in all logs."""
+    """Hyper-parameters, code, data, machine, submitter and benchmark are the same in all logs."""
     for key in _shared_keys(results.logs):
-        told = [_comparable(key, log.value(key)) for log in results.logs]
-        usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in told).most_common(1)[0][0]
-        first = next(n for n, value in enumerate(told) if json.dumps(value, sort_keys=True, default=str) == usual)
-        for log, value in zip(results.logs, told, strict=True):
-            if value != told[first]:
-                for text in _differences(key, value, told[first], results.logs[first].path.name):
+        values = [_comparable(key, log.value(key)) for log in results.logs]
+        usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in values).most_common(1)[0][0]
+        first = next(n for n, value in enumerate(values) if json.dumps(value, sort_keys=True, default=str) == usual)
+        for log, value in zip(results.logs, values, strict=True):
+            if value != values[first]:
+                for text in _differences(key, value, values[first], results.logs[first].path.name):
                     yield _differs(log, key, text)
     others = [log for log in results.logs if not is_ours(log)]
     yield from _other_code(others)
@@ -53,7 +53,7 @@ def check_same_settings(results: ResultSet) -> Complaints:
 
 
 def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
-    """Another program's log most of whose keys are called at other lines than all other logs call them at."""
+    """Find another program's log that logs most keys at other lines than all other logs."""
     sites: list[dict[str, set[tuple[str, int]]]] = []
     for log in logs:
         sites.append(defaultdict(set))
@@ -61,10 +61,10 @@ def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
             if event.call_site is not None:
                 sites[-1][event.key].add(event.call_site)
     for number, log in enumerate(logs):
-        others = [told for other, told in enumerate(sites) if other != number]
+        others = [one for other, one in enumerate(sites) if other != number]
         if len(others) < _MIN_OTHERS:
             return
-        shared = [key for key in sites[number] if all(key in told and told[key] == others[0][key] for told in others)]
+        shared = [key for key in sites[number] if all(key in one and one[key] == others[0][key] for one in others)]
         moved = [key for key in shared if sites[number][key].isdisjoint(others[0][key])]
         if len(moved) >= max(_MIN_MOVED, _MOVED_SHARE * len(shared)):
             event = next(event for event in log.events if event.key == moved[0] and event.call_site is not None)
@@ -75,31 +75,31 @@ def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
 
 
 def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
-    """Another program's log that reads its data files from another folder than all other logs."""
-    told = [{str(PurePath(str(event.value)).parent): event for event in log.all("data_file")} for log in logs]
+    """Find another program's log that reads its data from another folder than all other logs."""
+    folders_of = [{str(PurePath(str(event.value)).parent): event for event in log.all("data_file")} for log in logs]
     for number, log in enumerate(logs):
-        others = [set(folders) for other, folders in enumerate(told) if other != number]
+        others = [set(folders) for other, folders in enumerate(folders_of) if other != number]
         if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
             continue
-        for folder in [folder for folder in told[number] if folder not in others[0]][:1]:
-            text = f"{log.path.name}: line {told[number][folder].line}: data_file is in {_short(folder)}"
+        for folder in [folder for folder in folders_of[number] if folder not in others[0]][:1]:
+            text = f"{log.path.name}: line {folders_of[number][folder].line}: data_file is in {_short(folder)}"
             yield Complaint(Outcome.WARN, f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING)
 
 
 def _shared_keys(logs: Sequence[Log]) -> list[str]:
-    """Of other programs the hyper-parameters and what is submitted; of this code all that it logs before run_start."""
+    """Return the keys to compare: all that this code logs before run_start, otherwise `_SAME_IN_ALL` and settings."""
     keys: dict[str, None] = {}
     for log in logs:
         start, own = log.first("run_start"), is_ours(log)
         for event in log.events:
-            is_told = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
-            if is_told or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
+            is_own_key = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            if is_own_key or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
                 keys[event.key] = None
     return list(keys)
 
 
 def _comparable(key: str, value: Any) -> Any:
-    """A value without what may differ: of a configuration the values, of its paths only the last part."""
+    """Return a value without the parts that may differ: origins of settings, and folders of paths."""
     if key == "starting_weights" and isinstance(value, str):
         return PurePath(value).name
     if key == "ops" and isinstance(value, str):
@@ -124,7 +124,7 @@ def _parsed(text: str) -> Any:
 
 
 def _differences(key: str, value: Any, usual: Any, name: str) -> Iterator[str]:
-    """How a value differs from that of the log ``name``; of dictionaries the entries that do."""
+    """Describe how a value differs from that of the log ``name``, entry by entry for dictionaries."""
     if isinstance(value, dict) and isinstance(usual, dict):
         for entry in dict.fromkeys((*usual, *value)):
             if value.get(entry) != usual.get(entry):
@@ -141,14 +141,14 @@ def _short(value: Any) -> str:
 def _differs(log: Log, key: str, text: str) -> Complaint:
     event = log.first(key)
     where = f"line {event.line}: " if event is not None else ""
-    # Whose it is the system description says; the shapes are no hyper-parameters of the rules.
+    # The system description names the submitter, and the rules do not list the shapes as hyper-parameters.
     is_lenient = key in (*_WHOSE, *_SHAPES) and not is_ours(log)
     outcome = Outcome.WARN if is_lenient else Outcome.ERROR
     return Complaint(outcome, f"{log.path.name}: {where}{text}", ONE_SETTING)
 
 
 def check_seeds(results: ResultSet) -> Complaints:
-    """Each log names one seed, and no two the same."""
+    """Each log names one seed, and no two logs name the same."""
     uses: dict[Any, list[tuple[Log, Event]]] = defaultdict(list)
     for log in results.logs:
         seeds = log.all("seed")
@@ -165,7 +165,7 @@ def check_seeds(results: ResultSet) -> Complaints:
 
 
 def check_series(results: ResultSet) -> Complaints:
-    """This code's runs are those of one series, by EXPERIMENT: each once, none left out."""
+    """This code's runs form one series by EXPERIMENT, without duplicates or gaps."""
     runs: dict[int, Log] = {}
     for log in results.logs:
         number = setting(log, "EXPERIMENT")
@@ -192,5 +192,5 @@ def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -
 
 
 def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
-    """What may occur once: ours is one number a run; another program's processes may each draw one at its own line."""
+    """Return the seed identity that must be unique: the number and, for other programs, the line that logged it."""
     return (str(event.value),) if is_ours(log) else (str(event.value), event.call_site)

@@ -1,4 +1,4 @@
-"""The system description against itself and against the logs."""
+"""Check that the system description is consistent, and agrees with the logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OPTIONAL = ("framework_name",)
 
 @dataclass(frozen=True)
 class _Description:
-    """A description, how it is named, and how severe what only our own descriptions are asked for is."""
+    """A system description, its name in messages, and the severity of checks that are strict only for our own."""
 
     fields: Mapping[str, Any]
     name: str
@@ -50,90 +50,92 @@ class _Description:
     strict: Outcome
 
     def text(self, key: str) -> str:
-        """A field as text; empty where it is missing or null."""
+        """Return a field as text, empty if it is missing or null."""
         value = self.fields.get(key)
         return "" if value is None else str(value).strip()
 
     def count(self, key: str) -> int | None:
-        """A field's number; None where it has none."""
+        """Return a field as a number, or None if it is not one."""
         text = self.text(key)
         return int(text) if text.isdecimal() else None
 
-    def says(self, outcome: Outcome, key: str, problem: str, rule: str) -> Complaint:
-        """A complaint about a field at its line."""
+    def complaint(self, outcome: Outcome, key: str, problem: str, rule: str) -> Complaint:
+        """Return a complaint about a field, with its line."""
         numbers = [number for number, line in enumerate(self.lines, start=1) if f'"{key}"' in line]
         place = f"line {numbers[-1]}: " if numbers else ""
         return Complaint(outcome, f"{self.name}: {place}{key} {problem}", rule)
 
 
 def check_submitter(results: ResultSet) -> Complaints:
-    """The system description names the submitter that the logs name, and counts are numbers in text."""
-    told = _description(results)
-    submitter = told.fields.get("submitter")
+    """The system description names the same submitter as the logs, and its counts are numbers as text."""
+    system = _description(results)
+    submitter = system.fields.get("submitter")
     orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
-    for said, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
-        if said.casefold() != str(submitter).casefold():
-            complaint = told.says(told.strict, "submitter", f"is {submitter!r}", _MACHINE)
-            yield complaint._replace(text=f"{where(log, event)}submission_org is {said!r}, {complaint.text}")
+    for name, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
+        if name.casefold() != str(submitter).casefold():
+            complaint = system.complaint(system.strict, "submitter", f"is {submitter!r}", _MACHINE)
+            yield complaint._replace(text=f"{where(log, event)}submission_org is {name!r}, {complaint.text}")
     for key in _COUNTS:
-        if told.count(key) is None:
-            yield told.says(Outcome.ERROR, key, f"is {told.fields.get(key)!r}, not a number", _TEXT)
+        if system.count(key) is None:
+            yield system.complaint(Outcome.ERROR, key, f"is {system.fields.get(key)!r}, not a number", _TEXT)
 
 
 def check_description(results: ResultSet) -> Complaints:
-    """The system description has its fields filled in, with possible values."""
-    told = _description(results)
-    yield from _doubled(told)
-    blank = [key for key in FIELDS if not told.text(key)]
+    """The system description has all fields filled in with plausible values."""
+    system = _description(results)
+    yield from _duplicates(system)
+    blank = [key for key in FIELDS if not system.text(key)]
     for key in blank:
-        if told.strict is Outcome.ERROR or key in _NEEDED:
-            yield told.says(Outcome.ERROR, key, "is blank or missing", _MEANINGFUL)
+        if system.strict is Outcome.ERROR or key in _NEEDED:
+            yield system.complaint(Outcome.ERROR, key, "is blank or missing", _MEANINGFUL)
         elif key in _NOTED:
-            yield told.says(Outcome.WARN, key, "is blank or missing", _MEANINGFUL)
-    for key, value in told.fields.items():
-        is_asked = told.strict is Outcome.ERROR or key in _TEXTS
+            yield system.complaint(Outcome.WARN, key, "is blank or missing", _MEANINGFUL)
+    for key, value in system.fields.items():
+        is_asked = system.strict is Outcome.ERROR or key in _TEXTS
         if key in FIELDS and not isinstance(value, str) and (is_asked or key in _COUNTS):
-            yield told.says(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
+            yield system.complaint(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
         if _UNWRITTEN.fullmatch(str(value).strip()):
-            yield told.says(told.strict, key, f"is {value!r}, still to be written", _MEANINGFUL)
+            yield system.complaint(system.strict, key, f"is {value!r}, still to be written", _MEANINGFUL)
         if key not in FIELDS and key not in _OPTIONAL:
-            yield told.says(Outcome.NOTE, key, "is no field of a system description", "")
+            yield system.complaint(Outcome.NOTE, key, "is not a field of a system description", "")
     for key in _ABOVE_ZERO:
-        if _is_nothing(told.text(key)):
-            yield told.says(Outcome.ERROR, key, f"is {told.text(key)!r}", _MEANINGFUL)
-    yield from _threads(told)
-    if (status := told.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
-        yield told.says(told.strict, "status", f"is {status!r}, none of the four that the rules know", _MEANINGFUL)
-    yield from _accelerators(told)
+        if _is_nothing(system.text(key)):
+            yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}", _MEANINGFUL)
+    yield from _threads(system)
+    if (status := system.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
+        yield system.complaint(
+            system.strict, "status", f"is {status!r}, none of the four that the rules know", _MEANINGFUL
+        )
+    yield from _accelerators(system)
 
 
 def check_machine(results: ResultSet) -> Complaints:
-    """The system description is of the machine and the software that this code's logs tell of."""
-    told = _description(results)
+    """The system description matches the machine and software in this code's logs."""
+    system = _description(results)
     for log in filter(is_ours, results.logs):
-        for key, problem in itertools.chain(_software(told, log), _hardware(told, log)):
-            complaint = told.says(Outcome.ERROR, key, problem, _MACHINE)
+        for key, problem in itertools.chain(_software(system, log), _hardware(system, log)):
+            complaint = system.complaint(Outcome.ERROR, key, problem, _MACHINE)
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
-        for problem in _unused_gpu_build(told, log):
-            complaint = told.says(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
+        for problem in _unused_gpu_build(system, log):
+            complaint = system.complaint(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
     for log in results.logs:
         if not is_ours(log):
-            yield from _processes(told, log)
+            yield from _processes(system, log)
 
 
-def _unused_gpu_build(told: _Description, log: Log) -> Iterable[str]:
+def _unused_gpu_build(system: _Description, log: Log) -> Iterable[str]:
     ran = str(_packages(log).get("torch"))
-    is_without = told.count("accelerators_per_node") == 0 and not log.value("gpus")
+    is_without = system.count("accelerators_per_node") == 0 and not log.value("gpus")
     if is_without and "+cu" in ran and log.value("recipe") != TENSORFLOW2:
         yield f"is 0, the logs ran PyTorch {ran}"
 
 
-def _processes(told: _Description, log: Log) -> Iterable[Complaint]:
-    """Others have a process for each accelerator; where more than one tells of itself, all do, or one a node."""
-    nodes, each, starts = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.all("init_start")
+def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
+    """Check the process count of other programs: if several processes log, it is one per accelerator or per node."""
+    nodes, each, starts = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.all("init_start")
     if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
-        complaint = told.says(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
+        complaint = system.complaint(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
         yield complaint._replace(text=f"{where(log, starts[0])}{len(starts)} init_start, {complaint.text}")
 
 
@@ -147,14 +149,14 @@ def _description(results: ResultSet) -> _Description:
     path = results.system_file
     text = ""
     if path is not None and path.is_file():
-        text = read_plain(path, "Mend it").decode(errors="replace")
+        text = read_plain(path, "Fix it").decode(errors="replace")
     name = f"systems/{path.name}" if path is not None else "system description"
     strict = Outcome.ERROR if any(map(is_ours, results.logs)) else Outcome.WARN
     return _Description(results.system, name, text.splitlines(), strict)
 
 
-def _doubled(told: _Description) -> Iterable[Complaint]:
-    """Keys that the file has twice: readers take the last."""
+def _duplicates(system: _Description) -> Iterable[Complaint]:
+    """Find duplicate keys, of which JSON readers use the last."""
     pairs: list[tuple[str, Any]] = []
 
     def keep(found: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -162,9 +164,9 @@ def _doubled(told: _Description) -> Iterable[Complaint]:
         return dict(found)
 
     try:
-        json.loads("\n".join(told.lines), object_pairs_hook=keep)
+        json.loads("\n".join(system.lines), object_pairs_hook=keep)
     except (ValueError, RecursionError):
-        return  # told by the official checker
+        return  # reported by the official checker
     values: dict[str, list[Any]] = {}
     for key, value in pairs:
         values.setdefault(key, []).append(value)
@@ -172,74 +174,78 @@ def _doubled(told: _Description) -> Iterable[Complaint]:
         if len(found) > 1:
             is_same = all(value == found[0] for value in found)
             outcome = Outcome.WARN if is_same else Outcome.ERROR
-            yield told.says(outcome, key, f"is there {len(found)} times: {found}", _MEANINGFUL)
+            yield system.complaint(outcome, key, f"occurs {len(found)} times: {found}", _MEANINGFUL)
 
 
 def _is_nothing(text: str) -> bool:
-    """Whether a field begins with a number that is 0 or less."""
+    """Return True if a field begins with a number that is 0 or less."""
     number = re.match(r"-?\d+(\.\d+)?", text)
     return number is not None and float(number[0]) <= 0
 
 
-def _threads(told: _Description) -> Iterable[Complaint]:
-    """A node has a thread for each core; of others' it may be one processor's."""
-    processors = told.count("host_processors_per_node") if told.strict is Outcome.ERROR else 1
-    cores, threads = told.count("host_processor_core_count"), told.count("host_processor_vcpu_count")
+def _threads(system: _Description) -> Iterable[Complaint]:
+    """Check that a node has a thread for each core. Others may give the threads of one processor."""
+    processors = system.count("host_processors_per_node") if system.strict is Outcome.ERROR else 1
+    cores, threads = system.count("host_processor_core_count"), system.count("host_processor_vcpu_count")
     if processors and cores and threads and threads < processors * cores:
         text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
-        yield told.says(told.strict, "host_processor_vcpu_count", text, _MEANINGFUL)
+        yield system.complaint(system.strict, "host_processor_vcpu_count", text, _MEANINGFUL)
 
 
-def _accelerators(told: _Description) -> Iterable[Complaint]:
+def _accelerators(system: _Description) -> Iterable[Complaint]:
     key = "accelerator_memory_capacity"
-    if told.count("accelerators_per_node") and _is_nothing(told.text(key)):
-        yield told.says(told.strict, key, f"is {told.text(key)!r}", _MEANINGFUL)
-    count, model = told.count("accelerators_per_node"), told.text("accelerator_model_name")
+    if system.count("accelerators_per_node") and _is_nothing(system.text(key)):
+        yield system.complaint(system.strict, key, f"is {system.text(key)!r}", _MEANINGFUL)
+    count, model = system.count("accelerators_per_node"), system.text("accelerator_model_name")
     if count == 0 and model.casefold() not in _NOTHING:
-        yield told.says(told.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}", _MEANINGFUL)
+        yield system.complaint(
+            system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}", _MEANINGFUL
+        )
     if count and model.casefold() in _NOTHING:
-        yield told.says(told.strict, "accelerator_model_name", f"is {model!r}, but there are {count}", _MEANINGFUL)
+        yield system.complaint(
+            system.strict, "accelerator_model_name", f"is {model!r}, but there are {count}", _MEANINGFUL
+        )
 
 
-def _software(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
+def _software(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
     packages = _packages(log)
     name = "TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"
     ran = next((packages[key] for key in DISTRIBUTIONS_OF[name] if packages.get(key)), None)
-    framework = told.text("framework")
+    framework = system.text("framework")
     if framework and log.first("recipe") and name.casefold() not in framework.casefold():
         yield "framework", f"is {framework!r}, the logs ran {name}"
     elif framework and ran and (_version(ran) not in framework or not _is_build(ran, framework)):
         event = log.first("packages")
         place = f" (line {event.line})" if event else ""
         yield "framework", f"is {framework!r}, the logs ran {name} {ran}{place}"
-    stack = told.text("other_software_stack")
+    stack = system.text("other_software_stack")
     for package, version in {**packages, "Python": log.value("python")}.items():
         found = re.search(rf"(?<![\w-]){re.escape(package)} (\d\S*?)(?=,|;|\s|$)", stack)
         if found and version and _version(found[1]) != _version(str(version)):
             yield "other_software_stack", f"says {found[0]}, the logs ran {version}"
     platform = str(log.value("platform") or "")
     for key in ("sw_notes", "operating_system", "other_software_stack"):
-        kernel = re.search(r"Linux kernel (\S+?)(?=,|;|\s|$)", told.text(key))
+        kernel = re.search(r"Linux kernel (\S+?)(?=,|;|\s|$)", system.text(key))
         if kernel and platform and not platform.startswith(f"Linux-{kernel[1]}-"):
             yield key, f"says {kernel[0]}, the logs ran on {platform}"
-    if platform.startswith("Linux") and re.search(r"windows|macos|darwin", told.text("operating_system").casefold()):
-        yield "operating_system", f"is {told.text('operating_system')!r}, the logs ran on {platform}"
+    if platform.startswith("Linux") and re.search(r"windows|macos|darwin", system.text("operating_system").casefold()):
+        yield "operating_system", f"is {system.text('operating_system')!r}, the logs ran on {platform}"
 
 
 def _is_build(ran: str, framework: str) -> bool:
-    """Whether a version's build such as +cpu is the one described, where both tell one."""
+    """Return False if both versions name a build, such as +cpu, and the builds differ."""
     described = re.search(re.escape(_version(ran)) + r"\+([\w.]+)", framework)
     build = ran.partition("+")[2]
     return described is None or not build or described[1] == build
 
 
 def _version(text: str) -> str:
-    """A version without what a build adds, such as +cpu."""
+    """Return a version without its build suffix, such as +cpu."""
     return text.partition("+")[0]
 
 
-def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
-    nodes, each, ranks = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.value("ranks")
+def _hardware(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
+    nodes, each, ranks = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.value("ranks")
     packages = _packages(log)
     if nodes and each and is_number(ranks) and nodes * each != ranks:
         yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
@@ -250,27 +256,27 @@ def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
     logged = log.value("nodes")
     if nodes and is_number(logged) and nodes != logged:
         yield "number_of_nodes", f"is {nodes}, the logs ran on {logged}"
-    cpu, model = log.value("cpu"), told.text("host_processor_model_name")
+    cpu, model = log.value("cpu"), system.text("host_processor_model_name")
     if isinstance(cpu, str) and model and not _begins_alike(cpu, model):
         yield "host_processor_model_name", f"is {model!r}, the logs ran on {cpu!r}"
     gpus = log.value("gpus")
     if isinstance(gpus, dict):
-        yield from _gpus(told, gpus)
-    stack, driver = told.text("other_software_stack"), str(log.value("gpu_driver") or "none")
+        yield from _gpus(system, gpus)
+    stack, driver = system.text("other_software_stack"), str(log.value("gpu_driver") or "none")
     found = re.search(r"NVIDIA driver (\d[\d.]*)", stack)
     if found and found[1] != driver and driver != "none":
         yield "other_software_stack", f"says {found[0]}, the logs ran with {driver}"
 
 
 def _begins_alike(one: str, other: str) -> bool:
-    """Whether two names of a processor are one, with or without its generation."""
+    """Return True if one processor name is a prefix of the other: some omit the generation."""
     plain = [" ".join(name.casefold().split()) for name in (one, other)]
     return plain[0].startswith(plain[1]) or plain[1].startswith(plain[0])
 
 
-def _gpus(told: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """GPUs of a machine by model; a model is told by its words with a digit, such as H100."""
-    each, described = told.count("accelerators_per_node"), told.text("accelerator_model_name")
+def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Check the number and models of GPUs. A model is recognised by its words with a digit, such as H100."""
+    each, described = system.count("accelerators_per_node"), system.text("accelerator_model_name")
     ran = sum(number for number in gpus.values() if is_number(number))
     if each is not None and ran != each:
         yield "accelerators_per_node", f"is {each}, the logs ran on {ran} of a machine"

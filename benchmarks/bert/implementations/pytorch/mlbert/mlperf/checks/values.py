@@ -1,6 +1,6 @@
-"""Whether hyper-parameters are possible, agree with each other, and in the closed division are those of the rules.
+"""Check that hyper-parameters are plausible, consistent and, in the closed division, those of the rules.
 
-Whether caches were cleared for each run: before it, not long before, and with no other run between.
+Also check that caches were cleared shortly before each run, with no other run in between.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mlbert.mlperf.rules import BENCHMARK, NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY
 _CACHES = "rules: caches are cleared before a run"
 _CLEAR = "cache_clear"
 _NO = ("false", "no", "0", "0.0")
-_FRESH_SECONDS = 600  # published logs: up to 40
+_FRESH_SECONDS = 600  # up to 40 in published logs
 
-_Run = tuple[Log, Event | None, Event | None]  # with its run_start and run_stop
+_Run = tuple[Log, Event | None, Event | None]  # (log, run_start, run_stop)
 
 
 def check_caches(results: ResultSet) -> Complaints:
-    """Caches were cleared before each run, and nothing lies between."""
+    """Caches were cleared shortly before each run, with no other run in between."""
     is_closed = results.wanted_division == "closed"
     runs = [(log, log.first("run_start"), log.first("run_stop")) for log in results.logs]
     for log in results.logs:
-        if is_ours(log) and not log.all(_CLEAR):  # of others compliance_checker tells
+        if is_ours(log) and not log.all(_CLEAR):  # compliance_checker reports it for other programs
             yield error(log, f"{_CLEAR} is missing", _CACHES)
         yield from _denied(log, is_closed or (is_ours(log) and results.system is not None))
         yield from _late(log)
@@ -43,9 +43,9 @@ def check_caches(results: ResultSet) -> Complaints:
 
 def _denied(log: Log, is_strict: bool) -> Iterable[Complaint]:
     for event in log.all(_CLEAR):
-        said = str(event.value).strip().casefold()
-        if said in _NO:
-            text = f"{where(log, event)}{_CLEAR} is {said}"
+        value = str(event.value).strip().casefold()
+        if value in _NO:
+            text = f"{where(log, event)}{_CLEAR} is {value}"
             yield Complaint(Outcome.ERROR if is_strict else Outcome.WARN, text, _CACHES)
 
 
@@ -58,7 +58,7 @@ def _late(log: Log) -> Iterable[Complaint]:
 
 
 def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
-    """A machine fills its caches within minutes."""
+    """Check that caches were cleared recently: a machine fills them within minutes."""
     seconds = (start.time_ms - event.time_ms) / 1000
     if seconds > _FRESH_SECONDS:
         text = f"{where(log, event)}{_CLEAR} comes {seconds:.4g} s before init_start (line {start.line})"
@@ -66,7 +66,7 @@ def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
 
 
 def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) -> Iterable[Complaint]:
-    """Another run fills the caches; others run on several machines at once, so of theirs only a whole run tells."""
+    """Find another run after the clearing. Other programs use several machines, so only complete runs count there."""
     for other, begun, ended in runs:
         if other is log or begun is None or ended is None:
             continue
@@ -78,7 +78,7 @@ def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) 
 
 
 def _unanswered(logs: Sequence[Log]) -> Iterable[Complaint]:
-    """A log that leaves open what others say."""
+    """Find logs where cache_clear is null although other logs say true."""
     if not any(event.value is True for log in logs for event in log.all(_CLEAR)):
         return
     for log in logs:
@@ -109,13 +109,13 @@ _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _MACHINES = ("number_of_nodes", "accelerators_per_node")
 _OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
 _OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
-_MAX_PADDING = 1000  # an evaluation may be filled up to whole batches
-_SCHEDULE_SLACK = 1.1  # the batch is nominal where data is packed
+_MAX_PADDING = 1000  # an evaluation may be padded to full batches
+_SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
 _MOST_SAMPLES = 1e12
 
 
 class _Range(NamedTuple):
-    """The numbers that a key can have."""
+    """The range of values that a key can have."""
 
     low: float
     high: float
@@ -154,7 +154,7 @@ _RANGES_BY_ENDING = {
 
 
 def check_values(results: ResultSet) -> Complaints:
-    """Hyper-parameters are possible numbers and agree with each other and with the training that took place."""
+    """Hyper-parameters are plausible and agree with each other and with the training that took place."""
     for log in results.logs:
         yield from _possible(log, results.wanted_division == "closed")
         yield from _warmup(log, results.wanted_division == "closed")
@@ -165,7 +165,7 @@ def check_values(results: ResultSet) -> Complaints:
 
 
 def check_single_lines(results: ResultSet) -> Complaints:
-    """A key that a run has once is logged once."""
+    """Keys that a run has once are logged once."""
     for log in results.logs:
         for key in dict.fromkeys(event.key for event in log.events if _is_single(event.key)):
             first, *others = log.all(key)
@@ -179,7 +179,7 @@ def check_single_lines(results: ResultSet) -> Complaints:
 
 
 def check_rules(results: ResultSet) -> Complaints:
-    """The benchmark is BERT and caches were cleared before the run; in closed the method is that of the rules."""
+    """The benchmark is BERT, caches were cleared before the run, and in closed the method is that of the rules."""
     for log in results.logs:
         for event in log.all("submission_benchmark"):
             if event.value != BENCHMARK:
@@ -194,7 +194,7 @@ def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
     for event in log.events:
         wanted = _range_of(event.key)
         if wanted is None or not is_number(event.value):
-            continue  # what is no number is told by another check
+            continue  # check_numbers reports values that are not numbers
         if event.value not in wanted:
             yield error(log, f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
         elif event.key in _WHOLE and not _is_whole(event, is_ours(log)):
@@ -225,9 +225,9 @@ def _number(log: Log, key: str) -> float | None:
 
 
 def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
-    """Both keys of the ramp say the same, and it fits into the schedule.
+    """Check that both warm-up keys agree and that the warm-up fits into the schedule.
 
-    NVIDIA logs samples where it begins 200,000 samples before the start.
+    NVIDIA logs samples if its warm-up begins 200,000 samples before the start.
     """
     event, other = log.first(_WARMUPS[0]), log.first(_WARMUPS[1])
     if event and other and is_number(event.value) and is_number(other.value) and event.value != other.value:
@@ -262,7 +262,7 @@ def _epsilons(log: Log) -> Iterable[Complaint]:
 
 
 def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
-    """The schedule is as long as the training: past its end the rate is 0."""
+    """Check that training does not continue past the schedule, where the rate is 0."""
     event, batch = log.first(_STEPS), _number(log, _BATCH)
     samples = [count for count, _ in log.evaluations if is_number(count)]
     if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or is_ours(log):
@@ -275,7 +275,7 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
-    """Others count sequences of all ranks; our own batch is nominal, and checked against the configuration."""
+    """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
     event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
     if event is None or batch is None or not is_number(event.value) or event.value < 1 or is_ours(log):
         return
@@ -285,7 +285,7 @@ def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
-    """Accelerators have equal shares of a batch; our own batch is nominal, and checked against the configuration."""
+    """Check that accelerators get equal shares of the batch. Ours is checked against the configuration."""
     event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
     if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or is_ours(log):
         return
@@ -304,14 +304,14 @@ def _closed(log: Log) -> Iterable[Complaint]:
 
 
 def _not_closed(event: Event) -> str:
-    """What the closed division has against a line; empty where nothing."""
+    """Return why the closed division does not allow a line, or an empty string."""
     key, value = event.key, event.value
     if key == "opt_name" and "lamb" not in str(value).casefold():
-        return "closed wants LAMB"
+        return "closed requires LAMB"
     if _OTHER_OPTIMIZERS.match(key):
         return "which LAMB does not have"
     if key == "opt_learning_rate_decay_schedule" and any(word in str(value).casefold() for word in _OTHER_SCHEDULES):
-        return "closed wants polynomial decay"
+        return "closed requires polynomial decay"
     wanted = {
         "opt_gradient_clip_norm": 1.0,
         "opt_lamb_learning_rate_decay_poly_power": 1.0,
@@ -319,11 +319,11 @@ def _not_closed(event: Event) -> str:
         "max_predictions_per_seq": 76,
     }
     if key in wanted and value != wanted[key]:
-        return f"closed wants {wanted[key]:g}"
+        return f"closed requires {wanted[key]:g}"
     if key == "target_accuracy" and is_number(value) and value < TARGET_MLM_ACCURACY:
-        return f"closed wants {TARGET_MLM_ACCURACY}"
+        return f"closed requires {TARGET_MLM_ACCURACY}"
     if key == "starting_weights" and value == "none":
         return "closed starts from the reference's checkpoint"
     if key == "eval_samples" and is_number(value) and value > NUM_EVAL_SAMPLES + _MAX_PADDING:
-        return f"closed wants {NUM_EVAL_SAMPLES}"
+        return f"closed requires {NUM_EVAL_SAMPLES}"
     return ""

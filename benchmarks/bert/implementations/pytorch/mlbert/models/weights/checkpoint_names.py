@@ -1,16 +1,17 @@
-"""Names of BERT's parameters in the checkpoints of other programs. Pure text, no tensors.
+"""Map parameter names between our models and the checkpoints of other programs.
 
-Ours are those of Hugging Face's ``BertForPreTraining`` without the second copy of the tied decoder. An ``own_*``
-function reads a name in all the spellings that occur, by a table of patterns and what stands in their place; a
-``*_names`` function gives another program's form as {our name: their name}.
+Our names are those of Hugging Face's ``BertForPreTraining`` without the second copy of the tied decoder. ``own_*``
+functions translate any known spelling to ours with a table of regular expressions; ``*_names`` functions return
+{our name: their name}.
 
 TensorFlow 1: variables of the benchmark's ``model.ckpt-28252``; ``kernel`` is the transpose of our ``weight``.
-TensorFlow 2: object-based checkpoints of Google's model garden, in three layouts. The whole pre-training model as Keras
-numbers its layers (``model/layer_with_weights-0`` is the encoder, 1 the masked-LM head, 2 the classifier); encoder and
-heads by name (``encoder``, ``masked_lm``); and the names that the TensorFlow 1 to 2 conversion gives to the variables.
-NVIDIA: ``{'model': state_dict}``, plain, segmented, and with fused or Transformer Engine modules.
-Composer: ours below ``model.``, the decoder once more and its bias too. A MosaicBERT there has query, key and value in
-one tensor, ``mlp`` modules in place of ``intermediate`` and ``output``, and the decoder's bias for the predictions'.
+TensorFlow 2: object-based checkpoints of Google's model garden, in three layouts: the pre-training model with layers
+numbered by Keras (``model/layer_with_weights-0`` is the encoder, 1 the masked-LM head, 2 the classifier); encoder and
+heads by name (``encoder``, ``masked_lm``); and the variable names of the TensorFlow 1 to 2 conversion.
+NVIDIA: ``{'model': state_dict}``, plain, segmented, or with fused or Transformer Engine modules.
+Composer: our names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key and
+value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the predictions' bias as the
+decoder's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 PREDICTION_BIAS = "cls.predictions.bias"
 VOCABULARY = (WORD_EMBEDDINGS, PREDICTION_BIAS)
-# For models without a decoder of their own; with one, its bias stands in for the predictions'.
+# Aliases in models with a tied decoder. An untied decoder has its own bias, which replaces the predictions' bias.
 TIED = {"cls.predictions.decoder.weight": WORD_EMBEDDINGS, "cls.predictions.decoder.bias": PREDICTION_BIAS}
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -38,7 +39,7 @@ _LAYER_PARTS = (
 
 
 def parameter_names(num_layers: int) -> list[str]:
-    """Our names, in the model's order of parts: 14 + 16 per layer (398 for BERT-large)."""
+    """Return our names in the model's order: 14 + 16 per layer (398 for BERT-large)."""
     names = [f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
     parts = ["bert.embeddings.LayerNorm"]
     parts += [f"bert.encoder.layer.{layer}.{part}" for layer in range(num_layers) for part in _LAYER_PARTS]
@@ -48,7 +49,7 @@ def parameter_names(num_layers: int) -> list[str]:
 
 
 def _table(*rows: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
-    """A function that applies the rows, a pattern and what stands in its place, one after another to a name."""
+    """Return a function that applies the rows (pattern, replacement) to a name, in order."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rows]
 
     def respell(name: str) -> str:
@@ -69,8 +70,7 @@ _mosaic_name = _table(
 
 
 def composer_name(own: str, mosaic_bert: bool) -> str:
-    """Composer's name of one of our parameters, of a Hugging Face BERT or a MosaicBERT: there query, key and value have
-    one."""
+    """Return Composer's name of one of our parameters. In a MosaicBERT, query, key and value share one name."""
     return f"model.{_mosaic_name(own) if mosaic_bert else own}"
 
 
@@ -87,14 +87,14 @@ _tf1_name = _table(
 
 
 def tf1_names(num_layers: int) -> dict[str, str]:
-    """Our names to the variables of a TensorFlow 1 checkpoint. The slots of the optimizer are not among them."""
+    """Return {our name: TensorFlow 1 variable}, without optimizer slots."""
     return {name: _tf1_name(name) for name in parameter_names(num_layers)}
 
 
 _KERAS = "layer_with_weights-"
 _tf2_spelling = _table(
     (rf"{re.escape(_VALUE)}$", ""),
-    # Objects around the encoder; Keras counts it as the model's first layer.
+    # Objects that contain the encoder, which Keras counts as the model's first layer.
     (r"^(?:(?:model|encoder|encoder_network|network|bert)/)+", ""),
     (rf"^{_KERAS}0/(?={_KERAS})", ""),
     (r"/(?:_?kernel|gamma|embeddings|_?position_embeddings)$", ".weight"),
@@ -131,22 +131,22 @@ _tf2_spelling = _table(
 
 
 def own_tf2_name(key: str) -> str:
-    """Our spelling of a TensorFlow 2 key, in any layout; it need not be a parameter that exists."""
+    """Return our spelling of a TensorFlow 2 key, in any layout. The result need not be an existing parameter."""
     return _tf2_spelling(key)
 
 
 def is_transposed(foreign: str) -> bool:
-    """Whether a TensorFlow variable holds the transpose of our weight: all kernels do."""
+    """Return whether a TensorFlow variable is the transpose of our weight, as all kernels are."""
     return foreign.removesuffix(_VALUE).rsplit("/", 1)[-1] in ("kernel", "_kernel")
 
 
 def is_tf1_optimizer(name: str) -> bool:
-    """Whether a TensorFlow 1 variable is a slot or a counter of the optimizer."""
+    """Return whether a TensorFlow 1 variable is an optimizer slot or counter."""
     return not _TF1_OPTIMIZER.isdisjoint(name.split("/"))
 
 
 def is_tf2_bookkeeping(key: str) -> bool:
-    """Whether a TensorFlow 2 key belongs to the optimizer, a counter or the saver."""
+    """Return whether a TensorFlow 2 key belongs to the optimizer, a counter or the saver."""
     return ".OPTIMIZER_SLOT" in key or key.split("/", 1)[0] in _TF2_BOOKKEEPING
 
 
@@ -177,10 +177,10 @@ _torch_spelling = _table(
 
 
 def own_torch_names(name: str) -> tuple[str, ...]:
-    """Our spelling of a name of Hugging Face, NVIDIA or Composer; it need not be a parameter that exists.
+    """Return our spelling of a Hugging Face, NVIDIA or Composer name. The result need not be an existing parameter.
 
-    Query, key and value in one tensor give three names: their rows follow each other in this order. The tied decoder
-    keeps its name, a key of `TIED`.
+    A fused tensor gives three names: rows of the query, then key, then value. The tied decoder keeps its name, a key
+    of `TIED`.
     """
     name = _torch_spelling(name)
     return tuple(name.replace("QKV", part) for part in _QKV) if ".attention.self.QKV." in name else (name,)

@@ -1,7 +1,7 @@
-"""From a checkpoint's tensors under other programs' names to the parameters of our models, for any tensor library.
+"""Convert a checkpoint's tensors, under other programs' names, to our models' parameters, for any tensor library.
 
-Every tensor's fate is kept in a `Report`. A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's
-rows may be padded or not. Of tensors this module needs only shapes, slices and comparisons.
+A `Report` records what happened to each tensor. Matrices are [out, in], vectors [out]; vocabulary rows may be padded or
+not. This module only uses shapes, slices and comparisons of tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ENCODER = ("bert.embeddings.", "bert.encoder.")
 HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.")
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
-# What two models of equally large tensors may differ in.
+# Options that may differ between models with the same tensor shapes.
 _UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "rope_theta", "norm_position")
 
 
 @dataclass
 class Report:
-    """What became of each tensor.
+    """What happened to each tensor.
 
     Attributes:
-        taken: their name -> our name (names, where one tensor holds query, key and value).
-        dropped: their name -> why.
-        missing: the name that was looked for -> what stands in its place.
-        is_checked: the file had a checksum, which a damaged bit would have changed.
+        taken: their name -> our name (three names for a fused query, key and value).
+        dropped: their name -> reason.
+        missing: expected name -> what is used instead.
+        is_checked: whether the file was verified with a checksum.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Report:
     is_checked: bool = True
 
     def lines(self) -> list[str]:
-        """One line a tensor, sorted by name, then the counts."""
+        """Return one line per tensor, sorted by name, then the counts."""
         fates = {name: "taken" if own == name else f"taken as {own}" for name, own in self.taken.items()}
         fates |= {name: f"dropped ({why})" for name, why in self.dropped.items()}
         fates |= {name: f"missing ({instead})" for name, instead in self.missing.items()}
@@ -53,7 +53,7 @@ class Report:
         return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
 
     def unused_heads(self) -> list[str]:
-        """Heads of which tensors were dropped that stand for nothing in the model, each with the reason."""
+        """Return the heads whose tensors the model does not use, each with the reason."""
         heads = {}
         for name, why in self.dropped.items():
             own = own_torch_names(name)[0]
@@ -62,7 +62,7 @@ class Report:
         return [f"{head} ({why})" for head, why in sorted(heads.items())]
 
     def warnings(self, source: object) -> list[str]:
-        """What a run that starts from these weights is told of heads: those drawn anew, and those of no use."""
+        """Return the warnings for a run that starts from these weights: heads initialized anew, and unused heads."""
         lines = [f"warning: {source} has no {name}" for name in self.missing]
         if unused := self.unused_heads():
             lines.append(f"warning: of {source} is not used: {', '.join(unused)}")
@@ -72,8 +72,7 @@ class Report:
 
 
 def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
-    """The parameters of the pre-training model by our names, with their sizes, vocabulary rows padded; a matrix is
-    [out, in]."""
+    """Return the pre-training model's parameters, our name -> shape, vocabulary rows padded; matrices are [out, in]."""
     shapes: dict[str, Shape] = {}
     for name in parameter_names(shape.num_hidden_layers):
         for own in _with_options(name, shape):
@@ -86,7 +85,7 @@ def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
 
 
 def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
-    """What a model with other options than BERT's has in place of a plain BERT's parameter."""
+    """Return the parameters that replace a plain BERT's parameter in a model with these options."""
     is_gone = (
         (shape.position_embedding_type != "absolute" and ".position_embeddings." in name)
         or (shape.is_rotary and ".token_type_embeddings." in name)
@@ -104,7 +103,7 @@ def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
 
 
 def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
-    """Rows and columns of the matrix that a parameter is, or whose bias it is."""
+    """Return rows and columns of a parameter's matrix; for a bias, of the matrix that it belongs to."""
     size = shape.hidden_size
     table = {
         r"word_embeddings|predictions\.(?:decoder|bias)": (shape.padded_vocab_size, size),
@@ -118,7 +117,7 @@ def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
 
 
 def numpy_float32(array: Any) -> np.ndarray | None:
-    """A numpy array of floating-point numbers as float32, without a copy where it is that; None for anything else."""
+    """Return floating-point numbers as a float32 numpy array, copied only if needed; None for other types."""
     array = np.asarray(array)
     return array.astype(np.float32, copy=False) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else None
 
@@ -132,29 +131,30 @@ def own_state(
     spelling: Mapping[str, str] | None = None,
     known: Mapping[str, Shape] | None = None,
 ) -> tuple[dict[str, Any], Report]:
-    """Renames, splits and checks the tensors of a checkpoint.
+    """Rename, split and check the tensors of a checkpoint.
 
     Args:
-        tensors: by their names; of two for one parameter the first is taken.
-        shape, source: of our model; what messages name.
-        float32: a tensor in that precision; None for one that holds no floating-point numbers.
-        own_names: our names of one of theirs.
-        spelling: our names as the checkpoint spells them, for what is missing.
-        known: the parameters of the model that they are for; None: `parameter_shapes`.
+        tensors: by their names; the first of two for one parameter is used.
+        shape: of our model.
+        source: name of the checkpoint, for messages.
+        float32: converts a tensor to float32; returns None if it has no floating-point numbers.
+        own_names: returns our names for one of theirs.
+        spelling: our name -> the checkpoint's, to report missing parameters.
+        known: the target model's parameters; by default `parameter_shapes`.
 
     Returns:
         Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
 
     Raises:
         UserError: a tensor has another shape or is not finite, the encoder is incomplete, two copies of a tensor
-            differ, or a matrix of the encoder is no BERT's.
+            differ, or the encoder has a tensor that does not belong to a BERT.
     """
     known = known or parameter_shapes(shape)
     _refuse_other_feed_forward({own for name in tensors for own in own_names(name)}, shape, source)
     report = Report()
     state: dict[str, Any] = {}
-    came_from: dict[str, str] = {}
-    # Tied copies last; by name, so that an error names the same tensor whatever the order in the file.
+    origin: dict[str, str] = {}
+    # Tied copies last, then by name, so that errors do not depend on the order in the file.
     for name in sorted(tensors, key=lambda name: (own_names(name)[0] in TIED, name)):
         names = own_names(name)
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
@@ -173,19 +173,19 @@ def own_state(
         for part, piece in zip(own, _pieces(tensor, len(own)), strict=True):
             piece = _fitted(part, name, piece, float32, known[part], shape, source)
             if part not in state:
-                state[part], came_from[part] = piece, name
+                state[part], origin[part] = piece, name
                 report.taken[name] = ", ".join(own)
             elif bool((state[part] == piece).all()):
-                report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
+                report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {origin[part]}"
             else:
-                problem = f"{name} and {came_from[part]} differ"
+                problem = f"{name} and {origin[part]} differ"
                 raise UserError("checkpoint.damaged", source, problem, "The model has one tensor for both")
     report.missing.update(_missing([name for name in known if name not in state], spelling or {}, source))
     return state, report
 
 
 def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str) -> dict[str, str]:
-    """Return what becomes of these parameters, by the checkpoint's names. Raises UserError: the encoder needs one."""
+    """Return the report's entries for missing parameters. Raise UserError if one belongs to the encoder."""
     for own_name in own_names:
         if own_name.startswith(ENCODER):
             problem = f"tensor {spelling.get(own_name, own_name)} is missing"
@@ -194,7 +194,7 @@ def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str)
 
 
 def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
-    """Raises UserError for the feed-forward layers of a MosaicBERT where the model is none, or the other way round."""
+    """Raise UserError unless checkpoint and model agree on gated feed-forward layers (MosaicBERT)."""
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
@@ -204,7 +204,7 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
 
 
 def _pieces(tensor: Any, count: int) -> list[Any]:
-    """The tensor, or its rows in equal parts."""
+    """Split the rows of a tensor into equal parts."""
     rows = len(tensor) // count if count > 1 else 0
     return [tensor[part * rows : (part + 1) * rows] for part in range(count)] if count > 1 else [tensor]
 
@@ -218,8 +218,8 @@ def _fitted(
     shape: BertConfig,
     source: str,
 ) -> Any:
-    """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message. Its numbers are
-    looked at last: a file may claim any number of them."""
+    """Return the tensor in the parameter's shape, without vocabulary padding; ``name`` is for messages. Check the shape
+    before reading the numbers: a file may claim any size."""
     wanted = list(known)
     vocabulary = own in (*VOCABULARY, *TIED)
     if vocabulary:
@@ -246,7 +246,7 @@ def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None
 
 
 def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
-    """Raises UserError where a checkpoint's configuration differs from the model's in what no tensor shows."""
+    """Raise UserError if checkpoint and model differ in an option that tensor shapes do not show."""
     for name in _UNSEEN:
         theirs, ours = getattr(found, name), getattr(shape, name)
         if theirs != ours:

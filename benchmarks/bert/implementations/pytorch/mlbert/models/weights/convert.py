@@ -1,22 +1,14 @@
-"""What all conversions share: our own form, the shape's file, and a writer that leaves nothing half-written.
+"""Convert checkpoints between our format and those of other programs.
 
-Our form is a folder with ``bert_config.json``, ``model.safetensors`` (float32, names of
-`mlbert.models.weights.checkpoint_names`, vocabulary unpadded) and, where the source has one beside it, ``vocab.txt``.
+Our format is a folder with ``bert_config.json``, ``model.safetensors`` (float32, names of
+`mlbert.models.weights.checkpoint_names`, vocabulary unpadded) and ``vocab.txt`` if the source has one.
 
-Between our form and the checkpoints of MosaicML's Composer (`mlbert.models.weights.files`).
-
-What is written on either side are the parts that the source has, a classifier too: no head is made up. A tensor of a
-head that is incomplete is drawn, and the report says so.
-
-Between our form and a Hugging Face folder: ``config.json``, ``model.safetensors``, once ``pytorch_model.bin``.
-
-TensorFlow checkpoints to our form (`mlbert.models.weights.tensorflow_variables`). Needs ``pip install
-mlbert[tf]``.
-
-Between our form and NVIDIA's ``.pt`` file: ``{'model': state_dict}`` in float32.
-
-Their state dict has the vocabulary padded to a multiple of 8 (30528 rows) and holds the decoder a second time under
-``cls.predictions.decoder.weight``. Files that a training program saved have segmented and fused names; these are read.
+Composer (`mlbert.models.weights.files`): only the heads that the source has are written, including a classifier.
+Missing tensors of an incomplete head are initialized, and the report says so.
+Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``.
+TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only. Needs ``pip install mlbert[tf]``.
+NVIDIA: a ``.pt`` file ``{'model': state_dict}`` in float32, vocabulary padded to a multiple of 8 (30528 rows), with a
+second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused names are read but not written.
 """
 
 from __future__ import annotations
@@ -68,8 +60,8 @@ TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """A checkpoint that was read: its shape, float32 parameters by our names with unpadded vocabulary, the report.
-    ``folder`` is where a vocabulary may lie beside the source."""
+    """A checkpoint in memory: shape, float32 parameters by our names with unpadded vocabulary, and the report.
+    ``folder`` may contain the vocabulary."""
 
     shape: BertConfig
     state: dict[str, Tensor]
@@ -78,7 +70,7 @@ class ReadCheckpoint:
 
 
 def find_shape(config: Path | None, folder: Path) -> BertConfig:
-    """The shape from ``--config``, or from the ``bert_config.json`` beside the checkpoint; UserError without either."""
+    """Return the shape from ``--config``, or ``bert_config.json`` in the folder. Raise UserError without either."""
     path = config or folder / CONFIG
     if config is None and not path.exists():
         raise UserError("file.missing", path, "does not exist", "Name the checkpoint's bert_config.json with --config")
@@ -86,25 +78,25 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
 
 
 def read_weights_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's ``model.safetensors``; UserError for a missing or damaged one."""
+    """Return all tensors of a folder's ``model.safetensors``. Raise UserError if it is missing or damaged."""
     return read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
 
 
 def read_own(source: Path) -> ReadCheckpoint:
-    """Reads our form: a run's ``weights/`` folder or what a conversion wrote."""
+    """Read our format: a run's ``weights/`` folder or the output of a conversion."""
     shape = BertConfig.from_json(source / CONFIG)
     state, report = own_state(read_weights_folder(source), shape, str(source / WEIGHTS))
     return with_heads(ReadCheckpoint(shape, state, report, source))
 
 
 def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
-    """Writes our form; returns the checkpoint's report. ``known`` as of `with_heads`."""
+    """Write our format and return the checkpoint's report; ``known`` as in `with_heads`."""
     write_weights_folder(with_heads(checkpoint, known), target, CONFIG, checkpoint.shape.to_json())
     return checkpoint.report
 
 
 def write_weights_folder(checkpoint: ReadCheckpoint, target: Path, config_name: str, config_text: str) -> None:
-    """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
+    """Write ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
     check_target(target)
     _refuse_cut_vocabulary(checkpoint)
     with new_path(target) as folder:
@@ -119,7 +111,7 @@ def write_weights_folder(checkpoint: ReadCheckpoint, target: Path, config_name: 
 
 
 def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
-    """A vocabulary of fewer entries than the model has is filled up; one of more has lost rows."""
+    """Raise UserError if the vocabulary has more entries than the model; fewer are fine, as rows are padded."""
     path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
         reason = f"has {entries} entries, the model only {most}"
@@ -132,23 +124,23 @@ def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
 
 
 def _write_tokenizer(checkpoint: ReadCheckpoint, folder: Path) -> None:
-    """The source's vocabulary, and what it says of it; without the longest length `transformers` would know none."""
+    """Copy the source's vocabulary and tokenizer configuration; add model_max_length, which `transformers` needs."""
     vocabulary, config = (checkpoint.folder / name for name in TOKENIZER_FILES)
     if not vocabulary.exists():
         return
     shutil.copyfile(vocabulary, folder / vocabulary.name)
     own = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
     found = read_json(config, "Restore or remove it") if config.exists() else {}
-    said, longest = found.get("model_max_length"), checkpoint.shape.max_position_embeddings
-    most = min(said, longest) if isinstance(said, int) and said > 0 else longest
+    given, longest = found.get("model_max_length"), checkpoint.shape.max_position_embeddings
+    most = min(given, longest) if isinstance(given, int) and given > 0 else longest
     values = {**own, **found, "model_max_length": most}
     (folder / config.name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = None) -> ReadCheckpoint:
-    """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0.
+    """Add missing parameters, initialized like a new model's from seed 0.
 
-    ``known``: the parameters that are wanted; None: `parameter_shapes`.
+    ``known``: the required parameters; by default `parameter_shapes`.
     """
     state, shape = dict(checkpoint.state), checkpoint.shape
     generator = torch.Generator().manual_seed(0)
@@ -161,9 +153,9 @@ def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = N
 
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a Composer checkpoint, writes our folder. The shape comes from ``config``, else from the checkpoint's own
-    Hugging Face configuration, else from the ``bert_config.json`` beside it. Raises UserError for damage, a forbidden
-    object, or another architecture."""
+    """Convert a Composer checkpoint to our format. The shape is that of ``config``, else of the Hugging Face
+    configuration in the checkpoint, else of ``bert_config.json`` in its folder. Raise UserError if the file is damaged,
+    contains a forbidden object, or has another architecture."""
     check_target(target)
     weights = read_composer(source)
     shape = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
@@ -173,7 +165,7 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
 
 
 def torch_to_composer(source: Path, target: Path) -> Report:
-    """Reads our folder, writes what Composer's BERT, or MosaicBERT, starts from. Raises UserError for other shapes."""
+    """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
     check_target(target)
     shape = BertConfig.from_json(source / CONFIG)
     tensors = read_weights_folder(source)
@@ -189,7 +181,7 @@ def torch_to_composer(source: Path, target: Path) -> Report:
 
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:
-    """Reads a Hugging Face folder, writes ours. Raises UserError for a missing, damaged or foreign file."""
+    """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
     check_target(target)
     shape = read_config(source / "config.json")
     is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
@@ -202,8 +194,8 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
 
 
 def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
-    """Writes the vocabulary of a tokenizer.json to ``folder``, as `common.TOKENIZER_FILES`, and returns that; ``None``
-    where there is no such file, or a vocab.txt beside it."""
+    """Write the vocabulary of a tokenizer.json to ``folder`` as `TOKENIZER_FILES` and return the folder. Return None if
+    the file does not exist, or vocab.txt does."""
     names, config = TOKENIZER_FILES
     if tokenizer.with_name(names).exists() or not tokenizer.exists():
         return None
@@ -216,7 +208,7 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
-    """Reads our folder, writes one that transformers loads."""
+    """Convert our format to a folder that transformers loads."""
     check_target(target)
     checkpoint = read_own(source)
     config = json.dumps(huggingface_config(checkpoint.shape), indent=2) + "\n"
@@ -225,20 +217,20 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
 
 
 def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a TensorFlow 1 checkpoint, writes our folder. Raises UserError as `read_tf1`."""
+    """Convert a TensorFlow 1 checkpoint to our format. Raise UserError as `read_tf1`."""
     check_target(target)
     return write_own(read_tf1(prefix, config), target)
 
 
 def read_tf1(prefix: Path, config: Path | None = None) -> ReadCheckpoint:
-    """Reads a TensorFlow 1 checkpoint. ``prefix`` is the path, with or without ``.index``. Raises UserError for a
-    missing or damaged file, wrong shapes, missing variables, or without TensorFlow."""
+    """Read a TensorFlow 1 checkpoint; ``prefix`` is its path, with or without ``.index``. Raise UserError for a missing
+    or damaged file, wrong shapes or missing variables, or if TensorFlow is not installed."""
     return _read(prefix, config, object_based=False)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads an object-based TensorFlow 2 checkpoint of a BERT of Google's model garden, writes our folder. Raises
-    UserError as `read_tf1` does."""
+    """Convert an object-based TensorFlow 2 checkpoint of Google's model garden to our format. Raise UserError as
+    `read_tf1`."""
     check_target(target)
     return write_own(_read(prefix, config, object_based=True), target)
 
@@ -257,7 +249,7 @@ def _read(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoi
 
 def _tensorflow(prefix: Path) -> Any:
     if not environment().get("TF_CPP_MIN_LOG_LEVEL"):
-        # Read when the library is loaded: its notices are not errors, and its errors come as exceptions.
+        # Read when the library is loaded. Hides its notices; errors are raised as exceptions.
         os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         with _no_notices():
@@ -270,7 +262,7 @@ def _tensorflow(prefix: Path) -> Any:
 
 @contextmanager
 def _no_notices() -> Iterator[None]:
-    """Keeps from the screen what TensorFlow 2.21 writes when it is loaded, whatever its log level."""
+    """Hide what TensorFlow 2.21 writes to stderr on import at any log level."""
     screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -282,7 +274,7 @@ def _no_notices() -> Iterator[None]:
 
 
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a ``.pt`` file, tensors only; writes our folder. Raises UserError as `read_nvidia_pt` and `own_state`."""
+    """Convert a ``.pt`` file to our format. Raise UserError as `read_nvidia_pt` and `own_state`."""
     check_target(target)
     shape = find_shape(config, source.parent)
     state, report = own_state(read_nvidia_pt(source), shape, str(source))
@@ -290,13 +282,13 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
-    """Reads our folder, writes a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
+    """Convert our format to a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
     check_target(target)
     return _write(read_own(source), target)
 
 
 def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a TensorFlow 1 checkpoint, writes a ``.pt`` file as `torch_to_nvidia`. Raises UserError as `read_tf1`."""
+    """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file. Raise UserError as `read_tf1`."""
     check_target(target)
     return _write(with_heads(read_tf1(prefix, config)), target)
 

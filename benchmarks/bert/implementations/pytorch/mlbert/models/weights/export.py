@@ -1,4 +1,4 @@
-"""A run's weights as files: ours, and a copy for Hugging Face where it has a class for the shape."""
+"""Write a run's weights in our format, and in Hugging Face's if it has a class for the shape."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from mlbert.models.weights.model_card import model_card
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
-    """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
+    """Write ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
-    Both hold float32 parameters, ours under the names of Hugging Face's BERT; ``huggingface/`` loads with
-    ``from_pretrained`` of the ``transformers`` class of the model's name, or of ModernBERT for a model of its form. It
-    is left out, and the model card says why, where there is no class for the shape. Raises UserError when a file cannot
-    be written.
+    Both have float32 parameters; ours have the names of Hugging Face's BERT. ``huggingface/`` loads with
+    ``from_pretrained`` of the ``transformers`` class with the model's name, or of ModernBERT for rotary models. If no
+    such class exists, it is not written, and the model card says why. Raise UserError if a file cannot be written.
     """
     own, peer = folder / "weights", folder / "huggingface"
     why_not = export_obstacle(model)
@@ -46,9 +45,9 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
 def _folder(
     target: Path, state: dict[str, Tensor], card: str, vocabulary: Path | None, model: AnyBert
 ) -> Iterator[Path]:
-    """A folder of weights, model card and vocabulary, which has its name when all of it is written."""
+    """Write weights, model card and vocabulary to a temporary folder; rename it to ``target`` on exit."""
     with new_path(target) as place:
-        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         place.mkdir(parents=True)
         save_safetensors(place / "model.safetensors", state)
         if vocabulary is not None:
@@ -60,13 +59,13 @@ def _folder(
 
 
 def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
-    """What `transformers` has to know beside the vocabulary."""
+    """Return the tokenizer configuration that `transformers` needs."""
     cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
     return {"tokenizer_class": "BertTokenizer", **cased}
 
 
 def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
-    """`transformers` finds a tokenizer by BERT's name, none by ModernBERT's: a whole one has to be there."""
+    """Write a complete tokenizer: unlike for BERT, `transformers` cannot build one from ModernBERT's vocabulary."""
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
     (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}

@@ -1,14 +1,13 @@
-"""Files of tensors. PyTorch's ``.pt`` files are read without running anything that they name; what is written, a
-safetensors file with a checksum of its tensors in its header, is there as a whole or not at all.
+"""Read and write files of tensors: safetensors, and the ``.pt`` files of NVIDIA and Composer.
 
-Weights in the ``.pt`` files of other programs.
+Reading a ``.pt`` file never calls anything that it names, except a list of stand-ins. Files are written atomically; a
+safetensors file has a checksum of its tensors in its header.
 
 NVIDIA: ``{'model': state_dict}``, tensors only.
 
-Composer: a whole checkpoint of a run, weights in ``state.model``, or the bare container of MosaicML's MLPerf v2.1
-submission, which has nothing else. The configurations, times and random states beside the weights are not made: a
-stand-in takes their place, and any class or function that is not on the list ends the reading. The model is a Hugging
-Face BERT, whose query, key and value may be one matrix, or a MosaicBERT.
+Composer: a full checkpoint with weights in ``state.model``, or the container of MosaicML's MLPerf v2.1 submission with
+only these. Configurations, times and random states are replaced with stand-ins. The model is a Hugging Face BERT,
+with query, key and value possibly fused, or a MosaicBERT.
 """
 
 from __future__ import annotations
@@ -39,29 +38,29 @@ from mlbert.models.weights.renaming import padded
 
 
 def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
-    """All tensors of a file, and whether it had a checksum that they were compared with.
+    """Return all tensors of a file, and whether it had a checksum to verify them.
 
-    Raises UserError: it is missing, no plain file, damaged, or its tensors differ from its checksum.
+    Raise UserError if it is missing, not a regular file, damaged, or does not match its checksum.
     """
     try:
-        with open_plain(path):  # not a pipe, for which the library waits
+        with open_plain(path):  # rejects pipes, which would block the library
             pass
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            wanted = (file.metadata() or {}).get(CHECKSUM)
-        is_right = wanted is None or wanted == tensors_sha256(_parts(tensors))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            checksum = (file.metadata() or {}).get(CHECKSUM)
+        is_valid = checksum is None or checksum == tensors_sha256(_parts(tensors))
     except OSError as error:
         raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
     except Exception as error:  # a damaged header can fail in any way
         raise UserError("checkpoint.damaged", path, f"is damaged ({str(error).splitlines()[0]})", remedy) from None
-    if not is_right:
+    if not is_valid:
         raise UserError("checkpoint.checksum", path, "is damaged: its tensors differ from their checksum", remedy)
-    return tensors, wanted is not None
+    return tensors, checksum is not None
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes contiguous tensors on the CPU, with their checksum. Raises OSError."""
-    write_weights_file(path, lambda place, words: save_file(dict(tensors), place, metadata=words), _parts(tensors))
+    """Write contiguous CPU tensors with their checksum. Raise OSError."""
+    write_weights_file(path, lambda file, metadata: save_file(dict(tensors), file, metadata=metadata), _parts(tensors))
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -72,15 +71,15 @@ def _parts(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
-    """What a ``.pt`` file holds, tensors left on disk until they are read.
+    """Return the content of a ``.pt`` file. Tensors are memory-mapped.
 
     Args:
         path: the file.
-        remedy: what to say of a bad one.
-        allowed: what to call for a class or function that the file names, beside tensors and containers.
+        remedy: for error messages.
+        allowed: (replacement, name) of classes and functions that the file may name besides tensors and containers.
 
     Raises:
-        UserError: the file is missing or damaged, or names anything else; nothing of it has been called.
+        UserError: the file is missing or damaged, or names anything else, which is not called.
     """
     try:
         with open_plain(path) as file:
@@ -100,11 +99,11 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
                 "checkpoint.unsafe", path, f"names {found[1]}, which is not loaded from a checkpoint", remedy
             ) from None
         reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
-        raise UserError("checkpoint.damaged", path, f"is damaged or no PyTorch file{reason}", remedy) from None
+        raise UserError("checkpoint.damaged", path, f"is damaged or not a PyTorch file{reason}", remedy) from None
 
 
 def _check_records(path: Path) -> None:
-    """Compares every record of the zip file with its checksum, which torch.load does not."""
+    """Verify the checksum of every record of the zip file, which torch.load does not do."""
     again = "Fetch or convert it again"
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -114,18 +113,18 @@ def _check_records(path: Path) -> None:
 
 
 def write_pt(target: Path, content: dict[str, Any]) -> None:
-    """Writes one file that torch.load reads, in place of one that is there; the same content gives the same bytes under
-    any name. Raises UserError when it cannot be written."""
+    """Write or replace a file for torch.load. Its bytes do not depend on its name. Raise UserError if it cannot be
+    written."""
     with new_path(target) as path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:  # given a path, torch.save would keep its name in the file
+        with path.open("wb") as file:  # given a path, torch.save would store its name in the file
             torch.save(content, file)
         fsync_path(path)
 
 
 @contextmanager
 def new_path(target: Path) -> Iterator[Path]:
-    """A temporary name that becomes the target; UserError when it cannot be written, and nothing is left behind."""
+    """Yield a temporary path and rename it to ``target`` on exit. On failure, remove it and raise UserError."""
     partial = target.with_name(f".{target.name}.partial")
     try:
         yield partial
@@ -143,26 +142,26 @@ def new_path(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Raises UserError for a target that is there already; asked before a long conversion begins."""
+    """Raise UserError if the target already exists. Call it before a long conversion."""
     if target.exists() or target.is_symlink():
-        raise UserError("file.exists", target, "exists already", "Name a new one")
+        raise UserError("file.exists", target, "already exists", "Name a new one")
 
 
-PYTORCH_WEIGHTS = "pytorch_model.bin"  # of older folders of Hugging Face's: a bare state dict
+PYTORCH_WEIGHTS = "pytorch_model.bin"  # in older Hugging Face folders: a bare state dict
 _NVIDIA_REMEDY = "Give a .pt file of the form {'model': state_dict}"
 _COMPOSER_REMEDY = "Give an undamaged checkpoint that Composer or PyTorch wrote"
-_ALIBI_SIZE = 512  # MosaicBERT's default of a table that grows
+_ALIBI_SIZE = 512  # MosaicBERT's default; the table grows on demand
 
 
 class _Inert:
-    """Stands in for an object that is not made: takes any argument and state, keeps nothing."""
+    """Placeholder for an object that is not created: accepts any argument and state and ignores it."""
 
     def __init__(self, *_: Any) -> None: ...
 
     def __setstate__(self, _: Any) -> None: ...
 
 
-# What torch.load(weights_only=True) refuses of a Composer checkpoint, and what is called in its place.
+# (replacement, name) of what torch.load(weights_only=True) refuses in a Composer checkpoint.
 STAND_INS = (
     *(
         (_Inert, name)
@@ -182,8 +181,7 @@ STAND_INS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by their names in the file, the shape that the file tells, where it does, and whether it has a checksum,
-    which a damaged bit would have changed."""
+    """Tensors by their names in the file, the shape if the file has it, and whether a checksum verified them."""
 
     tensors: dict[str, Tensor]
     shape: BertConfig | None = None
@@ -191,8 +189,8 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Of either program, or a bare state dict. Raises UserError for a file that is missing, damaged, of another form,
-    or that names a class or function which is not on the list."""
+    """Read NVIDIA's or Composer's weights, or a bare state dict. Raise UserError if the file is missing, damaged, in
+    another format, or names a class or function that is not in `STAND_INS`."""
     remedy = "Give a .pt file of the form {'model': state_dict}, or a checkpoint of Composer"
     content = read_pt(path, remedy, STAND_INS)
     if isinstance(content, dict) and any(isinstance(value, Tensor) for value in content.values()):
@@ -203,29 +201,28 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
-    """The state dict of NVIDIA's file; only tensors and containers are loaded. Raises UserError as `read_weights`."""
+    """Read the state dict of NVIDIA's file: tensors and containers only. Raise UserError as `read_weights`."""
     return _nvidia_tensors(read_pt(path, _NVIDIA_REMEDY), path)
 
 
 def read_composer(path: Path) -> Weights:
-    """The weights of a Composer checkpoint. Raises UserError as `read_weights`."""
+    """Read the weights of a Composer checkpoint. Raise UserError as `read_weights`."""
     return _composer_weights(read_pt(path, _COMPOSER_REMEDY, STAND_INS), path)
 
 
 def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -> None:
-    """Writes the weights as Composer's BERT or MosaicBERT starts from them, in place of a file that is there.
+    """Write or replace a checkpoint from which Composer's BERT or MosaicBERT can start.
 
-    The file loads with ``weights_only=True``: ``state.model``, and the shape where Composer keeps a Hugging Face
-    configuration. MosaicBERT's vocabulary is padded as it is there, with zeros.
+    The file loads with ``weights_only=True``. It has ``state.model``, and the shape as Composer's Hugging Face
+    configuration. MosaicBERT's vocabulary is padded with zeros, as in Composer.
 
     Args:
-        state: our parameters by name, vocabulary unpadded; those of the next-sentence head, which their models lack,
-            are left out.
+        state: our parameters by name, vocabulary unpadded. The next-sentence head is skipped: Composer has none.
         shape: of the model.
         path: the new file.
 
     Raises:
-        UserError: Composer's BERTs have no such shape, or the file cannot be written.
+        UserError: Composer's BERTs do not support the shape, or the file cannot be written.
     """
     mosaic_bert = shape == _of_kind(shape, mosaic_bert=True)
     plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
@@ -257,7 +254,7 @@ def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
 
 
 def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
-    """What of a shape, but for MosaicBERT's own, neither BERT of Composer has; None: nothing."""
+    """Return why Composer does not support a shape, or None. ``plain`` is the shape without MosaicBERT's options."""
     if not plain.tie_word_embeddings:
         return "its BERTs have no decoder of their own"
     if mosaic_bert and not plain.exact_gelu:
@@ -290,7 +287,7 @@ def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-            raise UserError("checkpoint.format", path, f"{name} is no plain tensor", ANOTHER)
+            raise UserError("checkpoint.format", path, f"{name} is not a plain tensor", ANOTHER)
     if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
         raise UserError("checkpoint.incomplete", path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
     return tensors

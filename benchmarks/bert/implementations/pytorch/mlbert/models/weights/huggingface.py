@@ -1,6 +1,6 @@
-"""Between our models and Hugging Face's: names, configuration and the padded batch form.
+"""Convert between our models and Hugging Face's: names, configuration and padded batches.
 
-Names of parameters are equal, but Hugging Face stores the tied decoder a second time and pads no vocabulary.
+Parameter names are the same, but Hugging Face stores the tied decoder twice and does not pad the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mlbert.models.bert import AnyBert
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
 from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
 
-# Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
+# Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
 _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
 
 
 def obstacle(config: BertConfig) -> str | None:
-    """What of this shape Hugging Face's BERT does not have; None: nothing."""
+    """Return why Hugging Face's BERT does not support this shape, or None if it does."""
     if config.is_rotary:
         return "its BERT has no rotary positions"
     options = {
@@ -38,7 +38,7 @@ def obstacle(config: BertConfig) -> str | None:
 
 
 def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
-    """The content of a Hugging Face ``config.json`` for this shape. Raises UserError for one that it can't hold."""
+    """Return the content of a Hugging Face ``config.json``. Raise UserError if it cannot express the shape."""
     if why_not := obstacle(config):
         raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
     return {
@@ -62,20 +62,20 @@ def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraini
 
 
 def export_obstacle(model: AnyBert) -> str | None:
-    """Why there is no class of Hugging Face's for this model; None: there is one."""
+    """Return why no Hugging Face class supports this model, or None if one does."""
     if model.config.is_rotary:
         return None if model.architecture == "BertForMaskedLM" else "its ModernBERT has other heads"
     return obstacle(model.config)
 
 
 def export_state(model: AnyBert) -> dict[str, Tensor]:
-    """`to_huggingface`, under the names of the class that `model_config` is of."""
+    """Return the parameters as in `to_huggingface`, under the names of `model_config`'s class."""
     state = to_huggingface(model)
     return modernbert_state(state, model.config) if model.config.is_rotary else state
 
 
 def model_config(model: AnyBert) -> dict[str, object]:
-    """The ``config.json`` of a model: `huggingface_config` with its number of labels, or ModernBERT's."""
+    """Return the ``config.json`` of a model: `huggingface_config` with its number of labels, or ModernBERT's."""
     if model.config.is_rotary:
         return modernbert_config(model.config, _ACTIVATIONS[model.config.hidden_act])
     values = huggingface_config(model.config, model.architecture)
@@ -86,7 +86,7 @@ def model_config(model: AnyBert) -> dict[str, object]:
 
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
-    """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
+    """Return our shape for a Hugging Face ``config.json``. Raise UserError for another architecture."""
     if values.get("model_type") == MODEL_TYPE:
         name = values.get("hidden_activation")
         if name not in _ACTIVATIONS_BACK:
@@ -121,12 +121,12 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
 
 
 def read_config(path: Path) -> BertConfig:
-    """`config_from_huggingface` of a ``config.json``; UserError for one that is missing or damaged, too."""
+    """Return the shape in a ``config.json``. Raise UserError if it is missing, damaged or of another architecture."""
     return config_from_huggingface(read_json(path, "Give a folder with config.json and model.safetensors"), str(path))
 
 
 def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
-    """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
+    """Return parameters by Hugging Face's names, float32 on the CPU, without vocabulary padding or tied duplicates."""
     state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
     for name in state.keys() & {*VOCABULARY, *TIED}:
         state[name] = state[name][: model.config.vocab_size].clone()
@@ -134,15 +134,15 @@ def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
 
 
 def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
-    """The batch's tokens in Hugging Face's padded form, and where each token lies in it.
+    """Return the batch's tokens in Hugging Face's padded form, and the index of each token in it.
 
     Args:
-        batch: not filled up: every sequence has tokens.
+        batch: without empty sequences.
         width: W, at least the longest sequence.
 
     Returns:
-        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Nothing
-        waits for the device.
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Does not
+        synchronize with the device.
     """
     lengths, count = torch.diff(batch.cu_seqlens.long()), batch.num_samples
     rows = torch.arange(count, device=lengths.device)
@@ -157,9 +157,9 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
-    """The batch with its labels in Hugging Face's padded form: int64 [S, pad_to] arguments of
-    ``BertForPreTraining.forward``; of ``BertForSequenceClassification.forward``, labels float32 [S], where the batch
-    has a task's labels.
+    """Return the batch and its labels in Hugging Face's padded form: int64 [S, pad_to] arguments of
+    ``BertForPreTraining.forward``. If the batch has a task's labels, return the arguments of
+    ``BertForSequenceClassification.forward``, with labels float32 [S].
 
     ``pad_to`` None pads to the longest sequence of the batch.
     """

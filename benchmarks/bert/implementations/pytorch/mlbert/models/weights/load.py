@@ -1,13 +1,9 @@
-"""Starting weights: what INIT_CHECKPOINT may name.
+"""Load saved weights of any supported format. INIT_CHECKPOINT accepts:
 
-* a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
-  ``pytorch_model.bin``; or the run's folder
-* a run's checkpoint, ``checkpoints/step_*``; of a run without weights, the newest
-* a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
-
-The weights of a run's checkpoint, read without the run: its state tells the model's shape and how they lie.
-
-A model of saved weights, whatever they were saved by, and its copy for Hugging Face.
+* a ``model.safetensors``, or a folder with one: a run's ``weights/``, a Hugging Face folder (also with the older
+  ``pytorch_model.bin``), or a run folder
+* a run's checkpoint, ``checkpoints/step_*``; for a run folder without weights, the newest one
+* a ``.pt`` file of NVIDIA or Composer, with a BERT or a MosaicBERT
 """
 
 from __future__ import annotations
@@ -42,8 +38,8 @@ _WEIGHTS = "weights"  # of the tensors, as `mlbert.training.checkpoint` names it
 
 
 def read_checkpoint(folder: Path) -> Weights:
-    """Parameters by their names, vocabulary rows padded, and the shape. Raises UserError: it is damaged, or of an
-    earlier version or another program, which say neither."""
+    """Return a run checkpoint's parameters by name, vocabulary rows padded, and the shape. Raise UserError if it is
+    damaged, or was written by an earlier version or another program, and so lacks names or shape."""
     identity, state = read_step(folder)
     try:
         shape = BertConfig(**json.loads(identity["model"]))
@@ -63,7 +59,7 @@ def read_checkpoint(folder: Path) -> Weights:
 
 
 def vocabulary_of_run(folder: Path) -> Path | None:
-    """The vocabulary of the run that a checkpoint is of, if its data are still there."""
+    """Return the vocabulary of a checkpoint's run, or None if its data no longer exists."""
     try:
         config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
@@ -78,12 +74,12 @@ WEIGHTS = "model.safetensors"
 
 
 def load_weights(model: AnyBert, path: Path) -> Report:
-    """Copies weights into the model. Heads that one side lacks, and a classifier of another number of labels, are in
-    the report: the model's stay as they are.
+    """Copy weights into the model. Keep the model's heads that the file lacks, and a classifier with another number of
+    labels; the report lists these and unused heads.
 
     Raises:
-        UserError: the file is missing or damaged; it holds another shape, vocabulary or kind of encoder, as its tensors
-            or the configuration beside them tell. The model is then unchanged.
+        UserError: the file is missing or damaged, or its tensors or configuration have another shape, vocabulary or
+            kind of encoder. The model is then unchanged.
     """
     file = weights_file(path)
     weights = read_file(file)
@@ -95,7 +91,7 @@ def load_weights(model: AnyBert, path: Path) -> Report:
 
 
 def read_file(file: Path) -> Weights:
-    """The tensors of a file that `load_weights` takes, and the shape that it tells. Raises UserError as that does."""
+    """Return the tensors and, if known, the shape of a file that `load_weights` accepts. Raise UserError as it does."""
     if file.name == CHECKPOINT_TENSORS:
         return read_checkpoint(file.parent)
     if file.suffix == ".safetensors":
@@ -103,7 +99,7 @@ def read_file(file: Path) -> Weights:
         tensors, is_checked = read_safetensors(file, remedy)
         weights = Weights(tensors, is_checked=is_checked)
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
-        weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # whose records have checksums
+        weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # its records have checksums
     else:
         raise UserError(
             "checkpoint.format",
@@ -112,13 +108,13 @@ def read_file(file: Path) -> Weights:
             "Convert it first: mlbert convert --help",
         )
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
-        weights = replace(weights, shape=_shape_beside(file.parent))
+        weights = replace(weights, shape=_shape_in_folder(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):
         weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
     return weights
 
 
-def _shape_beside(folder: Path) -> BertConfig | None:
+def _shape_in_folder(folder: Path) -> BertConfig | None:
     own, theirs = folder / "bert_config.json", folder / "config.json"
     if own.is_file():
         return BertConfig.from_json(own)
@@ -129,25 +125,25 @@ HUGGINGFACE = "huggingface"
 
 
 def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
-    """The model of saved weights, what became of their tensors, and where its vocabulary would lie.
+    """Return a model with the saved weights, the report, and the path where its vocabulary is expected.
 
     Args:
-        source: what INIT_CHECKPOINT may name, with the model's shape in or beside it.
+        source: as for INIT_CHECKPOINT, with the model's shape in the file or its folder.
 
     Raises:
-        UserError: there are no weights, or nothing tells their shape.
+        UserError: there are no weights, or their shape is unknown.
     """
     file = weights_file(source)
     weights = read_file(file)
     model = _model_of(weights, file)
     model.initialize(0)  # heads may be missing
     report = load_state(model, weights.tensors, str(file))
-    beside = file.with_name(VOCAB_FILE)
-    return model, report, (vocabulary_of_run(file.parent) or beside if file.name == CHECKPOINT_TENSORS else beside)
+    expected = file.with_name(VOCAB_FILE)
+    return model, report, (vocabulary_of_run(file.parent) or expected if file.name == CHECKPOINT_TENSORS else expected)
 
 
 def _model_of(weights: Weights, file: Path) -> AnyBert:
-    """A model with the heads that the weights have."""
+    """Return a model with the heads that the weights have."""
     if weights.shape is None:
         raise UserError(
             "checkpoint.incomplete", file, "nothing beside it tells the model's shape", "Put its config.json there"
@@ -160,8 +156,8 @@ def _model_of(weights: Weights, file: Path) -> AnyBert:
 
 
 def export_to_huggingface(source: Path, target: Path) -> None:
-    """Writes a folder that `transformers` loads. Raises UserError: there are no weights, the target is there already,
-    or `transformers` has no such model."""
+    """Write a folder that `transformers` loads. Raise UserError if there are no weights, the target already exists, or
+    `transformers` does not support the model."""
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     finished = source / HUGGINGFACE

@@ -1,4 +1,4 @@
-"""The README.md that lies beside a run's weights."""
+"""The README.md of a run's weights."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from mlbert.mlperf.rules import UNVERIFIED
 
 
 def model_card(architecture: str, facts: Mapping[str, object], is_masked_lm: bool = True) -> str:
-    """The text: Hugging Face's header, a table of the facts, and what the weights must not be taken for.
+    """Return the text: Hugging Face's header, a table of the facts, and a note that the result is unverified.
 
-    ``architecture``: Hugging Face's name of the class with these parameters.
+    ``architecture``: name of the Hugging Face class with these parameters.
     """
     lines = [
         "---",

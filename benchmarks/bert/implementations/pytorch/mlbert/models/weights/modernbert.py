@@ -1,7 +1,7 @@
-"""A model of ModernBERT's form (`BertConfig.is_rotary`) as Hugging Face's ``ModernBertForMaskedLM``.
+"""Convert rotary models (`BertConfig.is_rotary`) to and from Hugging Face's ``ModernBertForMaskedLM``.
 
-Attention is global in every layer. Theirs has one tensor for query, key and value and stores a tied decoder once; what
-has no bias here, the first matrix of a gated feed-forward part, has zeros there.
+Attention is global in every layer. ModernBERT has one tensor for query, key and value and stores a tied decoder once.
+The first matrix of a gated feed-forward part has no bias in our models, and a zero bias there.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NAMES = (
 
 
 def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
-    """The content of a ``config.json``, as every version of transformers with ModernBERT reads it.
+    """Return the content of a ``config.json`` for any version of transformers with ModernBERT.
 
     Args:
-        shape: of ModernBERT's form.
-        activation: Hugging Face's name of its GELU.
+        shape: of a rotary model.
+        activation: Hugging Face's name for its GELU.
     """
     return {
         "architectures": [ARCHITECTURE],
@@ -66,13 +66,13 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
         "num_hidden_layers": shape.num_hidden_layers,
         "tie_word_embeddings": shape.tie_word_embeddings,
         "vocab_size": shape.vocab_size,
-        # Entries of our vocabularies; ModernBERT's own numbers lie beyond them.
+        # IDs in our vocabularies; ModernBERT's defaults would be out of range.
         **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None},
     }
 
 
 def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
-    """Our masked-LM parameters, vocabulary unpadded, under their names; other heads are left out."""
+    """Return our masked-LM parameters by their names, vocabulary unpadded, without other heads."""
     parts: dict[str, list[Tensor]] = {}
     for own in sorted(state, key=_rank):
         if (theirs := _their_name(own)) is not None:
@@ -84,10 +84,10 @@ def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str
 
 
 def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str) -> BertConfig:
-    """The shape that `modernbert_config` was made of. Raises UserError: a ModernBERT with what ours does not have.
+    """Return the shape for a ``config.json``. Raise UserError for a ModernBERT that our model does not support.
 
     Args:
-        activation: ours for the configuration's GELU.
+        activation: our name for its GELU.
         path: of the configuration.
     """
     remedy = "Choose a model that mlbert pretrain has written, or a BERT"
@@ -117,13 +117,13 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
 
 
 def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether tensors have ModernBERT's names."""
+    """Return whether tensors have ModernBERT's names."""
     return "model.embeddings.tok_embeddings.weight" in tensors
 
 
 def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> dict[str, Tensor]:
-    """What `modernbert_state` was made of, under our names. Raises UserError: a bias of a gated feed-forward part is
-    not zero."""
+    """Return the tensors by our names, the inverse of `modernbert_state`. Raise UserError if a bias of a gated
+    feed-forward part is not zero."""
     bias = next((name for name in tensors if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()), None)
     if bias is not None:
         raise UserError(
@@ -139,10 +139,10 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
 
 
 def _their_name(own: str) -> str | None:
-    """None: they have no such parameter."""
+    """Return their name of our parameter, or None if they have no such parameter."""
     return next((re.sub(pattern, theirs, own) for pattern, theirs in _NAMES if re.match(pattern, own)), None)
 
 
 def _rank(own: str) -> int:
-    """Rows of the query come first, then those of the key, then of the value."""
+    """Return the position of a parameter's rows in the fused tensor: query, key, value."""
     return (".self.key." in own) + 2 * (".self.value." in own)

@@ -1,6 +1,6 @@
-"""`mlbert.models.weights.checkpoint_state` for torch: a checkpoint's tensors into our models.
+"""Apply `mlbert.models.weights.checkpoint_state` to torch tensors and our models.
 
-A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's rows may be padded or not.
+Matrices are [out, in], vectors [out]; vocabulary rows may be padded or not.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Shape]:
-    """As `parameter_shapes`, of the encoder and those heads of which a checkpoint holds anything, a classifier too."""
+    """Return `parameter_shapes` of the encoder and of the heads that a checkpoint has, including a classifier."""
     own = {name: tensor for theirs, tensor in tensors.items() for name in own_torch_names(theirs)}
     known = parameter_shapes(shape)
     if (classifier := own.get("classifier.weight")) is not None:
         rows = (len(classifier), shape.hidden_size) if classifier.ndim else (0, 0)
         known |= {"classifier.weight": rows, "classifier.bias": rows[:1]}
-    there = tuple(head for head in HEADS if any(name.startswith(head) for name in own))
-    return {name: size for name, size in known.items() if name.startswith((*ENCODER, *there))}
+    heads = tuple(head for head in HEADS if any(name.startswith(head) for name in own))
+    return {name: size for name, size in known.items() if name.startswith((*ENCODER, *heads))}
 
 
 def own_state(
@@ -36,7 +36,7 @@ def own_state(
     source: str,
     known: Mapping[str, Shape] | None = None,
 ) -> tuple[dict[str, Tensor], Report]:
-    """`mlbert.models.weights.checkpoint_state.own_state` of torch's tensors."""
+    """Convert a checkpoint's torch tensors; see `mlbert.models.weights.checkpoint_state.own_state`."""
     return checkpoint_state.own_state(tensors, shape, source, _float32, known=known)
 
 
@@ -46,9 +46,9 @@ def _float32(tensor: object) -> Tensor | None:
 
 @torch.no_grad()
 def load_state(model: AnyBert, tensors: Mapping[str, Tensor], source: str) -> Report:
-    """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
+    """Copy a checkpoint's tensors into ``model``. Set padding rows to zero; leave missing heads unchanged.
 
-    Raises UserError as `own_state` does, before anything is changed.
+    Raise UserError as `own_state` does, before changing anything.
     """
     state, report = own_state(tensors, model.config, source, known=parameter_sizes(model))
     for name, parameter in model.named_parameters():
@@ -59,12 +59,12 @@ def load_state(model: AnyBert, tensors: Mapping[str, Tensor], source: str) -> Re
 
 
 def parameter_sizes(model: AnyBert) -> dict[str, Shape]:
-    """The sizes of a model's parameters."""
+    """Return the shapes of a model's parameters by name."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
-    """The same state with zero rows up to the padded vocabulary."""
+    """Return the state with the vocabulary padded with zero rows."""
     result = dict(state)
     for name in (name for name in (*VOCABULARY, *TIED) if name in state):
         rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])

@@ -1,8 +1,8 @@
-"""Checkpoints that TensorFlow wrote, TensorFlow 1 (``model.ckpt-28252``) and object-based TensorFlow 2, as our arrays.
+"""Read checkpoints of TensorFlow 1 (``model.ckpt-28252``) and object-based TensorFlow 2 as our arrays.
 
-TensorFlow reads them, and checks every tensor's checksum; its reader is handed in. Optimizer slots and counters are
-left out. Kernels are transposed; TensorFlow 2 keeps query, key and value kernels as [D, N, H], the attention output's
-as [N, H, D] and their biases as [N, H].
+The caller passes TensorFlow's reader, which checks every tensor's checksum. Optimizer slots and counters are skipped.
+Kernels are transposed. TensorFlow 2 stores query, key and value kernels as [D, N, H], the attention output's as
+[N, H, D] and biases of query, key and value as [N, H].
 
 Legend: D hidden, N heads, H head size.
 """
@@ -34,7 +34,7 @@ from mlbert.models.weights.checkpoint_state import (
     parameter_shapes,
 )
 
-REMEDY = "Give the prefix of a whole checkpoint: the path without .index"
+REMEDY = "Give the prefix of a complete checkpoint: the path without .index"
 _SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -48,7 +48,7 @@ class BundleReader(Protocol):
 
 
 def without_suffix(prefix: str) -> str:
-    """The checkpoint's prefix of one of its files."""
+    """Return a checkpoint's prefix, given one of its files."""
     for suffix in _SUFFIXES:
         prefix = prefix.removesuffix(suffix)
     return prefix
@@ -57,22 +57,22 @@ def without_suffix(prefix: str) -> str:
 def read_variables(
     load_checkpoint: Callable[[str], BundleReader], prefix: str, shape: BertConfig, object_based: bool | None = None
 ) -> tuple[dict[str, np.ndarray], Report]:
-    """Reads the weights of a BERT.
+    """Read the weights of a BERT.
 
     Args:
         load_checkpoint: ``tf.train.load_checkpoint``.
         prefix: the checkpoint's path without ``.index``.
         shape: of our model.
-        object_based: whether names are those of TensorFlow 2; None: as the checkpoint says.
+        object_based: whether names are TensorFlow 2's; by default detected.
 
     Returns:
         Float32 arrays by our names, [out, in] or [out], vocabulary unpadded, and the report; heads may be missing.
 
     Raises:
-        UserError: the checkpoint is damaged, has no BERT or one of another shape, or lacks a part of the encoder.
+        UserError: the checkpoint is damaged, has no BERT or one of another shape, or lacks part of the encoder.
     """
-    reader = _asked(prefix, "its index", load_checkpoint, prefix)
-    variables = _asked(prefix, "its index", reader.get_variable_to_shape_map)
+    reader = _read_or_raise(prefix, "its index", load_checkpoint, prefix)
+    variables = _read_or_raise(prefix, "its index", reader.get_variable_to_shape_map)
     if object_based is None:
         object_based = _OBJECT_GRAPH in variables
     spelling = {} if object_based else tf1_names(shape.num_hidden_layers)
@@ -82,10 +82,10 @@ def read_variables(
         return own_tf2_name(name) if object_based else own_of_tf1.get(name, name)
 
     is_bookkeeping = is_tf2_bookkeeping if object_based else is_tf1_optimizer
-    chosen, left_out = _choose(variables, own_name, is_bookkeeping, shape, prefix)
+    chosen, skipped = _choose(variables, own_name, is_bookkeeping, shape, prefix)
     known = parameter_shapes(shape)
     arrays = {
-        name: _as_ours(_asked(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix)
+        name: _as_ours(_read_or_raise(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix)
         for name, own in chosen.items()
     }
     if not arrays:
@@ -96,7 +96,7 @@ def read_variables(
             "Check that it is the form that the command names",
         )
     state, report = own_state(arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling)
-    report.dropped |= left_out
+    report.dropped |= skipped
     return state, report
 
 
@@ -107,33 +107,33 @@ def _choose(
     shape: BertConfig,
     prefix: str,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables to read, their name -> ours; and the others, their name -> why."""
+    """Return the variables to read, their name -> ours, and the skipped ones, their name -> reason."""
     known = parameter_shapes(shape)
     chosen: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     poolers: dict[str, str] = {}
     for name in sorted(variables, key=_preferred_first):
         own = own_name(name)
         if is_bookkeeping(name):
-            left_out[name] = "optimizer slot or counter"
+            skipped[name] = "optimizer slot or counter"
         elif own not in known:
             _refuse_further_layers(name, shape, prefix)
-            left_out[name] = "no such parameter"
+            skipped[name] = "no such parameter"
         elif own.startswith("bert.pooler.") and poolers.setdefault(own, name) != name:
-            # The encoder's own pooler is not trained where the next-sentence head has one.
-            left_out[name] = f"{poolers[own]} is taken"
+            # If the next-sentence head has a pooler, the encoder's pooler is untrained.
+            skipped[name] = f"{poolers[own]} is taken"
         else:
             chosen[name] = own
-    return chosen, left_out
+    return chosen, skipped
 
 
-def _asked(prefix: str, what: str, question: Callable[..., Any], *words: str) -> Any:
-    """TensorFlow's answer. What it raises over a damaged file is of many kinds; all become one UserError."""
+def _read_or_raise(prefix: str, part: str, read: Callable[..., Any], *names: str) -> Any:
+    """Call TensorFlow's reader. For damaged files it raises many kinds of errors; raise one UserError instead."""
     try:
-        return question(*words)
+        return read(*names)
     except Exception as error:
         text = " ".join(str(getattr(error, "message", None) or error).split())
-        raise UserError("checkpoint.damaged", prefix, f"is damaged at {what} ({text})", REMEDY) from None
+        raise UserError("checkpoint.damaged", prefix, f"is damaged at {part} ({text})", REMEDY) from None
 
 
 def _preferred_first(name: str) -> tuple[bool, str]:
@@ -141,14 +141,14 @@ def _preferred_first(name: str) -> tuple[bool, str]:
 
 
 def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
-    """An unknown part of a layer means that the configuration, or the architecture, is another one."""
+    """Raise UserError for an unknown variable of a layer: configuration or architecture do not match."""
     layer = re.search(r"/layer_(\d+)/", name)
     if "/_attention_layer/" in name or (layer is not None and int(layer[1]) >= shape.num_hidden_layers):
         raise UserError("checkpoint.shape", prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
 
 
 def _as_ours(array: Any, name: str, own: str, known: Shape, shape: BertConfig, prefix: str) -> np.ndarray:
-    """A variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
+    """Return a variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
     numbers = numpy_float32(array)
     if numbers is None:
         raise UserError("checkpoint.damaged", prefix, f"{name} holds no floating-point numbers", ANOTHER)

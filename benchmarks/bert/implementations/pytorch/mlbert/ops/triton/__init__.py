@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA devices. Importing the package needs Triton and registers its forms of the ops."""
+"""Triton kernels for CUDA devices. Importing this package requires Triton and registers the implementations."""
 
 from triton import knobs
 

@@ -1,18 +1,17 @@
-"""Attention over packed sequences as Triton kernels: the scores never reach memory.
+"""Attention over packed sequences in Triton, without storing the scores.
 
-The algorithm is FlashAttention's (Dao et al., arXiv 2205.14135 and 2307.08691) with one program for each block of
+The algorithm is FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691), with one program for each block of
 queries or keys of one sequence and head::
 
-    forward        walks the keys with a running maximum and sum; saves log2(sum(exp2)) of the scaled scores
-    gradient of Q  walks the keys; also finds delta = sum(dO * O), which is the sum over keys of P * dP
-    of K and V     walks the queries; P is made again from what the forward pass saved, and so are its dropout's bits
-                   dS = P * (dP - delta), with dP = dO V^T where kept, times the dropout scale, else 0
+    forward        loops over keys with a running maximum and sum; saves log2(sum(exp2)) of the scaled scores
+    gradient of Q  loops over keys; also computes delta = sum(dO * O), which is the sum over keys of P * dP
+    of K and V     loops over queries; recomputes P from the saved sums, and reads the saved dropout bits
+                   dS = P * (dP - delta), with dP = dO V^T times the dropout scale where kept, else 0
 
-Scores are in units of log2, so that the exponential is the hardware's. Q, K and V are read where the projection left
-them in [T, 3, N, H], and their gradients are written to the same places. Sequences are handed out longest first
-(`attention_order_kernel`), blocks behind a sequence's end leave at once, and tokens behind the last sequence belong to
-one more, pretended sequence whose results are zero. Nothing waits for the host, and every run gives the same bits: no
-result is the sum of two programs.
+Scores are in units of log2, to use the hardware's exponential. Q, K and V are read directly from [T, 3, N, H], and
+their gradients are written in the same layout. Longer sequences are scheduled first (`attention_order_kernel`), blocks
+past a sequence's end return at once, and tokens after the last sequence form a dummy sequence with zero results. There
+is no host synchronization, and results are bitwise reproducible: no two programs add to the same result.
 
 Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
 """
@@ -43,7 +42,7 @@ KEYS_OF_BITS = 64
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """How a kernel is cut up: queries and keys of a tile, and Triton's warps and pipeline stages."""
+    """Launch configuration of a kernel: queries and keys per tile, and Triton's warps and pipeline stages."""
 
     BLOCK_Q: int
     BLOCK_K: int
@@ -51,9 +50,9 @@ class AttentionBlocks:
     num_stages: int
 
 
-# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit types. Chosen by what the compiler reports
-# (tools/compile_kernels.py: no spills, most warps on a multiprocessor), not by measurement. The forward pass takes keys
-# by multiples of 64, whose bits of the mask it writes together; the others by multiples of 32.
+# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Chosen from the compiler's report
+# (tools/compile_kernels.py: no spills, most warps per multiprocessor), not by measurement. BLOCK_K must be a multiple
+# of 64 in the forward pass, which writes 64 mask bits together, and of 32 in the others.
 _HOPPER = {
     32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
     64: (AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
@@ -64,7 +63,7 @@ _AMPERE = {
     64: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 32, 4, 2)),
     128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(32, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
 }
-# float32 products run without tensor cores and spill: this form is for comparisons.
+# float32 products run without tensor cores and spill registers; only for comparisons.
 _SINGLE = {
     size: (AttentionBlocks(rows, 64, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)
 }
@@ -72,9 +71,9 @@ _SINGLE = {
 
 @registry.register("attention", "triton")
 def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=None):
-    """See `mlbert.ops.attention.attention`; other head sizes than 32, 64 and 128 run plain.
+    """See `mlbert.ops.attention.attention`; head sizes other than 32, 64 and 128 run plain.
 
-    ``max_seqlen`` may be more than the longest sequence, not less: blocks that find nothing to do cost little.
+    ``max_seqlen`` may exceed the longest sequence: blocks without work cost little.
     """
     if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
@@ -84,10 +83,10 @@ def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=No
 
 
 def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seqlen: int) -> tuple[int, int, int]:
-    """Of int32 [N, T/2 + 8 S, 4 ceil(L / 64)]: what forward with dropout keeps of its mask for backward.
+    """Return the shape of the saved dropout mask, int32 [N, T/2 + 8 S, 4 ceil(L / 64)].
 
-    8 bytes for each head, token and 64 keys of the longest sequence: 27 MB a layer for 16 heads and 96 sequences of
-    24,576 tokens, 512 at most. The longest counts because no length is known on the host.
+    8 bytes for each head, token and 64 keys of the longest sequence: 27 MB per layer for 16 heads and 96 sequences with
+    24,576 tokens in total, at most 512 each. Uses the longest because lengths are not known on the host.
     """
     return num_heads, 8 * (num_tokens // 16 + num_sequences), 4 * triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)
 
@@ -128,7 +127,7 @@ class _TritonAttention(torch.autograd.Function):
 
 
 def _launch(kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold) -> tuple[tuple[int], dict]:
-    """Grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
+    """Return grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
     num_tokens, _, num_heads, head_size = qkv.shape
     blocks = _blocks(qkv)[kernel]
     num_blocks = max(1, triton.cdiv(max_seqlen, blocks.BLOCK_K if kernel == 2 else blocks.BLOCK_Q))
@@ -146,7 +145,7 @@ def _blocks(qkv: Tensor) -> tuple[AttentionBlocks, ...]:
 
 
 def descending_order(cu_seqlens: Tensor) -> Tensor:
-    """Sequence numbers int32 [S], longest first, equal lengths in their order."""
+    """Return sequence numbers int32 [S], longest first, stable."""
     num_sequences = cu_seqlens.numel() - 1
     order = torch.empty(num_sequences, dtype=torch.int32, device=cu_seqlens.device)
     if num_sequences:
@@ -158,22 +157,22 @@ def descending_order(cu_seqlens: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_sequences"])
 def attention_order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr):
-    """A sequence's place is how many go before it. Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S]."""
-    mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    length = _lengths(cu_seqlens, mine, num_sequences)
+    """Rank each sequence by counting those before it. Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S]."""
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    length = _lengths(cu_seqlens, own, num_sequences)
     place = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_sequences, BLOCK):
         other = start + tl.arange(0, BLOCK)
         other_length = _lengths(cu_seqlens, other, num_sequences)
         longer = other_length[None, :] > length[:, None]
-        earlier = (other_length[None, :] == length[:, None]) & (other[None, :] < mine[:, None])
+        earlier = (other_length[None, :] == length[:, None]) & (other[None, :] < own[:, None])
         place += tl.sum((longer | earlier).to(tl.int32), 1)
-    tl.store(order + place, mine, mask=mine < num_sequences)
+    tl.store(order + place, own, mask=own < num_sequences)
 
 
 @triton.jit
 def _lengths(cu_seqlens, sequence, num_sequences):
-    """Lengths int32; -1 behind the last sequence."""
+    """Return lengths int32; -1 past the last sequence."""
     inside = sequence < num_sequences
     start = tl.load(cu_seqlens + sequence, mask=inside, other=1)
     return tl.load(cu_seqlens + sequence + 1, mask=inside, other=0) - start

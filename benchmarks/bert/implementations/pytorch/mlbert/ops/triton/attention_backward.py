@@ -32,9 +32,9 @@ def _weights_and_gradient(
     q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, num_blocks, SCALE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Kept weights [Q, K], before the dropout scale, and the gradient of the scaled scores [Q, K] over that scale.
+    """Return kept weights [Q, K], before the dropout scale, and the gradient of scaled scores [Q, K] over that scale.
 
-    delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP, which softmax's derivative needs.
+    delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP in softmax's derivative.
     """
     scores = scores_of(q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E)
     weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
@@ -44,12 +44,12 @@ def _weights_and_gradient(
         d_scores = weights * (d_weights - delta[:, None])
     else:
         numbers = tl.load(*bits_at(bits, first_q, first_k, length, num_blocks, BLOCK_Q, BLOCK_K))
-        stays = kept_bits(numbers, first_k, BLOCK_Q, BLOCK_K)
-        kept = tl.where(stays, weights, 0.0)
+        is_kept = kept_bits(numbers, first_k, BLOCK_Q, BLOCK_K)
+        kept = tl.where(is_kept, weights, 0.0)
         if q.dtype == tl.float32:
-            d_scores = weights * (tl.where(stays, d_weights, 0.0) - delta[:, None])
+            d_scores = weights * (tl.where(is_kept, d_weights, 0.0) - delta[:, None])
         else:
-            # One selection less; that both products are rounded before they may cancel is lost in 16 bits.
+            # Saves one selection. Both products are rounded before they may cancel, which is negligible in 16 bits.
             d_scores = kept * d_weights - weights * delta[:, None]
     return kept, d_scores
 
@@ -60,9 +60,9 @@ def attention_query_gradient_kernel(
     bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
+    """Compute d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
-    qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in
+    qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; others as in
     `attention_forward_kernel`.
     """
     block, head, sequence, start, length, is_tail = work(
@@ -84,7 +84,7 @@ def attention_query_gradient_kernel(
     o = tile(out + place, first, length, WIDTH, BLOCK_Q, HEAD_SIZE, True)
     my_delta = tl.sum(d_o.to(tl.float32) * o.to(tl.float32), 1) * ((256 - THRESHOLD) / 256.0)
     tl.store(delta + statistic, my_delta, mask=row < length)
-    # exp2(score - inf) = 0: queries behind the end weigh nothing.
+    # exp2(score - inf) = 0: queries past the end have zero weight.
     log_sum = tl.load(log_sums + statistic, mask=row < length, other=float("inf"))
     if slopes is not None:
         slopes += head
@@ -112,14 +112,14 @@ def _query_gradient_step(
     WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys' part to d_q [Q, H]."""
+    """Add the contribution of one block of keys to d_q [Q, H]."""
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     _, d_scores = _weights_and_gradient(
         q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, bits_blocks, SCALE, BLOCK_Q, BLOCK_K
     )
     if PARTIAL:
-        # Keys behind the end have weights without bound; their zero rows alone would not make infinity vanish.
+        # Weights of keys past the end may be infinite, and infinity times their zero rows would be NaN.
         d_scores = tl.where((first_k + key_places(BLOCK_K) < length)[None, :], d_scores, 0.0)
     return d_q + dot(d_scores.to(k.dtype), k)
 
@@ -131,7 +131,7 @@ def attention_key_value_gradient_kernel(
     NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
+    """Compute d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
     block, head, sequence, start, length, is_tail = work(
         cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
     )
@@ -152,7 +152,7 @@ def attention_key_value_gradient_kernel(
         slopes += head
     if bits is not None:
         bits += bits_start(head, start, sequence, num_tokens, num_sequences, bits_blocks)
-    # Keys behind the end get gradients of no meaning, which are not stored.
+    # Gradients of keys past the end are meaningless and not stored.
     k = key_tile(qkv + WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
     v = key_tile(qkv + 2 * WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
     d_k = tl.zeros([BLOCK_K, HEAD_SIZE], tl.float32)
@@ -179,7 +179,7 @@ def _key_value_gradient_step(
     WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of queries' part to d_k and d_v [K, H]; queries behind the end have weight exp2(-inf) = 0."""
+    """Add the contribution of one block of queries to d_k and d_v [K, H]; past the end, weights are exp2(-inf) = 0."""
     row = first_q + tl.arange(0, BLOCK_Q)
     q = tile(queries, first_q, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, PARTIAL)
     d_o = tile(d_out, first_q, length, WIDTH, BLOCK_Q, HEAD_SIZE, PARTIAL)

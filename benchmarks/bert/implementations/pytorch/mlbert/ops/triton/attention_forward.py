@@ -1,4 +1,4 @@
-"""The forward kernel of the Triton attention (`mlbert.ops.triton.attention`), and the parts that backward shares.
+"""The forward kernel of the Triton attention (`mlbert.ops.triton.attention`), and functions shared with backward.
 
 Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
 """
@@ -20,10 +20,10 @@ COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks", "bits_blocks")
 
 @triton.jit
 def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl.constexpr):
-    """This program's block and head, first token int64 and length of its sequence, and whether that is the tail."""
+    """Return this program's block, head, sequence, its first token (int64) and length, and whether it is the tail."""
     program = tl.program_id(0)
     rank = program // (num_blocks * NUM_HEADS)
-    # One more than there are sequences: what lies behind the last one.
+    # One extra sequence: the tokens after the last one.
     is_tail = rank == num_sequences
     sequence = tl.load(order + rank, mask=rank < num_sequences, other=num_sequences)
     start = tl.load(cu_seqlens + sequence)
@@ -34,7 +34,7 @@ def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl
 
 @triton.jit
 def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr):
-    """[ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
+    """Load [ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
     return _load(base, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
 
 
@@ -42,7 +42,7 @@ def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZ
 def key_tile(
     base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr
 ):
-    """`tile` with its rows in the order of `key_places`."""
+    """Load a `tile` with rows in the order of `key_places`."""
     return _load(base, first + key_places(ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
 
 
@@ -54,13 +54,13 @@ def _load(base, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr, PART
 
 @triton.jit
 def store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
-    """Rows from `first` to `length` of values [ROWS, HEAD_SIZE] in the type of `base`."""
+    """Store rows from `first` to `length` of values [ROWS, HEAD_SIZE] in the dtype of `base`."""
     _store(base, values, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE)
 
 
 @triton.jit
 def key_store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
-    """`store` of values with their rows in the order of `key_places`."""
+    """Store values with rows in the order of `key_places`."""
     _store(base, values, first + key_places(ROWS), length, STRIDE, HEAD_SIZE)
 
 
@@ -72,7 +72,7 @@ def _store(base, values, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.conste
 
 @triton.jit
 def zero(base, block, num_blocks, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
-    """Zeroes every `num_blocks`-th block of rows, so that all blocks together zero `length` rows."""
+    """Zero every `num_blocks`-th block of rows, so that all blocks together zero `length` rows."""
     zeros = tl.zeros([ROWS, HEAD_SIZE], tl.float32)
     for first in range(block * ROWS, length, num_blocks * ROWS):
         store(base, zeros, first, length, STRIDE, ROWS, HEAD_SIZE)
@@ -80,16 +80,16 @@ def zero(base, block, num_blocks, length, STRIDE: tl.constexpr, ROWS: tl.constex
 
 @triton.jit
 def dot(a, b):
-    """a @ b in float32; float32 factors without rounding them to TF32."""
+    """Return a @ b in float32, without rounding float32 factors to TF32."""
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def scores_of(q, k, first_q, places, slope, BLOCK_Q: tl.constexpr, SCALE: tl.constexpr):
-    """Scores [Q, K] that times SCALE are in units of log2, with the bias -slope * |query - key| unless that is None."""
+    """Return scores [Q, K]; times SCALE they are in units of log2. Adds -slope * |query - key| unless slope is None."""
     scores = dot(q, tl.trans(k))
     if slope is not None:
-        # `slope` points to the head's: a function can't return None, so it can't be loaded for all blocks at once.
+        # `slope` is a pointer: a Triton function cannot return None, so it cannot be loaded before the loop.
         distance = first_q + tl.arange(0, BLOCK_Q)[:, None] - places[None, :]
         scores -= (tl.load(slope) * (LOG2_E / SCALE)) * tl.abs(distance).to(tl.float32)
     return scores
@@ -97,23 +97,23 @@ def scores_of(q, k, first_q, places, slope, BLOCK_Q: tl.constexpr, SCALE: tl.con
 
 @triton.jit
 def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
-    """Where a head's and sequence's bits begin: every sequence begins with a whole 16 rows."""
+    """Return the offset of the bits of a head and sequence. Every sequence is aligned to 16 rows."""
     sixteens = head.to(tl.int64) * (num_tokens // 16 + num_sequences) + start // 16 + sequence
     return sixteens * (32 * num_blocks)
 
 
 @triton.jit
 def bits_at(bits, first_q, first_k, length, num_blocks, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Where the numbers of `mask.pack_masks` lie from `bits_start`, [Q/2, K/16] ([Q/2, 4] for 32 keys), which exist."""
+    """Return pointers to the numbers of `mask.pack_masks`, [Q/2, K/16] ([Q/2, 4] for 32 keys), and which exist."""
     row = first_q // 2 + tl.arange(0, BLOCK_Q // 2)
     column = first_k // 64 * 4 + tl.arange(0, max(4, BLOCK_K // 16))
-    there = row // 8 * 16 < length
-    return bits + row[:, None] * (4 * num_blocks) + column[None, :], there[:, None]
+    exists = row // 8 * 16 < length
+    return bits + row[:, None] * (4 * num_blocks) + column[None, :], exists[:, None]
 
 
 @triton.jit
 def hashes_of(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
-    """Row hashes of the queries `row` of the sequence at `start`; nothing of use without dropout."""
+    """Return row hashes of the queries `row` of the sequence at `start`; unused without dropout."""
     hashes = row
     if THRESHOLD:
         mask_rows = tl.load(rows + start + row, mask=row < length, other=0)
@@ -127,7 +127,7 @@ def attention_forward_kernel(
     bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Output of one block of queries. Grid: (S + 1) * N * L / Q.
+    """Compute the output of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
     """
@@ -153,7 +153,7 @@ def attention_forward_kernel(
     highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     result = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
-    # Whole blocks need no masks; the last, partial one is compiled apart with them.
+    # Full blocks need no masks; the partial last block is compiled separately with them.
     full = length // BLOCK_K * BLOCK_K
     for first_k in range(0, full, BLOCK_K):
         result, highest, total = _forward_step(
@@ -165,7 +165,7 @@ def attention_forward_kernel(
             result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, bits, bits_blocks, WIDTH,
             HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
-    # int64: N T numbers may exceed 2^31.
+    # int64: N T may exceed 2^31.
     tl.store(log_sums + head.to(tl.int64) * num_tokens + start + row, highest + tl.log2(total), mask=row < length)
     result *= ((256.0 / (256 - THRESHOLD)) / total)[:, None]
     store(out, result, first, length, WIDTH, BLOCK_Q, HEAD_SIZE)
@@ -177,7 +177,7 @@ def _forward_step(
     HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: the sums over the keys so far [Q, H] and [Q], scaled by exp2(-highest)."""
+    """Add one block of keys to the sums so far, [Q, H] and [Q], scaled by exp2(-highest)."""
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     places = first_k + key_places(BLOCK_K)
     scores = scores_of(q, k, first_q, places, slopes, BLOCK_Q, SCALE * LOG2_E)
@@ -185,13 +185,13 @@ def _forward_step(
         scores = tl.where((places < length)[None, :], scores, -float("inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1) * (SCALE * LOG2_E))
     weights = tl.exp2(scores * (SCALE * LOG2_E) - new_highest[:, None])
-    # The first block finds highest = -inf: what is rescaled by exp2(-inf) = 0 is zero anyway.
+    # In the first block highest = -inf, and exp2(-inf) = 0 rescales sums that are zero anyway.
     rescale = tl.exp2(highest - new_highest)
     total = total * rescale + tl.sum(weights, 1)
     v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     kept = weights.to(v.dtype)
     if THRESHOLD:
-        # Behind the sum: dropout acts on normalised weights, so the divisor is that of all of them.
+        # After the sum: dropout acts on normalised weights, so the divisor includes dropped ones.
         signs = keep_signs(hashes, first_k, BLOCK_K, THRESHOLD)
         kept, masks = keep_pairs(kept, signs, BLOCK_Q, BLOCK_K)
         if bits is not None:

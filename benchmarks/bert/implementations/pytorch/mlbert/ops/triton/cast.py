@@ -1,24 +1,17 @@
-"""Casts to FP8 as Triton kernels: one pass reads a tensor, quantises it by rows and transposed, and finds its maximum.
+"""Cast to FP8 in Triton: one pass quantises a tensor by rows and transposed, and finds its maximum.
 
-FP8 products on Hopper read both operands along their inner dimension, so an activation is needed by rows (forward)
-and transposed (weight gradient), and so is its gradient. The same pass can take the bias gradient (the sum over
-tokens), apply bias and GELU to what it quantises, or multiply by GELU's derivative. Scales and maxima stay on the
-device. Values beyond the type's range become its largest; NaN stays NaN. The transposed copy ends in zeros up to a
-multiple of 16 tokens, which the product over tokens asks for: nothing has to be padded later.
+FP8 products on Hopper read both operands along their inner dimension, so activations and their gradients are needed by
+rows and transposed. The same pass can compute the bias gradient (the sum over tokens), apply bias and GELU before
+quantising, or multiply by GELU's derivative. Scales and maxima stay on the device. Values out of range, including
+infinity, become the largest number and NaN stays NaN (PTX ISA, "cvt" with `satfinite`). The transposed copy is
+zero-padded to a multiple of 16 tokens, as the product over tokens requires.
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks.
+Each thread has the same columns of four adjacent rows. It rounds four numbers of a row into one 32-bit word, stores the
+word by rows, and transposes four such words into words of one column each. So each number is computed once, and only
+words pass through shared memory. The interpreter cannot run inline assembly and uses an equivalent without it.
 
-What kernels share that write FP8 by rows and transposed: four rows at a time.
-
-A thread holds the same columns of four neighbouring rows. It rounds four numbers of a row into one 32-bit word, which
-is stored by rows as it is, and turns four such words into words of one column each: the numbers are computed once, and
-what goes through shared memory to be stored transposed are words. Where kernels are interpreted, which cannot run the
-machine's instructions, the same is written out.
-
-`cvt` with `satfinite` gives the type's largest number for what lies beyond it, infinity as well, and NaN for NaN
-(PTX ISA, "cvt").
-
-Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, G groups of four rows of a tile, C its columns.
+Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks, G groups of four rows of a tile, C
+columns of a tile.
 """
 
 from __future__ import annotations
@@ -45,7 +38,7 @@ cvt.rn.satfinite.{0}.f32 high, $4, $3;
 mov.b32 $0, {{low, high}};
 }}"""
 ROUND_E4M3, ROUND_E5M2 = tl.constexpr(_ROUND.format("e4m3x2")), tl.constexpr(_ROUND.format("e5m2x2"))
-# A digit of prmt's selector is a byte of its two operands; words 4 to 7 are rows, 0 to 3 columns.
+# Each digit of prmt's selector picks a byte of its two operands. $4 to $7 are rows, $0 to $3 columns.
 TURN = tl.constexpr("""{
 .reg .b32 a, b, c, d;
 prmt.b32 a, $4, $5, 0x5140;
@@ -60,33 +53,33 @@ prmt.b32 $3, c, d, 0x7632;
 
 
 def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
-    """Uninitialised FP8 copies of x [T, F]."""
-    assert dtype in FP8_TYPES, f"{dtype} is no FP8 type"
+    """Return uninitialised FP8 copies of x [T, F]."""
+    assert dtype in FP8_TYPES, f"{dtype} is not an FP8 dtype"
     rows, columns = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
     return Quantised(rows, columns)
 
 
 def fp8_arguments(copies: Quantised) -> tuple[Tensor, Tensor]:
-    """The copies as kernels write them: bytes by rows, transposed words of four tokens."""
+    """Return the copies as kernels write them: bytes by rows, transposed words of four tokens."""
     return copies.rows.view(torch.uint8), copies.columns.view(torch.int32)
 
 
 @triton.jit
 def fp8_bytes(scaled, E5M2: tl.constexpr):
-    """float32 -> FP8, as uint8."""
+    """Convert float32 to FP8, as uint8."""
     if INTERPRETED:
         largest = 57344.0 if E5M2 else 448.0
-        # Comparisons are false for NaN, which passes.
+        # Comparisons with NaN are false, so it stays NaN.
         scaled = tl.where(scaled > largest, largest, tl.where(scaled < -largest, -largest, scaled))
         return scaled.to(tl.float8e5 if E5M2 else tl.float8e4nv).to(tl.uint8, bitcast=True)
-    # Not pure, so that it is not computed again in the layout in which the result is stored.
+    # Not pure, so that the compiler does not recompute it in the layout of the store.
     code: tl.constexpr = ROUND_E5M2 if E5M2 else ROUND_E4M3
     return tl.inline_asm_elementwise(code, "=r,r,r,r,r", [scaled], dtype=tl.uint8, is_pure=False, pack=4)
 
 
 @triton.jit
 def column_words(row0, row1, row2, row3):
-    """Bytes uint8 [G, C] of four rows -> int32 [G, C], the four bytes of a column, the first the lowest."""
+    """Combine bytes uint8 [G, C] of four rows into int32 [G, C], the first row in the lowest byte."""
     if INTERPRETED:
         low = row0.to(tl.int32) | (row1.to(tl.int32) << 8)
         return low | (row2.to(tl.int32) << 16) | (row3.to(tl.int32) << 24)
@@ -96,7 +89,7 @@ def column_words(row0, row1, row2, row3):
 
 @triton.jit
 def store_rows(value, scale, row, column, tokens, columns, out_rows, E5M2: tl.constexpr):
-    """Writes float32 rows [G, C] times `scale` to out_rows uint8 [T, F]; gives the bytes."""
+    """Write float32 rows [G, C] times `scale` to out_rows uint8 [T, F]; return the bytes."""
     small = fp8_bytes(value * scale, E5M2)
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
     tl.store(out_rows + row[:, None].to(tl.int64) * columns + column[None, :], small, mask=inside)
@@ -105,9 +98,9 @@ def store_rows(value, scale, row, column, tokens, columns, out_rows, E5M2: tl.co
 
 @triton.jit
 def store_columns(row0, row1, row2, row3, group, column, padded, columns, out_columns):
-    """Writes the bytes of four rows, 0 behind T, transposed to out_columns int32 [F, U / 4]; `group`: rows / 4 [G]."""
+    """Write the bytes of four rows, 0 past T, transposed to out_columns int32 [F, U / 4]; `group`: rows / 4 [G]."""
     words = column_words(row0, row1, row2, row3)
-    # Columns up to U are written as well: products read them, as zeros.
+    # Also write zeros up to U: products read them.
     inside = (column < columns)[:, None] & (group < padded // 4)[None, :]
     place = column[:, None].to(tl.int64) * (padded // 4) + group[None, :]
     tl.store(out_columns + place, tl.trans(words), mask=inside)
@@ -115,20 +108,20 @@ def store_columns(row0, row1, row2, row3, group, column, padded, columns, out_co
 
 @triton.jit
 def largest_magnitude(value0, value1, value2, value3):
-    """Of four float32 tiles [G, C]: [G, C]."""
+    """Return the element-wise largest magnitude of four float32 tiles [G, C]."""
     return tl.maximum(tl.maximum(tl.abs(value0), tl.abs(value1)), tl.maximum(tl.abs(value2), tl.abs(value3)))
 
 
 @triton.jit
 def raise_amax(amax, magnitude):
-    """Raises the scalar to the largest of a float32 tile [G, C] of magnitudes."""
+    """Raise the scalar to the largest of a float32 tile [G, C] of magnitudes."""
     # A maximum does not depend on the order, so the atomic is deterministic.
     tl.atomic_max(amax, tl.max(tl.max(magnitude, 1), 0), sem="relaxed")
 
 
 PLAIN, GELU, GELU_BACKWARD = 0, 1, 2
 _GELU, _GELU_BACKWARD = tl.constexpr(GELU), tl.constexpr(GELU_BACKWARD)
-ROWS, COLUMNS = 128, 64  # of a tile: whole 128 bytes of x and of a transposed row
+ROWS, COLUMNS = 128, 64  # of a tile: 128 bytes of x and of a transposed row
 # tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE y^3)).
 GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
@@ -139,27 +132,27 @@ SIGMOID = tl.constexpr("{ ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000;
 
 @registry.register("fp8_quantise", "triton")
 def cast_transpose(x, scale, amax, dtype, out=None) -> Quantised:
-    """See `mlbert.ops.fp8.quantise`; ``out``: where to write, None: new memory."""
+    """See `mlbert.ops.fp8.quantise`; ``out``: by default new memory."""
     return _quantise(x, None, None, scale, amax, dtype, PLAIN, False, False, out)[0]
 
 
 @registry.register("fp8_quantise_sum", "triton")
 def cast_transpose_bias(x, scale, amax, dtype) -> tuple[Quantised, Tensor]:
-    """`cast_transpose` and the sum of x over tokens, float32 [F]: the bias gradient where x is an output's gradient."""
+    """Return `cast_transpose` and the sum of x over tokens, float32 [F]: the bias gradient if x is a gradient."""
     copies, total = _quantise(x, None, None, scale, amax, dtype, PLAIN, False, True)
     return copies, sum_partials(total)
 
 
 @registry.register("fp8_gelu", "triton")
 def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
-    """gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; the tanh form unless `exact`; the rest as in
-    `cast_transpose`."""
+    """Return gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; in the tanh form unless `exact`. Other
+    arguments as in `cast_transpose`."""
     return _quantise(pre, None, bias, scale, amax, dtype, GELU, exact, False)[0]
 
 
 @registry.register("fp8_gelu_backward", "triton")
 def gelu_backward_cast_transpose(d_out, pre, bias, exact, scale, amax, dtype) -> tuple[Quantised, Tensor]:
-    """d_out * gelu'(pre + bias), scaled in FP8, and its sum over tokens, float32 [F]."""
+    """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens, float32 [F]."""
     copies, total = _quantise(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
     return copies, sum_partials(total)
 
@@ -167,7 +160,7 @@ def gelu_backward_cast_transpose(d_out, pre, bias, exact, scale, amax, dtype) ->
 def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None) -> tuple[Quantised, Tensor]:
     assert x.is_contiguous(), "contiguous activations expected"
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
-    assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), "a gradient like its output expected"
+    assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), "d_out must be contiguous, like x"
     assert bias is None or bias.shape == x.shape[1:], f"bias {tuple(bias.shape)} for {x.shape[1]} columns"
     assert scale.dtype == amax.dtype == torch.float32, "scale and amax are float32"
     copies = out or quantised_buffers(x, dtype)
@@ -186,10 +179,10 @@ def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=No
 
 @triton.jit
 def sigmoid(z):
-    """1 / (1 + exp(-z)) of float32.
+    """Return 1 / (1 + exp(-z)) of float32.
 
-    Not by `tanh.approx`, one instruction with a relative error of 2^-11: 1 + tanh cancels where z is negative, and
-    GELU's tail would be wrong by more than FP8 rounds. `ex2.approx` and `rcp.approx` err by 2^-22 (PTX ISA).
+    `tanh.approx` is one instruction, but has a relative error of 2^-11: 1 + tanh cancels for negative z, and the error
+    of GELU's tail would exceed FP8 rounding. `ex2.approx` and `rcp.approx` have an error of 2^-22 (PTX ISA).
     """
     if INTERPRETED:
         return tl.sigmoid(z)
@@ -198,7 +191,7 @@ def sigmoid(z):
 
 @triton.jit
 def gelu_parts(y, EXACT: tl.constexpr):
-    """GELU and its derivative at float32 y, the tanh form or the erf form."""
+    """Return GELU and its derivative at float32 y, in the erf form if EXACT, else the tanh form."""
     if EXACT:
         below = 0.5 * (1.0 + tl.erf(y * SQRT_HALF))
         slope = below + y * INVERSE_SQRT_2_PI * tl.exp(-0.5 * y * y)
@@ -211,30 +204,30 @@ def gelu_parts(y, EXACT: tl.constexpr):
 
 @triton.jit
 def operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr):
-    """Rows `row` [G] of what is to be quantised, float32 [G, C], 0 outside; `shift`: the bias, float32 [C] or None."""
+    """Return rows `row` [G] of the values to quantise, float32 [G, C], 0 outside; `shift`: bias float32 [C] or None."""
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
     place = row[:, None].to(tl.int64) * columns + column[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if shift is not None:
         value += shift[None, :]
     if OPERATION == _GELU:
-        # gelu(0 + bias) is not 0: outside it would count in amax.
+        # gelu(0 + bias) is not 0 and would count in amax for rows outside.
         value = tl.where((row < tokens)[:, None], gelu_parts(value, EXACT)[0], 0.0)
     if OPERATION == _GELU_BACKWARD:
         value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
     return value
 
 
-# Scales of all layers lie in one tensor: their alignment is no reason to compile again.
+# Scales of all layers are in one tensor; do not recompile for their alignment.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scale", "amax"])
 def cast_kernel(
     x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns, OPERATION: tl.constexpr,
     EXACT: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One tile: the operation, the two quantised copies, the tile's sum over tokens. Grid: F / COLUMNS, P.
+    """Process one tile: the operation, two quantised copies, and the tile's sum over tokens. Grid: F / COLUMNS, P.
 
     x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows uint8 [T, F], out_columns int32 [F, U / 4];
-    partial: float32 [P, F]. d_out, bias and partial are None where the operation has none.
+    partial: float32 [P, F]. d_out, bias and partial are None if unused by the operation.
     """
     group = tl.program_id(1) * (ROWS // 4) + tl.arange(0, ROWS // 4)
     row = group * 4

@@ -1,6 +1,6 @@
-"""What kernels ask about the device that they will run on.
+"""Device properties for kernels, and the second stage of sums over tokens.
 
-Sums over tokens in two stages: each program leaves a partial sum, `sum_partials` adds them in a fixed order.
+Each program of a kernel writes a partial sum; `sum_partials` adds them in a fixed order.
 
 Legend: P programs, N columns.
 """
@@ -16,19 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-# For tensors that lie on no GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py, which sets this.
+# For tensors not on a GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py, which sets this.
 assumed_capability = 90
 
 
 def capability(device: torch.device) -> int:
-    """Compute capability times ten: 80 for an A100, 90 for an H100 or H200, 100 for a B200."""
+    """Return the compute capability times ten: 80 for an A100, 90 for an H100 or H200, 100 for a B200."""
     if device.type != "cuda":
         return assumed_capability
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
-# Programs a multiprocessor for kernels that walk over their tiles, and the stand-in where there is no GPU.
+# Programs per multiprocessor for kernels that loop over tiles, and the number of processors without a GPU.
 PROGRAMS_PER_PROCESSOR = 4
 CPU_PROCESSORS = 1
 BLOCK_ROWS, BLOCK_COLUMNS = 64, 32
@@ -36,14 +36,14 @@ BLOCK_ROWS, BLOCK_COLUMNS = 64, 32
 
 @functools.cache
 def walking_programs(device: torch.device) -> int:
-    """How many programs fill the device once; a constant of the device, so that sums do not change between runs."""
+    """Return how many programs fill the device once. Constant per device, so that sums are the same in every run."""
     if device.type != "cuda":
         return PROGRAMS_PER_PROCESSOR * CPU_PROCESSORS
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def sum_partials(partial: Tensor) -> Tensor:
-    """Sum over the first dimension of a contiguous float32 [P, ...], the same bits each time."""
+    """Return the sum over the first dimension of a contiguous float32 [P, ...], bitwise reproducible."""
     rows, columns = partial.shape[0], partial[0].numel() if partial.shape[0] else 0
     out = torch.zeros(partial.shape[1:], dtype=torch.float32, device=partial.device)
     if rows and columns:
@@ -54,7 +54,7 @@ def sum_partials(partial: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["rows"])
 def sum_partials_kernel(partial, out, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [N] = partial [P, N] summed over P, float32. Grid: N / BLOCK."""
+    """Compute out [N] = partial [P, N] summed over P, float32. Grid: N / BLOCK."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK_ROWS, BLOCK], tl.float32)
     start = 0

@@ -1,10 +1,10 @@
-"""The sum of the three embeddings as Triton kernels, its gradient without atomics.
+"""The sum of the three embeddings in Triton, with a gradient without atomics.
 
-Each table's gradient is a sum over tokens by id. Hot rows ([MASK], the two segments, the first positions) would make
-atomics wait and their order change the result. Instead the tokens are sorted by id (stable, on the device) and cut
-into chunks: a chunk's program adds up its runs of equal ids, writes runs that lie within the chunk, and leaves the two
-ends that may go on in a neighbour to a second kernel, which joins them in order. No size depends on the data, nothing
-waits for the host.
+Each table's gradient is a sum over tokens by id. For frequent rows ([MASK], the two segments, the first positions)
+atomics would be slow and not deterministic. Instead, tokens are sorted by id (stable, on the device) and split into
+chunks. One program per chunk sums its runs of equal ids and writes those within the chunk; runs that may continue in a
+neighbouring chunk are joined in order by a second kernel. Sizes do not depend on the data, and there is no host
+synchronization.
 
 Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
 """
@@ -27,7 +27,7 @@ JOIN_ROWS, JOIN_COLUMNS = 16, 128
 
 @registry.register("embedding_sum", "triton")
 def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment, dtype=None):
-    """See `mlbert.ops.embedding.embedding_sum`; an id outside of its table makes the token's sum NaN."""
+    """See `mlbert.ops.embedding.embedding_sum`; an id out of range makes the token's sum NaN."""
     tables = (word, position, segment)
     if any(table.dtype not in ACTIVATION_TYPES for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
@@ -38,8 +38,8 @@ class _TritonEmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ids, dtype, *tables):
         ids, tables = [x.contiguous() for x in ids], [table.contiguous() for table in tables]
-        assert len({x.shape for x in ids}) == 1, "three ids a token"
-        assert len({table.shape[1] for table in tables}) == 1, "tables of one width"
+        assert len({x.shape for x in ids}) == 1, "three ids per token"
+        assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
         tokens, hidden = ids[0].numel(), tables[0].shape[1]
         out = torch.empty(tokens, hidden, dtype=dtype, device=tables[0].device)
         if tokens:
@@ -57,10 +57,10 @@ class _TritonEmbeddingSum(torch.autograd.Function):
 
 
 def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
-    """out[r] = the sum of the rows of `values` whose id is r, always in the same order.
+    """Return out[r] = the sum of the rows of `values` with id r, in a fixed order.
 
     Args:
-        ids: int64 [T]; ids outside of 0..num_rows-1 are left out.
+        ids: int64 [T]; ids outside 0..num_rows-1 are ignored.
         values: [T, D] float32 or bfloat16, contiguous.
         num_rows: V.
 
@@ -79,7 +79,7 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     embedding_sum_runs_kernel[(chunks,)](
         values, sorted_ids, order, out, *ends, tokens, num_rows, BLOCK=block, num_warps=_warps(block), **sizes
     )
-    # Where the run that leaves a chunk is over: the first sorted place with a larger id.
+    # End of the last run of each full chunk: the first sorted position with a larger id.
     run_ends = torch.searchsorted(sorted_ids, sorted_ids[CHUNK - 1 :: CHUNK].contiguous(), right=True)
     if len(run_ends):
         grid = (len(run_ends), triton.cdiv(hidden, JOIN_COLUMNS))
@@ -104,7 +104,7 @@ def embedding_forward_kernel(
     word_ids, position_ids, segment_ids, word, position, segment, out, words, positions, segments, hidden,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token's sum [D], added in float32 in the twin's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
+    """Sum one token's rows [D] in float32, in the reference's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     total = _table_row(word, word_ids, token, words, columns, hidden)
@@ -115,9 +115,9 @@ def embedding_forward_kernel(
 
 @triton.jit
 def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
-    """Where a run's sum goes: to its row, or to the chunk's head (it came in) or tail (it began here, and goes on)."""
-    whole = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
-    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=(columns < hidden) & whole)
+    """Store a run's sum: in its row, or in the chunk's head (began earlier) or tail (begins here and continues)."""
+    complete = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
+    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=(columns < hidden) & complete)
     tl.store(heads + chunk * hidden + columns, total, mask=(columns < hidden) & enters)
     tl.store(tails + chunk * hidden + columns, total, mask=(columns < hidden) & leaves & (not enters))
 
@@ -127,7 +127,7 @@ def embedding_sum_runs_kernel(
     values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums the runs of equal ids among CHUNK sorted tokens. Grid: C.
+    """Sum the runs of equal ids among CHUNK sorted tokens. Grid: C.
 
     values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D]; heads, tails: float32 [C, D].
     """
@@ -136,16 +136,16 @@ def embedding_sum_runs_kernel(
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, tokens)
     run = tl.load(sorted_ids + first)
-    # Tokens are sorted by id: a table row's gradient is one run, which may span chunks.
+    # Tokens are sorted by id, so a table row's gradient is one run, which may span chunks.
     enters = tl.load(sorted_ids + first - 1, mask=first > 0, other=-1) == run
     enters = enters & (first > 0)
     total = tl.zeros([BLOCK], tl.float32)
     place = first
     while place < last:
-        here = tl.load(sorted_ids + place)
-        if here != run:
+        row_id = tl.load(sorted_ids + place)
+        if row_id != run:
             _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False)
-            run = here
+            run = row_id
             enters = False
             total = tl.zeros([BLOCK], tl.float32)
         token = tl.load(order + place)
@@ -160,9 +160,9 @@ def embedding_join_runs_kernel(
     sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the row of a run that begins in this chunk and goes on: its tail and the heads after it.
+    """Write the row of a run that begins in this chunk and continues: its tail plus the following heads.
 
-    Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted place after the run.
+    Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted position after the run.
     """
     chunk = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -170,7 +170,7 @@ def embedding_join_runs_kernel(
     end = tl.load(run_ends + chunk)
     before = tl.load(sorted_ids + chunk * CHUNK - 1, mask=chunk > 0, other=0)
     begins = (chunk == 0) | (before != run)
-    # The chunk in which a run begins writes the run's row, and no other does: no atomics.
+    # Only the chunk in which a run begins writes its row, so no atomics are needed.
     if begins & (end > (chunk + 1) * CHUNK) & (run >= 0) & (run < num_rows):
         total = tl.load(tails + chunk * hidden + columns, mask=columns < hidden, other=0.0)
         last = (end - 1) // CHUNK

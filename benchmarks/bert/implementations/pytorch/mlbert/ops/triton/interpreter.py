@@ -1,9 +1,8 @@
-"""Makes Triton 3.6's interpreter compute what the compiled kernels do.
+"""Patch Triton 3.6's interpreter so that it agrees with compiled kernels.
 
-The interpreter holds tensors as NumPy arrays, bfloat16 as its bits in uint16. It has four faults that matter here: a
-scalar as a bound of `range` fails with NumPy 2.4 and later, `tl.dot` multiplies bfloat16 bits as if they were integers,
-casts to bfloat16 are cut off instead of rounded, and casts to FP8 lose the carry of a mantissa that rounds up (31.3
-becomes 16).
+The interpreter stores tensors as NumPy arrays, and bfloat16 as bits in uint16. We fix four bugs: scalar bounds of
+`range` fail with NumPy 2.4 and later; `tl.dot` multiplies bfloat16 bits as integers; casts to bfloat16 truncate instead
+of rounding; and casts to FP8 lose the carry when the mantissa rounds up (31.3 becomes 16).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
 def repair() -> None:
-    """Replaces the faulty parts; once for the process, before a kernel runs."""
+    """Patch the interpreter. Call it once per process, before any kernel runs."""
     builder = interpreter.InterpreterBuilder
     cast, dot, patch_tensor = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
     cast_fp8 = builder.create_fp_to_fp

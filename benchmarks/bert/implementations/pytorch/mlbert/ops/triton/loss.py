@@ -1,8 +1,8 @@
-"""Cross-entropy of the masked tokens as Triton kernels: one program a row, the gradient written over the logits.
+"""Cross-entropy of the masked tokens in Triton: one program per row. The gradient overwrites the logits.
 
 The forward kernel reads a row once, keeping the running maximum, its lowest column and the sum of exponentials
 (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867); the backward kernel reads and
-writes it once. Nothing waits for the host: a label that is no class makes the loss NaN where other forms raise.
+writes it once. There is no host synchronization: an invalid label makes the loss NaN; other implementations raise.
 
 Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
 """
@@ -17,8 +17,8 @@ import triton.language as tl
 
 from mlbert.ops import registry
 
-# A label that leaves its row out of the loss, the gradient and the count, as in PyTorch's cross_entropy: it fills
-# batches of a fixed number of masked tokens.
+# Excludes a row from loss, gradient and count, as in PyTorch's cross_entropy. Fills batches up to a fixed number of
+# masked tokens.
 IGNORED = tl.constexpr(-100)
 MAX_BLOCK = 4096
 SUM_BLOCK = 1024
@@ -26,7 +26,7 @@ SUM_BLOCK = 1024
 
 @registry.register("masked_cross_entropy", "triton")
 def masked_cross_entropy(logits, labels, vocab_size):
-    """See `mlbert.ops.loss.masked_cross_entropy`; rows with label -100 take no part."""
+    """See `mlbert.ops.loss.masked_cross_entropy`; rows with label -100 are ignored."""
     assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
     return _TritonCrossEntropy.apply(logits, labels, vocab_size)
@@ -46,15 +46,15 @@ class _TritonCrossEntropy(torch.autograd.Function):
             loss_forward_kernel[(rows,)](logits, labels, highests, totals, losses, correct, **sizes)
             loss_sum_kernel[(1,)](losses, correct, loss_sum, num_correct, rows, BLOCK=SUM_BLOCK)
         ctx.save_for_backward(logits, labels, highests, totals)
-        ctx.vocab_size, ctx.spent = vocab_size, False
+        ctx.vocab_size, ctx.consumed = vocab_size, False
         ctx.mark_non_differentiable(num_correct)
         return loss_sum, num_correct
 
     @staticmethod
     def backward(ctx, d_loss, _):
         logits, labels, highests, totals = ctx.saved_tensors
-        assert not ctx.spent, "masked_cross_entropy's backward runs once: it overwrites the logits"
-        ctx.spent = True
+        assert not ctx.consumed, "masked_cross_entropy's backward runs once: it overwrites the logits"
+        ctx.consumed = True
         rows, columns = logits.shape
         if rows:
             block = _block(columns)
@@ -73,7 +73,7 @@ def loss_forward_kernel(
     logits, labels, highests, totals, losses, correct, columns: tl.constexpr, vocab_size: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Maximum, sum of exp(score - maximum), loss and hit of one row [V']. Grid: M.
+    """Compute maximum, sum of exp(score - maximum), loss and hit of one row [V']. Grid: M.
 
     logits: float32 or bfloat16 [M, V']; labels: int64 [M]; highests, totals, losses: float32 [M]; correct: int32 [M],
     0 or 1.
@@ -84,13 +84,13 @@ def loss_forward_kernel(
     highest, best, total = -float("inf"), 0, 0.0
     for start in range(0, vocab_size, BLOCK):
         column = start + lanes
-        # Padded columns are read as well: whole rows are aligned, so a thread moves 16 bytes at once.
+        # Also read padded columns: full rows are aligned, so a thread loads 16 bytes at once.
         scores = tl.load(logits + row * columns + column, mask=column < columns, other=0.0).to(tl.float32)
         scores = tl.where(column < vocab_size, scores, -float("inf"))
         block_highest, place = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
         best = tl.where(block_highest > highest, start + place, best)
         new_highest = tl.maximum(highest, block_highest)
-        # A row of -inf so far has no sum to rescale; -inf - -inf would be NaN.
+        # If all scores so far are -inf, there is no sum to rescale, and -inf - -inf would be NaN.
         safe = tl.where(new_highest == -float("inf"), 0.0, new_highest)
         total = total * tl.exp(highest - safe) + tl.sum(tl.exp(scores - safe), 0)
         highest = new_highest
@@ -100,13 +100,13 @@ def loss_forward_kernel(
     tl.store(highests + row, highest)
     tl.store(totals + row, total)
     tl.store(losses + row, tl.where(counts, tl.log(total) - (score - highest), 0.0))
-    # The label's own score is compared too: it differs from the maximum in rows with NaN.
+    # Also compare the label's score: it differs from the maximum in rows with NaN.
     tl.store(correct + row, (counts & (best == label) & (score == highest)).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.constexpr):
-    """Sums of losses and hits in one program, in a fixed order; the losses in float64."""
+    """Sum losses (in float64) and hits in one program, in a fixed order."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
     hits = tl.zeros([BLOCK], tl.int64)
@@ -124,7 +124,7 @@ def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.cons
 def loss_backward_kernel(
     logits, labels, highests, totals, d_loss, columns: tl.constexpr, vocab_size: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(softmax - one-hot) * d_loss in place of BLOCK logits of one row; 0 in padded columns. Grid: M, V' / BLOCK."""
+    """Replace BLOCK logits of a row with (softmax - one-hot) * d_loss; 0 in padded columns. Grid: M, V' / BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(labels + row)

@@ -1,8 +1,8 @@
-"""The dropout masks of `mlbert.ops.dropout` inside Triton kernels, bit for bit.
+"""The dropout masks of `mlbert.ops.dropout` in Triton kernels, bit for bit.
 
-A mask's row hash is found once a row (`row_hash`) and an element's byte from it (`keep`; four columns share a word). In
-attention a thread of a matrix product holds only two neighbouring columns, so it takes the keys in another order
-(`key_places`), mixes each word once (`keep_signs`), and leaves the mask as bits for the backward pass (`pack_masks`).
+The hash of a mask row is computed once per row (`row_hash`), and an element's byte from it (`keep`; four columns share
+a word). In attention, a thread of a matrix product has only two adjacent columns. So we permute the keys
+(`key_places`), mix each word once (`keep_signs`), and save the mask as bits for the backward pass (`pack_masks`).
 
 Legend: R rows, C columns.
 """
@@ -20,14 +20,14 @@ from mlbert.ops import dropout
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 MULTIPLIER_1 = tl.constexpr(dropout.MULTIPLIER_1)
 MULTIPLIER_2 = tl.constexpr(dropout.MULTIPLIER_2)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # it knows no inline assembly
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # without inline assembly
 # Bytes 1, 1, 0, 0 and 3, 3, 2, 2, each as eight copies of its top bit.
 CHOSEN_BYTES = tl.constexpr((0x9988, 0xBBAA))
 
 
 def key_argument(key: int | Tensor) -> int | Tensor:
-    """A 32-bit key as kernels take it: a signed number, so that every key compiles to the same kernel, or an int32
-    tensor of one element, which a captured graph can change between its replays."""
+    """Return a 32-bit key as a kernel argument: a signed number, so that all keys use the same kernel, or an int32
+    tensor of one element, which can change between replays of a captured graph."""
     if isinstance(key, Tensor):
         return key
     return key - (1 << 32) if key >= 1 << 31 else key
@@ -35,14 +35,14 @@ def key_argument(key: int | Tensor) -> int | Tensor:
 
 @triton.jit
 def load_key(key):
-    """The uint32 key behind `key_argument`."""
+    """Return the uint32 key of a `key_argument`."""
     value = tl.load(key) if key.dtype.is_ptr() else key
     return value.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def mix32(x):
-    """mix32 of `mlbert.ops.dropout` on uint32."""
+    """Apply mix32 of `mlbert.ops.dropout` to uint32."""
     x = (x ^ (x >> 16)) * MULTIPLIER_1
     x = (x ^ (x >> 15)) * MULTIPLIER_2
     return x ^ (x >> 16)
@@ -50,33 +50,33 @@ def mix32(x):
 
 @triton.jit
 def head_key(key, head):
-    """Key uint32 of attention head int32 `head`."""
+    """Return the uint32 key of attention head int32 `head`."""
     return mix32(key + (head + 1).to(tl.uint32) * GOLDEN)
 
 
 @triton.jit
 def row_hash(key, rows):
-    """Hash uint32 [R] of mask rows int32 [R] under a uint32 key."""
+    """Return the hash uint32 [R] of mask rows int32 [R] with a uint32 key."""
     return mix32(mix32(rows.to(tl.uint32) + GOLDEN) ^ key)
 
 
 @triton.jit
 def keep(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """Which elements stay: bool [R, COLUMNS] for `row_hash` [R] and columns from int32 `first`, a multiple of 4."""
+    """Return the kept elements, bool [R, COLUMNS]: `row_hash` [R], columns from int32 `first`, a multiple of 4."""
     column = tl.arange(0, COLUMNS)
-    # The compiler finds that neighbours share a group only if nothing else uses the numbers it is made from.
+    # The compiler only sees that adjacent columns share a group if nothing else uses this arange.
     group = (first >> 2) + (tl.arange(COLUMNS, 2 * COLUMNS) >> 2) - COLUMNS // 4
     words = mix32(hashes[:, None] ^ (group.to(tl.uint32) * GOLDEN)[None, :])
-    # The column's byte moves to the top; what lies below it does not change the comparison.
+    # Shift the column's byte to the top; the bits below do not affect the comparison.
     return (words << (24 - 8 * (column & 3)).to(tl.uint32)[None, :]) >= (THRESHOLD << 24)
 
 
 @triton.jit
 def key_places(COLUMNS: tl.constexpr):
-    """In which order attention takes the keys of a block: int32 [COLUMNS], a permutation within each 16.
+    """Return the order of the keys of a block in attention: int32 [COLUMNS], a permutation within each 16.
 
-    Of a matrix product's 16 columns a thread holds 2 l, 2 l + 1, 2 l + 8 and 2 l + 9. These are given to the keys from
-    4 l to 4 l + 3, so that the four which share a word of the mask share a thread.
+    Of a matrix product's 16 columns a thread has 2 l, 2 l + 1, 2 l + 8 and 2 l + 9. These are assigned the keys 4 l to
+    4 l + 3, so that four keys that share a word of the mask are in one thread.
     """
     place = tl.arange(0, COLUMNS)
     return (place & -16) | ((place & 6) << 1) | ((place & 8) >> 2) | (place & 1)
@@ -84,11 +84,11 @@ def key_places(COLUMNS: tl.constexpr):
 
 @triton.jit
 def keep_signs(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """Which keys stay, for `row_hash` [R] and keys from int32 `first`, a multiple of 4: uint32 [R, COLUMNS / 4].
+    """Return which keys are kept: uint32 [R, COLUMNS / 4], for `row_hash` [R] and keys from `first`, a multiple of 4.
 
-    Of the word that four keys share, the top bit of each key's byte tells; the other bits are of no use. A byte is at
-    least the threshold where 256 - threshold added to it carries; the carry out of its lower seven bits is found for
-    four bytes at once.
+    Four keys share a word; the top bit of each key's byte is the result, and other bits are meaningless. A byte is at
+    least the threshold if adding 256 - threshold to it carries. The carries out of the lower seven bits are computed
+    for four bytes at once.
     """
     group = (first >> 2) + tl.arange(0, COLUMNS // 4)
     words = mix32(hashes[:, None] ^ (group.to(tl.uint32) * GOLDEN)[None, :])
@@ -98,8 +98,8 @@ def keep_signs(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
 
 @triton.jit
 def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Weights of a 16-bit type [R, C] in the order of `key_places`, 0 where `keep_signs` [R, C/4] do not keep them; and
-    the masks that did it, int32 [R, C], each of two neighbours with both halves."""
+    """Return 16-bit weights [R, C] in the order of `key_places`, set to 0 unless kept by `keep_signs` [R, C/4]; and the
+    masks, int32 [R, C], the same word for two adjacent columns, one half for each."""
     FOURS: tl.constexpr = [ROWS, COLUMNS // 16, 2, 4]
     chosen = tl.where(tl.arange(0, 2)[None, None, :, None] == 0, CHOSEN_BYTES[0], CHOSEN_BYTES[1])
     signs = tl.broadcast_to(tl.reshape(signs, [ROWS, COLUMNS // 16, 1, 4]), FOURS)
@@ -108,7 +108,7 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if INTERPRETED or weights.dtype.primitive_bitwidth == 32:
         half = (tl.arange(0, COLUMNS) & 1) << 4
         return tl.where((masks >> half[None, :]) & 1 != 0, weights, 0.0), masks
-    # Two neighbours are one register. The masks come out again to lie in the threads that hold the weights.
+    # Two adjacent weights share a register. Return the masks too, to have them in the weights' layout.
     return tl.inline_asm_elementwise(
         "and.b32 $0, $3, $4; mov.b32 $1, $4; mov.b32 $2, $5;",
         "=r,=r,=r,r,r,r", [weights, masks], (weights.dtype, tl.int32), True, 2,
@@ -117,8 +117,8 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _copied_signs(words, chosen):
-    """int32 of four bytes, each eight times the top bit of a byte of the uint32 words; which one, the low three bits of
-    a digit of `chosen` tell: the instruction prmt of PTX with the fourth bit of each digit set."""
+    """Return int32 with four bytes, each eight copies of the top bit of a byte of the uint32 words. The low three bits
+    of a digit of `chosen` select the byte, as in PTX's prmt with the fourth bit of each digit set."""
     if INTERPRETED:
         masks = tl.zeros_like(words)
         for byte in tl.static_range(4):
@@ -130,24 +130,24 @@ def _copied_signs(words, chosen):
 
 @triton.jit
 def pack_masks(masks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Masks of `keep_pairs` [R, C] as bits: int32 [R/2, C/16], 32 of one thread of a matrix product in a number.
+    """Pack masks of `keep_pairs` [R, C] into bits, int32 [R/2, C/16]: 32 bits of one thread of a matrix product each.
 
-    Bit 16 h + 8 b + 2 j + a of number [8 i + g, 4 m + l] is of row 16 i + 8 h + g and key 64 m + 16 j + 4 l + 2 a + b.
+    Bit 16 h + 8 b + 2 j + a of number [8 i + g, 4 m + l] is row 16 i + 8 h + g and key 64 m + 16 j + 4 l + 2 a + b.
     """
     masks = tl.reshape(masks, [ROWS // 16, 2, 8, COLUMNS // 64, 8, 4, 2])
     place, b = tl.arange(0, 8), tl.arange(0, 2)
-    # Neighbours have the same mask: the first one's counts, for both. Sums of bits that never meet are "or".
-    mine = tl.where(b[None, :] == 0, 0x00010001 << place[:, None], 0)
-    bits = tl.sum(tl.sum(masks & mine[None, None, None, None, :, None, :], 6), 4)
+    # Adjacent columns have the same mask word: use the first. Sums of disjoint bits are "or".
+    selected = tl.where(b[None, :] == 0, 0x00010001 << place[:, None], 0)
+    bits = tl.sum(tl.sum(masks & selected[None, None, None, None, :, None, :], 6), 4)
     bits = ((bits | (bits >> 8)) & 0xFFFF) << (16 * tl.arange(0, 2))[None, :, None, None, None]
     return tl.reshape(tl.sum(bits, 1), [ROWS // 2, COLUMNS // 16])
 
 
 @triton.jit
 def kept_bits(bits, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which keys from `first` on stay: bool [R, C] in the order of `key_places`, from `pack_masks` [R/2, C/16].
+    """Return which keys from `first` on are kept, from `pack_masks` [R/2, C/16]: bool [R, C], ordered by `key_places`.
 
-    For 32 keys the numbers are those of the 64 among which they are.
+    For 32 keys, pass the numbers of the block of 64 that contains them.
     """
     SIXTY_FOURS: tl.constexpr = max(1, COLUMNS // 64)
     PLACES: tl.constexpr = COLUMNS // SIXTY_FOURS // 8

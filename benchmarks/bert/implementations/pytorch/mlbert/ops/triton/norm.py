@@ -1,8 +1,8 @@
-"""LayerNorm joined with dropout and the residual sum as Triton kernels, one pass over memory each way.
+"""LayerNorm fused with dropout and residual sum in Triton, one pass over memory each way.
 
-A program holds whole rows. Forward keeps the normalised sum, its mean and 1 / deviation; backward draws the mask again
-and leaves its sums over tokens (gradients of the three vectors) to `sums.sum_partials`. Where the result has two names
-for two readers, the backward kernel adds their gradients in registers. `norm_fp8` has the forms that quantise.
+A program processes complete rows. Forward saves the sum, its mean and 1 / deviation. Backward recomputes the mask, adds
+the gradients of the result's two readers in registers, and leaves partial sums over tokens (gradients of the three
+vectors) to `device.sum_partials`. `norm_fp8` has the quantising versions.
 
 Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 """
@@ -22,7 +22,7 @@ from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 
-FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of its tensors
+FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements per program of each of its tensors
 
 
 def dropout_add_layer_norm(*arguments):
@@ -32,7 +32,7 @@ def dropout_add_layer_norm(*arguments):
 
 @registry.register("dropout_add_layer_norm", "triton")
 def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
-    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the gradients of both names are added in registers."""
+    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the backward kernel adds both gradients in registers."""
     threshold = dropout_threshold(dropout_p)
     return _TritonDropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False)
 
@@ -76,20 +76,20 @@ class _TritonDropoutNorm(torch.autograd.Function):
 
 
 def save_for_backward(ctx, saved, weight, bias, x_bias, rows, key, threshold, drop_output) -> None:
-    """Leaves what `plain_gradients` reads; `saved`: sum, mean and 1 / deviation."""
+    """Save the context of `plain_gradients`; `saved`: sum, mean and 1 / deviation."""
     ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
     ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
     ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
 
 
 def plain_gradients(ctx, d_out, d_twin) -> tuple[Tensor | None, ...]:
-    """Gradients of x, residual, x_bias, weight and bias, those of d_out and, if there is one, d_twin together."""
+    """Return the gradients of x, residual, x_bias, weight and bias, for d_out + d_twin (which may be None)."""
     total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
     (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
     tokens, hidden = total.shape
     d_out, d_total = d_out.contiguous(), torch.empty_like(total)
     d_twin = None if d_twin is None else d_twin.contiguous()
-    # Without dropout the gradients of x and of the residual are one tensor.
+    # Without dropout, x and residual share one gradient tensor.
     d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
     block = max(4, triton.next_power_of_2(hidden))
     tile_rows = max(1, BACKWARD_TILE // block)
@@ -111,7 +111,7 @@ def plain_gradients(ctx, d_out, d_twin) -> tuple[Tensor | None, ...]:
 
 
 def check_arguments(x, residual, vectors, rows, threshold) -> None:
-    """Shapes and types of a forward pass."""
+    """Check shapes and dtypes of a forward pass."""
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
@@ -128,7 +128,7 @@ def _warps(elements: int) -> int:
 
 @triton.jit
 def _statistics(value, is_column, hidden, eps):
-    """Mean, distances to it and 1 / deviation of the rows of a float32 tile."""
+    """Return mean, differences from it and 1 / deviation of the rows of a float32 tile."""
     mean = tl.sum(tl.where(is_column, value, 0.0), 1) / hidden
     centred = tl.where(is_column, value - mean[:, None], 0.0)
     return mean, centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / hidden + eps)
@@ -136,13 +136,13 @@ def _statistics(value, is_column, hidden, eps):
 
 @triton.jit
 def load_vector(vector, column, hidden):
-    """A vector [D] as float32 [1, C], 0 behind D."""
+    """Load a vector [D] as float32 [1, C], 0 past D."""
     return tl.load(vector + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def kept_elements(rows, key, token, tokens, threshold: tl.constexpr, BLOCK: tl.constexpr):
-    """The dropout mask of tokens [R]: bool [R, BLOCK]."""
+    """Return the dropout mask of tokens [R]: bool [R, BLOCK]."""
     row = tl.load(rows + token, mask=token < tokens, other=0)
     return keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
 
@@ -151,7 +151,7 @@ def kept_elements(rows, key, token, tokens, threshold: tl.constexpr, BLOCK: tl.c
 def residual_sum(
     x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK], 0 outside but for the bias."""
+    """Return residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK]; outside, only the bias is added to 0."""
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     place = token[:, None].to(tl.int64) * hidden + column[None, :]  # T D may exceed 2^31
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -165,7 +165,7 @@ def residual_sum(
 
 @triton.jit
 def normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps):
-    """LayerNorm of float32 rows [R, C]; stores the rows, if there is a `total`, and their statistics for backward."""
+    """Return LayerNorm of float32 rows [R, C]. Store their statistics and, unless `total` is None, the rows."""
     is_column = (column < hidden)[None, :]
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
     kept_mean, kept_inverse = mean, inverse
@@ -174,7 +174,7 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
         place = token[:, None].to(tl.int64) * hidden + column[None, :]
         tl.store(total + place, kept_sum, mask=(token < tokens)[:, None] & is_column)
         if total.dtype.element_ty != tl.float32:
-            # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+            # Backward normalises the stored, rounded sum, so it needs that sum's statistics.
             kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
     tl.store(means + token, kept_mean, mask=token < tokens)
     tl.store(inverses + token, kept_inverse, mask=token < tokens)
@@ -183,9 +183,9 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
 
 @triton.jit
 def sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden):
-    """(gradient of the normalised sum, the normalised sum) of tokens [R], float32 [R, C]; d: the result's gradient.
+    """Return the gradient of the sum and the normalised sum of tokens [R], float32 [R, C]; d: the result's gradient.
 
-    With h = (total - mean) / deviation and g = weight * d: (g - mean(g) - h mean(g h)) / deviation, and h.
+    With h = (total - mean) / deviation and g = weight * d, these are (g - mean(g) - h mean(g h)) / deviation and h.
     """
     is_column = (column < hidden)[None, :]
     inside = (token < tokens)[:, None] & is_column
@@ -202,7 +202,7 @@ def sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden)
 
 @triton.jit
 def load_gradient(d_out, d_twin, token, column, tokens, hidden):
-    """d_out + d_twin, if there is one, of tokens [R]: float32 [R, C], 0 outside."""
+    """Return d_out + d_twin (which may be None) of tokens [R], float32 [R, C], 0 outside."""
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     place = token[:, None].to(tl.int64) * hidden + column[None, :]
     d = tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
@@ -216,10 +216,10 @@ def norm_forward_kernel(
     x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, tokens, hidden: tl.constexpr, eps,
     threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
+    """Compute ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
 
     x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T]. x_bias
-    may be None; residual and total are with DROP_OUTPUT.
+    may be None; with DROP_OUTPUT, residual and total are None.
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -241,10 +241,10 @@ def norm_backward_kernel(
     d_out, d_twin, total, means, inverses, weight, rows, key, d_total, d_x, partial, tokens, hidden: tl.constexpr,
     threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
+    """Compute gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
 
-    d_out, d_twin, total, d_total, d_x: [T, D]; d_twin is added to d_out, if there is one; d_x None where it equals
-    d_total; partial: float32 [P, SUMS, D], the sums being those of weight, bias and, if SUMS is 3, x_bias.
+    d_out, d_twin, total, d_total, d_x: [T, D]. d_twin is added to d_out and may be None. d_x is None if it equals
+    d_total. partial: float32 [P, SUMS, D], sums for weight, bias and, if SUMS is 3, x_bias.
     """
     column = tl.arange(0, BLOCK)
     is_column = column < hidden
@@ -253,14 +253,14 @@ def norm_backward_kernel(
     sum_bias = tl.zeros([BLOCK], tl.float32)
     sum_x_bias = tl.zeros([BLOCK], tl.float32)
     start = tl.program_id(0) * ROWS
-    # Every program sums its own tiles in order, so partial sums and their total are the same in every run.
+    # Every program sums its tiles in order, so the results are the same in every run.
     while start < tokens:
         token = start + tl.arange(0, ROWS)
         inside = (token < tokens)[:, None] & is_column[None, :]
         place = token[:, None].to(tl.int64) * hidden + column[None, :]
         d = load_gradient(d_out, d_twin, token, column, tokens, hidden)
         if threshold > 0:
-            # Drawn again from key and row: the forward pass stored no mask.
+            # Recompute the mask: the forward pass did not store it.
             kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
             if DROP_OUTPUT:
                 d = tl.where(kept, d * (256.0 / (256 - threshold)), 0.0)

@@ -1,9 +1,9 @@
-"""LayerNorm joined with dropout and the residual sum that quantises on its way, forward and backward.
+"""LayerNorm fused with dropout, residual sum and quantisation, forward and backward.
 
-Forward writes its result in bfloat16, for the residual sum, and in e4m3, for the next linear layer; backward writes
-the gradient of the residual in bfloat16, and that of x in e5m2, for the products of the linear layer that made x. The
-FP8 copies lie by rows and transposed. A program takes four rows of each group of a tile in turn and keeps their bytes
-until it can store them transposed (`quantise`); the arithmetic is that of `norm`.
+Forward writes its result in bfloat16 for the residual sum and in e4m3 for the next linear layer. Backward writes the
+residual's gradient in bfloat16 and that of x in e5m2 for the preceding linear layer. FP8 copies are written by rows and
+transposed. A program processes the four rows of each group of a tile in turn and keeps their bytes to store them
+transposed (`cast`). The arithmetic is that of `norm`.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs, G groups of four rows of a tile.
 """
@@ -33,7 +33,7 @@ from mlbert.ops.triton.norm import (
     sum_gradient,
 )
 
-# Elements of one row of each group, so 16 and 8 a thread; the backward kernel's sums take the other registers.
+# Elements in one row of each group: 16 and 8 per thread. The backward kernel's sums need the other registers.
 FORWARD_PIECE, BACKWARD_PIECE = 8192, 4096
 MAX_GROUPS, MAX_WARPS = 32, 16
 
@@ -79,7 +79,7 @@ def norm_backward(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, ama
 
 
 def _tile(hidden: int, piece: int) -> tuple[int, int, int]:
-    """(columns a tile, G, warps); 4 G is a multiple of 16, so the tile of the last token reaches to U."""
+    """Return (columns per tile, G, warps). 4 G is a multiple of 16, so that the last tile reaches U."""
     block = max(16, triton.next_power_of_2(hidden))
     groups = max(4, min(MAX_GROUPS, piece // block))
     return block, groups, max(1, min(MAX_WARPS, MAX_WARPS * groups * block // piece))
@@ -90,14 +90,14 @@ def forward_rows(
     x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, token, column, tokens,
     hidden, eps, largest, threshold: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of each group: stores all but the transposed copy; gives the bytes [G, BLOCK], and the largest
-    magnitudes with its own [G]."""
+    """Process one row of each group and store all but the transposed copy. Return the bytes [G, BLOCK] and the updated
+    largest magnitudes [G]."""
     value = residual_sum(x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK)
     result = normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps)
     result = result.to(out.dtype.element_ty)
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     tl.store(out + token[:, None].to(tl.int64) * hidden + column[None, :], result, mask=inside)
-    # FP8 rounds what was rounded to the activations' type, so that the twin finds the same numbers.
+    # Quantise the value rounded to the activations' dtype, to match the reference.
     value = tl.where(inside, result.to(tl.float32), 0.0)
     small = store_rows(value, scale, token, column, tokens, hidden, out_rows, False)
     return small, tl.maximum(largest, tl.max(tl.abs(value), 1))
@@ -109,7 +109,7 @@ def fp8_norm_forward_kernel(
     quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """4 GROUPS rows of LayerNorm(residual + dropout(x + x_bias)). Grid: T / (4 GROUPS).
+    """Compute 4 GROUPS rows of LayerNorm(residual + dropout(x + x_bias)). Grid: T / (4 GROUPS).
 
     x, residual, total, out: [T, D]; x_bias (may be None), weight, bias: [D]; rows: int32 [T]; means, inverses: float32
     [T]; out_rows uint8 [T, D], out_columns int32 [D, U / 4]; quantisation_scale, amax: float32 scalars.
@@ -142,8 +142,8 @@ def backward_rows(
     d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, token, column, tokens, hidden,
     sum_weight, sum_bias, sum_x, largest, threshold: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of each group: stores all but the transposed copy; gives its bytes and the sums with its own, [G,
-    BLOCK], and the largest magnitudes [G]: so few for want of registers."""
+    """Process one row of each group and store all but the transposed copy. Return its bytes and the updated sums, [G,
+    BLOCK], and the updated largest magnitudes, only [G] to save registers."""
     d = load_gradient(d_out, d_twin, token, column, tokens, hidden)
     result, normal = sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden)
     sum_weight, sum_bias = sum_weight + d * normal, sum_bias + d
@@ -151,10 +151,10 @@ def backward_rows(
     place = token[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(d_residual + place, result.to(d_residual.dtype.element_ty), mask=inside)
     if threshold > 0:
-        # Drawn again from key and row: the forward pass stored no mask.
+        # Recompute the mask: the forward pass did not store it.
         kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
         result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
-    # Outside, means of the row are not 0 where the row goes on.
+    # Padded columns are not 0 here: the row's means were subtracted.
     result = tl.where((column < hidden)[None, :], result, 0.0)
     small = store_rows(result, scale, token, column, tokens, hidden, out_rows, True)
     largest = tl.maximum(largest, tl.max(tl.abs(result), 1))
@@ -167,17 +167,17 @@ def fp8_norm_backward_kernel(
     amax, partial, tokens, padded, hidden: tl.constexpr, threshold: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of every P-th tile of 4 GROUPS rows, and this program's sums over its tokens. Grid: P.
+    """Compute gradients of every P-th tile of 4 GROUPS rows, and this program's sums over its tokens. Grid: P.
 
     d_out, d_twin (may be None), total, d_residual: [T, D]; out_rows uint8 [T, D] and out_columns int32 [D, U / 4]: the
-    gradient of x; partial: float32 [P, 3, D], the sums of weight, bias and x_bias; the rest as in the forward kernel.
+    gradient of x; partial: float32 [P, 3, D], sums for weight, bias and x_bias; others as in the forward kernel.
     """
     column = tl.arange(0, BLOCK)
     gain, scale = load_vector(weight, column, hidden), tl.load(quantisation_scale)
     sum_weight = tl.zeros([GROUPS, BLOCK], tl.float32)
     sum_bias, sum_x, largest = sum_weight, sum_weight, tl.zeros([GROUPS], tl.float32)
     start = tl.program_id(0) * GROUPS
-    # Every program sums its own tiles in order, so partial sums and their total are the same in every run.
+    # Every program sums its tiles in order, so the results are the same in every run.
     while start * 4 < tokens:
         group = start + tl.arange(0, GROUPS)
         bytes0, sum_weight, sum_bias, sum_x, largest = backward_rows(

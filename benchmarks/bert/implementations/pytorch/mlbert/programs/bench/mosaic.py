@@ -1,10 +1,9 @@
-"""One MosaicBERT training step, ours against the published way of running it, on the same texts in one run.
+"""Time one MosaicBERT training step, ours against the published implementation, on the same texts in one run.
 
-A MosaicBERT step as it is published: every text padded to one length, attention over a full bias, logits everywhere.
-
-Plain PyTorch on the weights of our model, so that both can be compared in value and in time: `torch.nn.functional`'s
-attention adds a float bias of [S, heads, L, L] (ALiBi, and -10000 at padding), all layers and the decoder's product run
-on all S x L positions, and `torch.optim.AdamW` updates tensor by tensor.
+The published step is reproduced in plain PyTorch with our model's weights, so that values and times can be compared:
+every text is padded to one length, `torch.nn.functional`'s attention adds a float bias of [S, N, L, L] (ALiBi, and
+-10000 at padding), all layers and the decoder run on all S x L positions, and `torch.optim.AdamW` updates tensor by
+tensor.
 
 Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabulary.
 """
@@ -38,23 +37,23 @@ MASKED_SCORE = -10_000.0
 
 
 class PaddedMosaicBert(nn.Module):
-    """The twin.
+    """The published implementation.
 
     Args:
-        model: ALiBi, gated units, LayerNorm behind the sublayers; its weights are copied.
+            model: a MosaicBERT (ALiBi, gated MLP, post-LayerNorm); its weights are copied.
     """
 
     def __init__(self, model: BertForMaskedLM) -> None:
         super().__init__()
         self.config = model.config
         assert self.config.alibi_slopes, "a MosaicBERT has ALiBi"
-        assert self.config.gated_mlp, "a MosaicBERT has gated units"
+        assert self.config.gated_mlp, "a MosaicBERT has a gated MLP"
         named = {name.replace(".", "/"): nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
         self.weights = nn.ParameterDict(named)
         self.register_buffer("slopes", torch.tensor(self.config.alibi_slopes), persistent=False)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Mean cross-entropy of the labels, of Hugging Face's padded inputs, int64 [S, L]."""
+        """Return the mean cross-entropy for Hugging Face's padded inputs, int64 [S, L]."""
         word = self._weight("bert.embeddings.word_embeddings.weight")
         x_SLD = F.embedding(inputs["input_ids"], word)
         x_SLD = x_SLD + F.embedding(
@@ -70,7 +69,7 @@ class PaddedMosaicBert(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=IGNORED_LABEL)
 
     def _layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
-        """[S, L, D] to the same."""
+        """Map [S, L, D] to [S, L, D]."""
         heads = (self.config.num_attention_heads, self.config.head_size)
         qkv = (self._linear(f"{name}.attention.self.{part}", x) for part in ("query", "key", "value"))
         q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in qkv)  # [S, N, L, H]
@@ -83,7 +82,7 @@ class PaddedMosaicBert(nn.Module):
         return self._norm(f"{name}.output", x + self._linear(f"{name}.output.dense", inner))
 
     def _bias(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """[S, N, L, L], written out as published."""
+        """Return the bias [S, N, L, L], materialized as in the published code."""
         place = torch.arange(attention_mask.shape[1], device=attention_mask.device)
         distance = (place[None, :] - place[:, None]).abs()
         alibi = -self.get_buffer("slopes")[:, None, None] * distance
@@ -111,7 +110,7 @@ ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5
 
 
 def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
-    """Our model in the step that training makes; moves its weights into a flat buffer."""
+    """Return our model with the step used in training; moves its weights into a flat buffer."""
     flat = FlatParameters(model.ordered_parameters())
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=LEARNING_RATE, max_grad_norm=None, **ADAMW)
@@ -119,7 +118,7 @@ def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
 
 
 def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
-    """The same weights and texts, padded to ``length``."""
+    """Return the published model with the same weights and texts, padded to ``length``."""
     device = next(start.parameters()).device
     model = PaddedMosaicBert(start).to(device)
     model.train()
@@ -140,16 +139,16 @@ def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
 def run(
     config: BertConfig, batch: HostBatch, length: int, pairs: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> dict[str, object]:
-    """Measures and returns a JSON-able record; times in seconds.
+    """Run the benchmark and return a JSON-able record; times in seconds.
 
     Args:
-        config: a MosaicBERT's shape.
+            config: shape of a MosaicBERT.
         batch: sequences of at most ``length`` tokens.
-        length: what the published way pads to.
-        pairs: counted steps of each side, in turn.
-        dtype: of the matrix products, on both sides.
+            length: length that the published side pads to, tokens.
+            pairs: measured steps per side, alternating.
+            dtype: dtype of the matrix products on both sides.
         device: where to compute.
-        seed: of weights and dropout.
+            seed: seed of weights and dropout.
     """
     check_pairs(pairs)
     implementations = ops.select("auto", device)
@@ -180,8 +179,8 @@ def run(
 
 
 def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int) -> HostBatch:
-    """A step of so many texts of an MDS set in shuffled order, each cut at ``length`` tokens, as the published loader
-    gives them; ``rate`` of the tokens are to be predicted."""
+    """Return the first shuffled ``sequences`` texts of an MDS data set, each truncated to ``length`` tokens as in the
+    published loader, with a fraction ``rate`` of the tokens to predict."""
     source = TextSource(
         TextSet(folder, None, load_tokenizer(tokenizer), length, TRUNCATE),
         sequences_per_step=sequences,

@@ -1,8 +1,7 @@
-"""How fast the ranks reduce together, and which node holds them up.
+"""Measure the all-reduce bandwidth of all ranks and find the node that slows it down.
 
-The all-reduce of all ranks tells the speed of the whole; it is that of the slowest link. To find that link, the first
-rank of each node then swaps a message with the next node's, in a ring: a node is as fast as the better one of its two
-links, so that a slow node does not spoil its neighbours' names.
+An all-reduce is as fast as its slowest link. To find that link, the first ranks of neighbouring nodes swap messages in
+a ring. A node's speed is that of the better of its two links, so that a slow node is not blamed on its neighbours.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class NetworkReport:
 
     Attributes:
         reduce: message size in bytes to bus bandwidth of an all-reduce over all ranks.
-        nodes: host name to the bandwidth of the better one of its two links; empty for a single node.
+        nodes: host name to bandwidth of the better of its two links; empty for a single node.
     """
 
     reduce: dict[int, float]
@@ -33,7 +32,7 @@ class NetworkReport:
 
     @property
     def slow(self) -> list[str]:
-        """Hosts clearly below the median of all, the slowest first."""
+        """Hosts clearly below the median, slowest first."""
         if not self.nodes:
             return []
         median = sorted(self.nodes.values())[len(self.nodes) // 2]
@@ -41,7 +40,7 @@ class NetworkReport:
         return [host for host in ordered if self.nodes[host] < SLOW_SHARE * median]
 
     def lines(self) -> list[str]:
-        """What a person reads, ending with the verdict."""
+        """Return the report as text lines; the last one is the verdict."""
         text = [f"all-reduce of {size / 2**20:g} MiB: {speed:.2f} GB/s" for size, speed in self.reduce.items()]
         text += [f"{host}: {speed:.2f} GB/s to a neighbour" for host, speed in self.nodes.items()]
         if self.nodes:
@@ -52,7 +51,7 @@ class NetworkReport:
 
 
 def measure(world: World, sizes_mib: list[int]) -> NetworkReport:
-    """Runs the test on all ranks of a started world; the report is the same on each."""
+    """Run the test on all ranks of a started world; every rank gets the same report."""
     reduce = {size * 2**20: _all_reduce_speed(world, size * 2**20) for size in sizes_mib}
     hosts = world.hosts()
     heads = [i for i, host in enumerate(hosts) if hosts.index(host) == i]
@@ -74,15 +73,15 @@ def _all_reduce_speed(world: World, size: int) -> float:
         best = min(best, time.monotonic() - started)
         tensor.fill_(1)
     slowest = world.all_reduce_max(torch.tensor(best, dtype=torch.float64))
-    # Each rank sends and receives 2 (n - 1) / n of the message: the usual "bus bandwidth" of an all-reduce.
+    # Each rank sends and receives 2 (n - 1) / n of the message: the usual all-reduce "bus bandwidth".
     return size * 2 * (world.world_size - 1) / world.world_size / float(slowest) / 1e9
 
 
 def _link_speeds(world: World, heads: list[int], size: int) -> list[float]:
-    """GB/s between node i and node i + 1 of the ring, for each i."""
+    """Return the GB/s between nodes i and i + 1 of the ring, for each i."""
     n = len(heads)
     speeds = torch.zeros(n, dtype=torch.float64)
-    # In each round no node has two partners. An odd ring needs a third round for its last link.
+    # No node has two partners in a round. An odd ring needs a third round for its last link.
     last = [n - 1] if n % 2 else []
     for links in (range(0, n - 1, 2), range(1, n if n % 2 == 0 else n - 1, 2), last):
         world.barrier()
@@ -90,7 +89,7 @@ def _link_speeds(world: World, heads: list[int], size: int) -> list[float]:
             pair = heads[i], heads[(i + 1) % n]
             if world.rank in pair:
                 speed = _swap_speed(world, pair[world.rank == pair[0]], size)
-                # Both ends measured it; one of them reports.
+                # Both ends measure; only one reports.
                 speeds[i] = speed if world.rank == pair[0] else 0
     return world.all_reduce_sum(speeds).tolist()
 

@@ -1,8 +1,8 @@
-"""One training step, forward, backward and optimizer, ours against Hugging Face's, in one run.
+"""Time one training step (forward, backward, optimizer), ours against Hugging Face's, in one run.
 
-Both sides train on the same sequences. Ours: flat token stream, LAMB. Theirs: `transformers.BertForPreTraining`
-padded to the batch's longest sequence, vocabulary logits at every position, `torch.optim.AdamW`; each at the best
-precision that it supports on this processor. Steps alternate, so that a machine whose speed drifts slows both.
+Both sides train on the same sequences. Ours: packed tokens and LAMB. Theirs: `transformers.BertForPreTraining` padded
+to the batch's longest sequence, vocabulary logits at every position, `torch.optim.AdamW`. Each side uses the best
+precision that it supports on this processor. Steps alternate, so that drifting machine speed affects both.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ MAX_SEQUENCES_PER_PACK = 3
 
 @dataclass(frozen=True)
 class Side:
-    """One contestant: a name and a function that makes one step and returns its loss."""
+    """One side of the comparison: its name and a function that runs one step and returns its loss."""
 
     name: str
     step: Callable[[], float]
 
 
 def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> HostBatch:
-    """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution.
+    """Return the sequences for both sides: from a prepared set, or dummy ones with Wikipedia's length distribution.
 
-    Made-up lengths are evenly spaced quantiles, so that a small batch has the distribution's mean too.
+    Dummy lengths are evenly spaced quantiles, so that even a small batch has the distribution's mean.
     """
     max_tokens = config.max_position_embeddings
     if data is None:
@@ -85,7 +85,7 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
 
 
 def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
-    """Our model with LAMB, in the step that training makes; moves the model's weights into a flat buffer."""
+    """Return our model with LAMB and the step used in training; moves its weights into a flat buffer."""
     flat = FlatParameters(model.ordered_parameters())
     return trained_side(
         batch, model, seed, flat, Lamb(flat, ShardLayout.whole(flat.numel), **LAMB), PreTraining("step")
@@ -95,7 +95,7 @@ def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
 def trained_side(
     batch: HostBatch, model: BertBase, seed: int, flat: FlatParameters, optimizer: FlatOptimizer, objective: MaskedLM
 ) -> Side:
-    """Our model in the step that training makes."""
+    """Return our model with the step used in training."""
     steps = itertools.count()
     alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
@@ -110,9 +110,9 @@ def their_side(
     start: BertForPreTraining,
     attention: str | None = None,
 ) -> Side:
-    """Hugging Face's model with AdamW, from the same weights, on the same sequences in padded form.
+    """Return Hugging Face's model with AdamW, with the same weights and the same sequences, padded.
 
-    ``attention``: its ``attn_implementation`` ("eager", "sdpa"); None leaves its own default.
+    ``attention`` is its ``attn_implementation`` ("eager", "sdpa"); None keeps the default.
     """
     device = next(start.parameters()).device
     try:
@@ -148,15 +148,15 @@ def their_side(
 
 
 def check_pairs(pairs: int) -> None:
-    """Raises UserError: too few for a median."""
+    """Raise UserError if there are too few pairs for a median."""
     if pairs < MIN_PAIRS:
         raise UserError("config.range", "--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
 
 
 def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
-    """Seconds of each side's step, taken in turn after one step each that is not counted.
+    """Return the seconds of each side's steps, alternating after one unmeasured step each.
 
-    Raises UserError when a loss is not finite: the figures would be of no use.
+    Raises UserError if a loss is not finite, because the times would be meaningless.
     """
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
     for turn in range(pairs + 1):
@@ -180,17 +180,17 @@ def run(
     seed: int = 1,
     device: torch.device | None = None,
 ) -> dict[str, object]:
-    """Measures and returns a JSON-able record; times in seconds, rates per second.
+    """Run the benchmark and return a JSON-able record; times in seconds, rates per second.
 
     Args:
-        config: shape of the model.
-        packs: packs of the prepared set, or sequences where they are made up.
-        pairs: counted steps of each side.
-        dtype: precision of the matrix products, on both sides.
-        versus: measure Hugging Face too.
-        data: a prepared set to take the sequences from.
-        seed: of weights, data and dropout.
-        device: where to compute; None: the CPU.
+            config: model shape.
+            packs: packs of the prepared set, or number of dummy sequences.
+            pairs: measured steps per side.
+            dtype: dtype of the matrix products on both sides.
+            versus: also measure Hugging Face.
+            data: prepared set to read sequences from.
+            seed: seed of weights, data and dropout.
+            device: where to compute; the CPU if None.
     """
     device = device or torch.device("cpu")
     check_pairs(pairs)

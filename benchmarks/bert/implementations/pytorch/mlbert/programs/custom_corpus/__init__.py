@@ -1,1 +1,1 @@
-"""The parts of ``mlbert pretrain TEXT``: its folder, its settings, what it shows, what it leaves."""
+"""The parts of ``mlbert pretrain TEXT``: its folder, settings, display and results."""

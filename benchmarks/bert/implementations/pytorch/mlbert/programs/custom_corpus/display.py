@@ -1,4 +1,4 @@
-"""What a person sees of a pre-training run on own text: a bar or lines, and words of warning."""
+"""Progress display of pre-training on custom text: a bar or lines, and warnings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
 
 LINE_SECONDS = 10.0
-_EARLY, _LATE = 0.3, 0.6  # shares of the time from which an accuracy is compared with the two baselines
-_POINTS = 3  # evaluations that the estimate looks at
+_EARLY, _LATE = 0.3, 0.6  # fractions of the time after which accuracy is compared with the baselines
+_POINTS = 3  # evaluations used for the estimate
 
 
 class Display(Events):
-    """Shows the run.
+    """Show the progress of a run.
 
     Args:
-        seconds: of the whole run.
-        baselines: accuracies of the most frequent token and of the bigram on the held-out text.
+            seconds: duration of the whole run.
+            baselines: held-out accuracies of the most frequent token and of the bigram model.
     """
 
     def __init__(self, console: Console, seconds: float, baselines: Mapping[str, Any], log_every_steps: int) -> None:
@@ -33,12 +33,12 @@ class Display(Events):
         self._most_frequent = float(baselines["most_frequent_accuracy"])
         self._bigram = float(baselines["bigram_accuracy"])
         self._points: list[tuple[float, float]] = []  # seconds and accuracy
-        self._said = time.monotonic()
+        self._last_print = time.monotonic()
         self._warned = 0
         self._bar: Progress | None = None
 
     def opened(self, state: TrainState) -> None:
-        """Training begins."""
+        """Start the bar."""
         if self._console.is_terminal:
             text = "{task.fields[words]}"
             self._bar = Progress(
@@ -48,11 +48,11 @@ class Display(Events):
             self._bar.start()
 
     def should_log(self, step: int) -> bool:
-        """Whether this step is shown: every so many, and slow ones by the clock."""
-        return step % self._every == 0 or time.monotonic() - self._said >= LINE_SECONDS
+        """Return True for steps to show: every ``log_every_steps``, or after 10 s."""
+        return step % self._every == 0 or time.monotonic() - self._last_print >= LINE_SECONDS
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A log point."""
+        """Show loss, accuracy, estimate and speed."""
         share = min(1.0, state.due_seconds / self._seconds)
         left = short_duration(max(0.0, self._seconds - state.due_seconds))
         parts = [f"{left} left", f"loss {loss:.2f}"]
@@ -64,13 +64,13 @@ class Display(Events):
         words = ", ".join(parts)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=share, words=words)
-        if time.monotonic() - self._said >= LINE_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() - self._last_print >= LINE_SECONDS:
+            self._last_print = time.monotonic()
             if self._bar is None:
                 self.say(f"{share:4.0%}  {words}")
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """The accuracy on held-out text."""
+        """Print the accuracy on held-out text and compare it with the baselines."""
         accuracy = state.accuracy
         self._points.append((max(seconds, 1e-3), accuracy))
         self.say(f"held-out accuracy {accuracy:.4f} after {short_duration(seconds)}")
@@ -78,34 +78,36 @@ class Display(Events):
         if self._warned < 1 and share >= _EARLY and accuracy <= self._most_frequent + 0.005:
             self._warned = 1
             what = f"always guessing the most frequent token ({self._most_frequent:.4f})"
-            self.say(f"warning: no better than {what}: nothing else is learnt yet")
+            self.say(f"warning: no better than {what}: the model has learnt nothing else yet")
         elif self._warned < 2 and share >= _LATE and accuracy <= self._bigram:
             self._warned = 2
             what = f"guessing from one neighbour ({self._bigram:.4f})"
-            self.say(f"warning: no better than {what}: it takes more --minutes, or a smaller --size")
+            self.say(f"warning: no better than {what}: use more --minutes, or a smaller --size")
 
     def skipped(self, state: TrainState) -> None:
-        """A step whose gradient was not finite."""
-        self.say(f"step {state.step} left out: non-finite gradient ({state.skipped_steps} so far)")
+        """Print a step that was skipped because its gradient was not finite."""
+        self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
 
     def stop(self, outcome: RunOutcome) -> None:
-        """The end of training."""
+        """Remove the bar at the end of training."""
         self.close()
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def final_accuracy(points: Sequence[tuple[float, float]], seconds: float) -> float | None:
-    """What the last evaluations (seconds since the start, accuracy) let expect at the end, on a straight line over the
-    logarithm of time; None where they are too few."""
+    """Extrapolate the last evaluations (seconds since the start, accuracy) to the end of the run.
+
+    The fit is a line over the logarithm of time; None if there are too few evaluations.
+    """
     last = points[-_POINTS:]
     times = [math.log(at) for at, _ in last]
     if len(set(times)) < 2:

@@ -1,13 +1,11 @@
-"""From the text, the time and the machine to the settings of a run.
+"""Plan a pre-training run on custom text: choose settings from text size, time and machine, and manage its folder.
 
-The folder of a pre-training run on one's own text, and what it remembers from one call to the next.
-
-DIR/pretrain.json      what was asked for and chosen; a folder without it is not ours
-DIR/bert_config.json   the model's shape
+DIR/pretrain.json      the request and the choices; a folder without it is not ours
+DIR/bert_config.json   the model shape
 DIR/text/              the prepared text, see `mlbert.data.prepare.custom_corpus`
 DIR/run_0/             the run, see `mlbert.training.experiment`
 DIR/model/             the model for transformers
-DIR/report.html
+DIR/report.html        the report
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """Paths of DIR."""
+    """Paths in DIR."""
 
     path: Path
 
@@ -78,15 +76,17 @@ class OwnFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Makes the folder and keeps other processes out. Raises UserError: it is no folder, holds something else, or
-        another process trains there."""
+        """Create the folder and lock it against other processes.
+
+        Raises UserError if it is not a folder, contains something else, or another process trains there.
+        """
         with reading(self.path, _OTHER):
             if self.path.exists() and not self.path.is_dir():
                 raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
             if names - {_LOCK} and not self._notes.is_file():
                 raise UserError(
-                    "file.in-the-way", self.path, "holds something else than a run of mlbert pretrain", _OTHER
+                    "file.in-the-way", self.path, "contains something other than a run of mlbert pretrain", _OTHER
                 )
         make_folder(self.path)
         try:
@@ -102,34 +102,34 @@ class OwnFolder:
             os.close(lock)
 
     def remembered(self) -> dict[str, Any] | None:
-        """What `remember` wrote; None before. Raises UserError: the file is damaged."""
+        """Return what `remember` wrote, or None. Raises UserError if the file is damaged."""
         if not self._notes.is_file():
             return None
         with reading(self._notes):
             found = parse_checksummed(self._notes.read_text(encoding="utf-8", errors="replace"))
         if found is None:
-            raise UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start anew")
+            raise UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again")
         return found
 
     def remember(self, notes: Mapping[str, Any]) -> None:
-        """Keeps JSON-able notes for the next call. Raises UserError: they cannot be written."""
+        """Save JSON-able notes for the next call. Raises UserError if they cannot be written."""
         write_json(self._notes, add_checksum(notes))
 
     def has_checkpoint(self) -> bool:
-        """Whether training can go on."""
+        """Return True if training can be resumed."""
         return any((self.run / "checkpoints").glob("step_*"))
 
     def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that came to its end; None before."""
+        """Return the summary of a finished run, or None."""
         try:
             return read_json(self.summary, "")
         except UserError:
             return None
 
 
-BYTES_A_TOKEN = 4  # of English text, about
-SHARE_OF_PEAK = 0.3  # of the measured matrix-product rate, that training reaches about
-CONTINUED = 0.1  # of the rate of a new model, for one that has learnt already
+BYTES_A_TOKEN = 4  # approximate for English text
+SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
+CONTINUED = 0.1  # learning rate factor for an already trained model
 SAVE_SECONDS = 60.0
 EVALUATIONS, LEAST_EVALUATION_SECONDS = 8, 1.0
 _ORIGIN = "mlbert pretrain"
@@ -137,14 +137,14 @@ _ORIGIN = "mlbert pretrain"
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """What is decided before the text is read.
+    """Decisions made before the text is read.
 
     Attributes:
-        vocab_size: entries at most of a tokenizer that is trained.
-        length: tokens of a sequence.
-        settings: key to value, JSON-able.
-        warmup, decay: shares of the time over which the rate rises and falls.
-        shape: values of bert_config.json; its vocab_size becomes that of the tokenizer.
+            vocab_size: maximum entries of a newly trained tokenizer.
+            length: tokens per sequence.
+            settings: JSON-able setting by key.
+            warmup, decay: fractions of the time over which the learning rate rises and falls.
+            shape: values of bert_config.json; vocab_size is later set to the tokenizer's.
     """
 
     vocab_size: int
@@ -156,10 +156,10 @@ class CorpusPlan:
 
 
 def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> CorpusPlan:
-    """The rules' choice for a text of so many bytes and a run of so many seconds on this machine.
+    """Choose settings for a text of ``num_bytes`` and a run of ``seconds`` on this machine.
 
     Args:
-        start: folder and shape of a model to go on from; None: a new one of ``size``.
+            start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cores = len(os.sched_getaffinity(0))
@@ -205,7 +205,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
 
 
 def pace_of(seconds: float, plan: CorpusPlan) -> Pace:
-    """How a run of so many seconds goes by the clock."""
+    """Return the timing of evaluations and checkpoints for a run of this length."""
     every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
     return Pace(seconds, plan.warmup, plan.decay, every, SAVE_SECONDS)
 
@@ -213,13 +213,13 @@ def pace_of(seconds: float, plan: CorpusPlan) -> Pace:
 def resolve_settings(
     folder: OwnFolder, settings: Mapping[str, Any], seconds: float, sequences: int, resume: bool
 ) -> Resolved:
-    """The checked configuration of a run on prepared text.
+    """Return the checked configuration of a run on prepared text.
 
     Args:
-        settings: of the plan.
-        seconds: of training in all, earlier calls included.
-        sequences: of the training set, which a batch must not exceed.
-        resume: go on from the newest checkpoint.
+            settings: settings of the plan.
+            seconds: total training time, including earlier calls.
+            sequences: size of the training set, which the batch must not exceed.
+            resume: resume from the newest checkpoint.
     """
     values = {
         **settings,

@@ -1,7 +1,4 @@
-"""One call of ``mlbert pretrain TEXT``: what is asked for and what the folder holds, the text, training, the end.
-
-What a finished run leaves for its owner: the model, masked sentences with guesses, the page.
-"""
+"""Run ``mlbert pretrain TEXT``: check the folder, prepare the text, train, and write the model and the report."""
 
 from __future__ import annotations
 
@@ -43,19 +40,18 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Guessed:
-    """A masked sentence and what the model puts there, most probable first."""
+    """A masked sentence and the model's guesses, most probable first."""
 
     sentence: MaskedSentence
     guesses: Sequence[tuple[str, float]]
 
     def told(self) -> str:
-        """The guesses with their probabilities."""
+        """Return the guesses with their probabilities as text."""
         return ", ".join(f"{token} {probability:.2f}" for token, probability in self.guesses)
 
 
 def take_model(folder: OwnFolder) -> None:
-    """Makes DIR/model of what the run has written; an older one is replaced. Raises UserError: it cannot be
-    written."""
+    """Copy the run's weights to DIR/model, replacing an older copy. Raises UserError if it cannot be written."""
     written = next(path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir())
     with new_path(folder.model) as place:
         shutil.rmtree(place, ignore_errors=True)
@@ -63,14 +59,14 @@ def take_model(folder: OwnFolder) -> None:
         for file in written.iterdir():
             shutil.copyfile(file, place / file.name)
         shutil.rmtree(folder.model, ignore_errors=True)
-    (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # Composer's form of the same weights
+    (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # the same weights in Composer's format
 
 
 def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
-    """The model's guesses for the masked sentences of the held-out text; too long ones are left out."""
+    """Return the model's guesses for masked held-out sentences; sentences that are too long are skipped."""
     model, tokenizer = open_masked_lm(folder.model)
     found = []
-    for sentence in (MaskedSentence(*one) for one in facts.sentences):
+    for sentence in (MaskedSentence(*fields) for fields in facts.sentences):
         try:
             found.append(Guessed(sentence, fill(model, tokenizer, sentence.text, TOP)))
         except UserError:
@@ -79,7 +75,7 @@ def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
 
 
 def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guessed: Sequence[Guessed]) -> None:
-    """Writes DIR/report.html. Raises UserError: it cannot be written."""
+    """Write DIR/report.html. Raises UserError if it cannot be written."""
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
     layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
     bigram = facts.baselines["bigram_accuracy"]
@@ -87,30 +83,30 @@ def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guess
         "text": f"{facts.characters:,} characters, {facts.documents:,} documents",
         "training": f"{facts.train_tokens:,} tokens in {facts.train_sequences:,} sequences",
         "held out": f"{facts.held_out_tokens:,} tokens of whole documents",
-        "left out, nearly repeats held-out text": f"{facts.near_repeats:,} tokens",
+        "removed as near repeats of held-out text": f"{facts.near_repeats:,} tokens",
         "passes over the text": f"{summary['tokens'] / max(1, facts.train_tokens):.1f}",
         **{name: summary[name] for name in ("steps", "tokens", "tokens_per_second", "seed")},
         **{name: value for name, value in shape.items() if name != "architectures"},
     }
     page = own_text_page(
         folder.path.resolve().name,
-        (f"{summary['accuracy']:.1%}", "of the masked tokens of held-out text are guessed"),
+        (f"{summary['accuracy']:.1%}", "of the masked tokens in held-out text are predicted"),
         [
             (f"{bigram:.1%}", "guessing from one neighbour"),
-            (f"{facts.baselines['most_frequent_accuracy']:.1%}", "always the most frequent token"),
+            (f"{facts.baselines['most_frequent_accuracy']:.1%}", "always guessing the most frequent token"),
             (f"{layers} x {hidden}", "layers x hidden size"),
             (short_duration(summary["seconds_to_train"]), "of training"),
         ],
         folder.run / "metrics.jsonl",
         {"bigram": bigram, "most frequent token": facts.baselines["most_frequent_accuracy"]},
-        [[one.sentence.text.replace(MASK, "▁▁▁"), one.sentence.answer, one.told()] for one in guessed],
+        [[item.sentence.text.replace(MASK, "▁▁▁"), item.sentence.answer, item.told()] for item in guessed],
         values,
     )
     write_page(folder.report, page)
 
 
 def next_commands(model: Path) -> list[str]:
-    """What to type now."""
+    """Return commands to try next."""
     return [
         f'mlbert fill-mask {model} "Write a sentence with one {MASK} in it."',
         f"mlbert finetune YAML load_path={model} data.train=FILE data.eval=FILE",
@@ -122,16 +118,16 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Asked:
-    """The words of a call.
+    """Options of one call.
 
     Attributes:
-        texts, out: paths of text, and of the run's folder.
-        seconds: of training in all.
+            texts, out: paths of the text and of the run folder.
+            seconds: total training time.
         size: a name of `mlbert.programs.pretrain_rules.SIZES`, or `AUTO`.
-        vocab: a vocabulary to take.
-        cased: a vocabulary that is trained keeps capital letters and accents.
-        start: weights to go on from.
-        mlperf: write a log.
+            vocab: vocabulary to use instead of training one.
+            cased: keep case and accents in a new vocabulary.
+            start: weights to start from.
+            mlperf: write an MLPerf log.
     """
 
     texts: list[Path]
@@ -145,7 +141,7 @@ class Asked:
 
     @property
     def command(self) -> str:
-        """All but the time, to be typed."""
+        """The command line without the training time."""
         given = {"--size": None if self.size == AUTO else self.size, "--vocab": self.vocab, "--from": self.start}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         cased = ["--cased"] if self.cased else []
@@ -153,7 +149,7 @@ class Asked:
 
 
 def pretrain(asked: Asked) -> int:
-    """Does all of it; returns the exit status."""
+    """Run the whole command and return the exit status."""
     world = World.identify(environment())
     if world.world_size > 1:
         raise UserError(
@@ -180,14 +176,14 @@ class _Run:
             self._vocabulary = load_tokenizer(asked.vocab)
 
     def go(self, world: World) -> int:
-        """All of it; returns the exit status."""
+        """Run all steps and return the exit status."""
         notes, summary = self._folder.remembered(), self._folder.finished()
         if notes is not None:
             self._compare(notes["asked"])
         if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._seconds:
-            if not self._folder.report.exists():  # the last call was interrupted while it wrote the model
+            if not self._folder.report.exists():  # the last call was interrupted while writing the model
                 self._finish(self._prepare(self._plan(notes)))
-            self._say(f"{self._folder.path} is finished: trained for {short_duration(trained)}")
+            self._say(f"{self._folder.path} is finished; trained for {short_duration(trained)}")
             self._say(f"To train it longer: {self._words.command} --minutes {2 * trained / 60:.3g}")
             return SUCCEEDED
         plan = self._plan(notes)
@@ -198,14 +194,14 @@ class _Run:
             raise UserError(
                 "checkpoint.missing",
                 self._folder.run,
-                "its checkpoints are gone: it cannot be made longer",
+                "its checkpoints are gone, so it cannot be extended",
                 "Choose another --out",
             )
         if resume:
-            state = "is finished and is made longer" if summary is not None else "was interrupted"
-            self._say(f"{self._folder.path} {state}: going on from its newest checkpoint")
+            state = "is finished and will be extended" if summary is not None else "was interrupted"
+            self._say(f"{self._folder.path} {state}; resuming from its newest checkpoint")
         elif notes is not None:
-            self._say("no checkpoint was saved before: training begins anew")
+            self._say("no checkpoint was saved; training starts again")
             self._folder.log.unlink(missing_ok=True)
         for path in (self._folder.summary, self._folder.report):
             path.unlink(missing_ok=True)
@@ -224,7 +220,7 @@ class _Run:
         }
 
     def _compare(self, before: dict[str, Any]) -> None:
-        """Raises UserError: the folder's run was asked for with something else."""
+        """Raise UserError if the folder's run was started with other options or text."""
         now = self._asked()
         for name, value in now.items():
             if before.get(name) != value:
@@ -232,18 +228,18 @@ class _Run:
                 raise UserError(
                     "run.other-settings",
                     self._folder.path,
-                    f"holds a run with {what}",
+                    f"contains a run with {what}",
                     "Choose another --out, or remove it",
                 )
 
     def _plan(self, notes: dict[str, Any] | None) -> CorpusPlan:
-        """The plan of the first call, which later ones keep to."""
+        """Return the plan of the first call; later calls reuse it."""
         if notes is not None:
             try:
                 return CorpusPlan(**notes["settings"])
             except TypeError:
                 raise UserError(
-                    "run.damaged", self._folder.path, "its pretrain.json is damaged", "Remove it to start anew"
+                    "run.damaged", self._folder.path, "its pretrain.json is damaged", "Remove it to start again"
                 ) from None
         num_bytes = sum(source.num_bytes for source in self._sources)
         plan = make_plan(num_bytes, self._seconds, self._words.size, self._start)
@@ -260,7 +256,7 @@ class _Run:
             f"{facts.held_out_tokens:,} held out"
         )
         if facts.near_repeats > 0.1 * facts.train_tokens:
-            self._say(f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are left out")
+            self._say(f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are removed")
         if facts.unknown_share > 0.05:
             self._say(f"warning: {facts.unknown_share:.0%} of the words are [UNK] to this vocabulary")
         return facts
@@ -269,7 +265,7 @@ class _Run:
         entries = len(load_tokenizer(self._folder.text).vocabulary)
         shape = BertConfig(**{**plan.shape, "vocab_size": entries})
         write_atomically(self._folder.shape, shape.to_json())
-        what = "going on from a model" if self._start else "new model"
+        what = "starting from a model" if self._start else "new model"
         self._say(
             f"{what}: {shape.num_hidden_layers} layers x {shape.hidden_size}, {entries:,} entries, "
             f"{shape.num_parameters / 1e6:.1f} M parameters; {short_duration(self._seconds)} of training"
@@ -278,10 +274,10 @@ class _Run:
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
         resolved = resolve_settings(self._folder, plan.settings, self._seconds, facts.train_sequences, resume)
         display = Display(self._console, self._seconds, facts.baselines, resolved.config[RunConfig].log_freq)
-        manner = RunOptions(pace_of(self._seconds, plan), display, self._words.mlperf)
+        options = RunOptions(pace_of(self._seconds, plan), display, self._words.mlperf)
         try:
             with _signals_save():
-                outcome = run_experiment(resolved, world, self._console, manner)
+                outcome = run_experiment(resolved, world, self._console, options)
         except Terminated as end:
             display.close()
             return self._interrupted(end)
@@ -295,23 +291,23 @@ class _Run:
 
     def _interrupted(self, end: Terminated) -> int:
         saved = "a checkpoint is saved" if self._folder.has_checkpoint() else "nothing was trained yet"
-        self._say(f"interrupted: {saved}. The same command goes on.")
+        self._say(f"interrupted: {saved}. Run the same command to resume.")
         return BY_SIGNAL + (_caught[0] if _caught else end.signum)
 
     def _finish(self, facts: Facts) -> None:
         folder, summary = self._folder, self._folder.finished()
-        assert summary is not None, "the run has come to its end"
+        assert summary is not None, "the run is finished"
         take_model(folder)
         guessed = guess(folder, facts)
         write_report(folder, facts, summary, guessed)
         accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
         if guessed:
-            self._say("\nheld-out sentences, the word that stood there, and the model's guesses:")
-        for one in guessed:
-            self._say(f"  {one.sentence.text}\n    {one.sentence.answer}: {one.told()}")
+            self._say("\nheld-out sentences, the masked word, and the model's guesses:")
+        for item in guessed:
+            self._say(f"  {item.sentence.text}\n    {item.sentence.answer}: {item.told()}")
         self._say(
             f"\nfinished: held-out accuracy {accuracy:.4f} after {short_duration(summary['seconds_to_train'])} "
-            f"(from one neighbour {bigram:.4f}, the most frequent token "
+            f"(guessing from one neighbour {bigram:.4f}, always the most frequent token "
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
@@ -327,16 +323,16 @@ _caught: list[int] = []
 
 @contextmanager
 def _signals_save() -> Iterator[None]:
-    """Ctrl-C and SIGTERM have the run write a checkpoint and leave; a second one ends it at once."""
+    """On Ctrl-C or SIGTERM let the run save a checkpoint and exit; a second signal ends it at once."""
 
-    def ask(signum: int, _: FrameType | None) -> None:
+    def request_save(signum: int, _: FrameType | None) -> None:
         signal.signal(signum, before[signal.Signals(signum)])
         if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
-            raise KeyboardInterrupt  # nobody listens yet, or any more
+            raise KeyboardInterrupt  # the run's handler is not installed
         _caught.append(signum)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -1,8 +1,7 @@
-"""What the parts that all programs' YAML files share mean in our settings: model, optimizer, schedule, outputs.
+"""Convert the sections shared by all programs' YAML files to our settings: model, optimizer, schedule, outputs.
 
-Lengths of training as Composer writes them: ``10ba``, ``286720000sp``, ``3ep``, ``5e9tok``, ``0.06dur``.
-
-Weights to fine-tune from: the shape that they tell, and the vocabulary that lies beside them.
+Also converts Composer's durations (``10ba``, ``286720000sp``, ``3ep``, ``5e9tok``, ``0.06dur``) and finds the shape and
+vocabulary of starting weights.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from mlbert.models.weights.huggingface import read_config
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 UNITS = {
-    "ba": "batches of all ranks, that is steps",
+    "ba": "batches over all ranks (steps)",
     "sp": "sequences",
     "ep": "passes over the data",
-    "tok": "tokens, counted as max_seq_len for each sequence",
-    "dur": "a share of max_duration",
+    "tok": "tokens, max_seq_len per sequence",
+    "dur": "a fraction of max_duration",
 }
 _FORM = re.compile(r"\s*([\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*")
 _MOST_STEPS = 2**40
@@ -34,13 +33,13 @@ _MOST_STEPS = 2**40
 
 @dataclass(frozen=True)
 class Durations:
-    """What durations are converted to steps with.
+    """Convert durations to steps.
 
     Attributes:
-        sequences_per_step: of all ranks.
-        max_seq_length: tokens.
-        steps_per_epoch: called where a duration is in epochs; may take reading.
-        max_steps: of the training; None while that is what is asked for.
+            sequences_per_step: sequences per step over all ranks.
+            max_seq_length: maximum sequence length, tokens.
+            steps_per_epoch: called only for durations in epochs; may read data.
+            max_steps: steps of the training; None while max_duration itself is converted.
     """
 
     sequences_per_step: int
@@ -49,16 +48,16 @@ class Durations:
     max_steps: int | None = None
 
     def steps(self, name: str, text: object, *, least: int = 1) -> int:
-        """Steps that ``text`` takes, rounded up; a share of the training is rounded down, as Composer does.
+        """Return a duration in steps, rounded up; a fraction of the training is rounded down, as in Composer.
 
         Raises:
-            UserError: not a number and a unit, a unit that cannot be used here, or a number out of range.
+                UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
         """
         match = _FORM.fullmatch(str(text))
         units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]
         remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
         if match is None or match[2] not in units:
-            raise UserError("config.value", f"{name}={text}", "is no duration", remedy)
+            raise UserError("config.value", f"{name}={text}", "is not a duration", remedy)
         number, unit = float(match[1].replace("_", "")), match[2]
         if unit == "dur":
             assert self.max_steps is not None
@@ -70,7 +69,7 @@ class Durations:
         return steps
 
     def _size(self, unit: str) -> float:
-        """How many of the unit a step takes."""
+        """Return the amount of this unit per step."""
         if unit == "ba":
             return 1.0
         if unit == "ep":
@@ -83,14 +82,14 @@ HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.j
 
 @dataclass(frozen=True)
 class Start:
-    """Shape and vocabulary, None where the weights have none."""
+    """Shape and vocabulary of starting weights; each is None if not available."""
 
     shape: BertConfig | None
     vocabulary: Path | None
 
 
 def start_path(leaves: Leaves) -> Path | None:
-    """What ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained`` names; None: random weights."""
+    """Return the path in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
     given = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
     if given is not None:
         return Path(given)
@@ -100,22 +99,24 @@ def start_path(leaves: Leaves) -> Path | None:
 
 
 def hub_folder(name: str) -> Path:
-    """A model of the Hugging Face hub, in its own cache. Raises UserError: it is not there and cannot be fetched."""
+    """Return the cached folder of a Hugging Face hub model. Raises UserError if it cannot be downloaded."""
     problem = hub_problem()
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
-    except Exception as error:  # of many kinds, none of them ours
-        reason = f"cannot be fetched: {problem or type(error).__name__}"
+    except Exception as error:  # huggingface_hub raises many types
+        reason = f"cannot be downloaded: {problem or type(error).__name__}"
         raise UserError(
-            "network.unreachable", f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS on this machine"
+            "network.unreachable", f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS of local weights"
         ) from None
 
 
 def find_start(source: Path) -> Start:
-    """What is known of the weights of a run folder, of its ``weights/``, of a Hugging Face folder, or of a file. Raises
-    UserError: nothing is there, or it is damaged."""
+    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file.
+
+    Raises UserError if the path does not exist or is damaged.
+    """
     if not source.exists():
         remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
         raise UserError("file.missing", source, "does not exist", remedy)
@@ -134,7 +135,7 @@ def find_start(source: Path) -> Start:
 
 
 CONFIGS = shipped("configs")
-# pretrained_model_name -> shape; MosaicBERT's own differences are options on top.
+# pretrained_model_name -> shape; MosaicBERT's differences are added as options.
 SHAPES = {
     "bert-base-uncased": "base.json",
     "bert-large-uncased": "large.json",
@@ -142,7 +143,7 @@ SHAPES = {
 }
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
-_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # of transformers -> ours
+_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # transformers name -> ours
 _IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type")
 
 COMMON = (
@@ -171,7 +172,7 @@ _PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
 
 def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
-    """A rank's batch and its parts; returns the sequences of a step over all ranks."""
+    """Add batch size and micro-batches per rank; return the sequences per step over all ranks."""
     batch = leaves.number("global_train_batch_size", None)
     of_rank, rest = divmod(batch.value, world_size)
     if rest or of_rank < 1 or of_rank != int(of_rank):
@@ -187,18 +188,18 @@ def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
         raise UserError(
             "config.range",
             part.origin,
-            f"device_train_microbatch_size {size} is no number of sequences",
+            f"device_train_microbatch_size {size} is not a number of sequences",
             "Use 1 or more",
         )
     parts = math.ceil(of_rank / size)
-    while of_rank % parts:  # our parts are of equal size
+    while of_rank % parts:  # our micro-batches have equal size
         parts += 1
     layer.put("gradient_accumulation_steps", parts, origin=part.origin)
     return int(batch.value)
 
 
 def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Durations:
-    """Length of training and learning rate; returns the durations with that length known."""
+    """Add training length and learning rate; return durations that know the training length."""
     duration = leaves.text("max_duration", None)
     steps = durations.steps("max_duration", duration.value)
     layer.put("max_steps", steps, origin=duration.origin)
@@ -221,16 +222,16 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
         given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else YamlValue(None, "")
         if not isinstance(given.value, list):
             raise UserError(
-                "config.value", leaves.path, "scheduler.milestones is no list of durations", "Write [400ba, 600ba]"
+                "config.value", leaves.path, "scheduler.milestones is not a list of durations", "Write [400ba, 600ba]"
             )
-        milestones = [durations.steps("scheduler.milestones", one) for one in given.value]
+        milestones = [durations.steps("scheduler.milestones", text) for text in given.value]
         layer.put("lr_milestones", ",".join(map(str, milestones)), origin=given.origin)
         layer.put("lr_gamma", leaves.number("scheduler.gamma", 0.1))
     return durations
 
 
 def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue) -> None:
-    """When and on how much is evaluated; ``interval``: training sequences from one evaluation to the next."""
+    """Add the evaluation schedule; ``interval`` is in training sequences."""
     layer.put("eval_iter_samples", interval)
     layer.put("eval_iter_start_samples", interval)
     batch = leaves.number("device_eval_batch_size", 128)
@@ -241,7 +242,7 @@ def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue) -> None:
 
 
 def refuse_train_subset(leaves: Leaves) -> None:
-    """Raises UserError: a part of the training batches is asked for."""
+    """Raise UserError if train_subset_num_batches is set."""
     if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
         raise UserError(
             "config.unsupported", subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba"
@@ -249,7 +250,7 @@ def refuse_train_subset(leaves: Leaves) -> None:
 
 
 def add_optimizer(leaves: Leaves, layer: Layer) -> None:
-    """Decoupled AdamW, and the limit of the gradient's norm."""
+    """Add the optimizer's settings and the gradient norm limit."""
     name = leaves.choice(
         "optimizer.name", ("decoupled_adamw", "decoupled_stableadamw", "stableadamw"), "decoupled_adamw"
     )
@@ -257,7 +258,9 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     layer.put("learning_rate", leaves.number("optimizer.lr", None))
     betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else YamlValue([0.9, 0.95], "default")
     if not isinstance(betas.value, list) or len(betas.value) != 2:
-        raise UserError("config.value", betas.origin, "optimizer.betas are not two numbers", "Write [0.9, 0.98]")
+        raise UserError(
+            "config.value", betas.origin, "optimizer.betas is not a list of two numbers", "Write [0.9, 0.98]"
+        )
     layer.put("opt_lamb_beta_1", betas.value[0], origin=betas.origin)
     layer.put("opt_lamb_beta_2", betas.value[1], origin=betas.origin)
     layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
@@ -268,7 +271,7 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
 
 
 def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
-    """Shape, whose code computes it, and the starting weights."""
+    """Add the model's shape, implementation and starting weights."""
     name = leaves.choice("model.name", MODELS, "hf_bert")
     is_mosaic = name.value == "mosaic_bert"
     layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", origin=name.origin)
@@ -314,7 +317,7 @@ def _model_config(leaves: Leaves, given: Mapping[str, object]) -> dict[str, obje
 
 
 def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
-    """Precision and seed. Composer computes in float32 on a CPU; here in bf16 if the CPU has products for it."""
+    """Add precision and seed. Composer uses float32 on a CPU; we use bf16 if the CPU has bf16 matrix products."""
     precision = leaves.choice("precision", tuple(_PRECISIONS), "amp_bf16" if has_gpu else "fp32")
     wanted = _PRECISIONS[precision.value]
     layer.put("precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", origin=precision.origin)
@@ -322,7 +325,7 @@ def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
 
 
 def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
-    """Run folder, checkpoints, console and loggers."""
+    """Add run folder, checkpoints, console and loggers."""
     run_name = leaves.text("run_name", "bert")
     layer.put("run_name", run_name)
     name = str(run_name.value)
@@ -330,7 +333,7 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     resume = leaves.flag("autoresume", False)
     if folder is None:
         base = Path("runs") / name
-        # Nothing is asked to be kept: a finished run of that name gets a neighbour.
+        # Without save_folder nothing must be kept, so a finished run of the same name gets a new folder next to it.
         taken = (i for i in range(10_000) if not (base / f"run_{i}" / "summary.json").exists())
         layer.put("output_dir", base, "run_name")
         layer.put("experiment", next(taken), "main.py")

@@ -1,7 +1,4 @@
-"""What the YAML of ``sequence_classification.py`` means in our settings.
-
-What a finished run leaves for other programs.
-"""
+"""Convert the YAML of ``sequence_classification.py`` to our settings, and read the metrics of a finished run."""
 
 from __future__ import annotations
 
@@ -48,13 +45,13 @@ KNOWN = (
     "eval_loader.dataset.path",
 )
 SOURCES = ("datasets", "python")
-# Names of a text or of a pair's texts that need not be said.
+# Default column names of a text or of a pair of texts.
 _TEXTS = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "sentence"), ("premise", "hypothesis"))
 _LABELS = ("label", "labels", "score")
 
 
 class TaskData:
-    """The task's files, as the YAML names them."""
+    """The files of a task, as given in the YAML."""
 
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
@@ -64,12 +61,15 @@ class TaskData:
             self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
         if self.path is None and self.task is None:
             raise UserError(
-                "config.missing", leaves.path, "names no data", "Give data.train=FILE data.eval=FILE, or data.task=qnli"
+                "config.missing",
+                leaves.path,
+                "does not name the data",
+                "Give data.train=FILE data.eval=FILE, or data.task=qnli",
             )
 
     @cached_property
     def form(self) -> TaskForm:
-        """Columns and classes. Raises UserError: columns that are not said cannot be told by their names."""
+        """Columns and classes. Raises UserError if columns are not given and cannot be found by name."""
         leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels")
         if self.task is not None:
             form = form_of_task(self.task)
@@ -98,11 +98,11 @@ class TaskData:
 
     @property
     def folder(self) -> Path:
-        """GLUE's."""
+        """The folder of GLUE's files."""
         return Path(str(self._leaves.text("data.glue", "glue-data").value))
 
     def put(self, layer: Layer) -> None:
-        """Settings of the data; makes or fetches a task's files that are not there."""
+        """Add the data settings; make or download missing files of a GLUE task."""
         leaves, form = self._leaves, None
         if self.task is not None:
             make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [self.task])
@@ -147,7 +147,7 @@ class TaskData:
 
 
 def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
-    """GLUE's files where they are missing: fetched, or made of Python's documentation."""
+    """Make or download GLUE's files if they are missing."""
     if glue_files.is_complete(folder, tasks):
         return
     if source == "python":
@@ -157,7 +157,7 @@ def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
-    """The settings, field name to value and origin. Raises UserError: a value is missing or not legal."""
+    """Return settings with origins by field name. Raises UserError if a value is missing or illegal."""
     layer = Layer({"recipe": ("classification", "sequence_classification.py")})
     data = TaskData(leaves)
     data.put(layer)
@@ -178,7 +178,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
 
 
 def add_durations(leaves: Leaves, layer: Layer, data: TaskData, per_step: int, world_size: int) -> None:
-    """Length, schedule, evaluations and outputs, for which the training rows are counted."""
+    """Add training length, schedule, evaluations and outputs; counts the training rows."""
     parts = int(str(layer.get("gradient_accumulation_steps", (1, ""))[0]))
     share = RankSlice(per_step // world_size, parts, 0, world_size)
     drop_last = bool(layer["drop_last"][0])
@@ -202,8 +202,10 @@ def add_durations(leaves: Leaves, layer: Layer, data: TaskData, per_step: int, w
 
 
 def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
-    """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
-    names; what model.model_config says wins over both."""
+    """Add model, vocabulary and starting weights.
+
+    The weights' shape and the vocabulary next to them override the YAML's names; model.model_config overrides both.
+    """
     path = start_path(leaves)
     start = find_start(path) if path is not None else Start(None, None)
     if start.vocabulary is not None:
@@ -211,14 +213,14 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     layer.put("tokenizer", tokenizer)
     add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     if start.shape is not None:
-        said = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
+        explicit = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
-        own = {name: value for name, value in asdict(start.shape).items() if name not in said}
+        own = {name: value for name, value in asdict(start.shape).items() if name not in explicit}
         layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
 
 
 def _check_loaders(leaves: Leaves, data: TaskData) -> None:
-    """Refuses what cannot be done."""
+    """Raise UserError for loader settings that are not supported."""
     for loader, splits in (("train_loader", ("train",)), ("eval_loader", ("validation", "validation_matched"))):
         leaves.choice(f"{loader}.split", splits, splits[0])
         for name in ("tokenizer_name", "max_seq_len"):
@@ -230,15 +232,20 @@ def _check_loaders(leaves: Leaves, data: TaskData) -> None:
                 )
     if leaves.flag("eval_loader.drop_last", False).value:
         remedy = "Write drop_last: false"
-        raise UserError("config.unsupported", leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
+        raise UserError(
+            "config.unsupported",
+            leaves["eval_loader.drop_last"].origin,
+            "is not supported: every row is evaluated",
+            remedy,
+        )
     refuse_train_subset(leaves)
 
 
 def last_evaluation(run: Path) -> dict[str, float]:
-    """Metrics of the last evaluation in a run folder's ``metrics.jsonl``. Raises UserError: there is none."""
+    """Return the metrics of the last evaluation in a run's ``metrics.jsonl``. Raises UserError if there is none."""
     path, prefix = run / "metrics.jsonl", "eval_"
     try:
         last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
     except (UserError, IndexError):
-        raise UserError("log.incomplete", path, "holds no evaluation", "Remove its folder and run again") from None
+        raise UserError("log.incomplete", path, "contains no evaluation", "Remove its folder and run again") from None
     return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}

@@ -1,9 +1,4 @@
-"""Runs jobs as processes, side by side on the devices; tells a display what becomes of them.
-
-Which fine-tuning jobs make a GLUE score, in which order, and the score that is made of them.
-
-What a person sees of the GLUE jobs while they run, and of their scores: tables, plain lines, a figure, JSON.
-"""
+"""Run GLUE fine-tuning jobs in parallel processes, show their progress, and write the scores."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from rich.table import Table
 from mlbert.data.formats.glue import TASKS, score
 
 DEFAULT_SEED = 19
-# MosaicML's published seeds: tasks of few rows vary more, so they are run more often. The others take DEFAULT_SEED.
+# MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
 _SEEDS = (19, 8364, 717, 10536, 90166)
 SEEDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("rte", "mrpc", "stsb"), _SEEDS),
@@ -46,18 +41,18 @@ class GlueJob:
     waits: bool
 
     def name(self, base: str) -> str:
-        """For people and loggers."""
+        """Return the run name of the job."""
         return f"{base}_task={self.task}_seed={self.seed}"
 
     def folder(self, base: Path) -> Path:
-        """Of its run."""
+        """Return the job's folder."""
         return base / f"task={self.task}" / f"seed={self.seed}"
 
 
 def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
-    """The jobs of these tasks and seeds, `FIRST` first, then the rest of the first round, then those that wait.
+    """Return the jobs of these tasks and seeds: `FIRST`, then the rest of the first round, then those that wait.
 
-    Without `FIRST` nobody waits: all start from the pre-trained weights.
+    Without `FIRST` no job waits: all start from the pre-trained weights.
     """
     has_first = bool(seeds.get(FIRST))
     jobs = [GlueJob(task, seed, has_first and TASKS[task].after_mnli) for task in seeds for seed in seeds[task]]
@@ -65,7 +60,7 @@ def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
 
 
 def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float]:
-    """Task -> its score times 100, the mean over its metrics and seeds; "glue" -> the mean over tasks."""
+    """Return each task's score times 100 (mean over metrics and seeds), and "glue", the mean over tasks."""
     found: dict[str, list[float]] = {}
     for job, metrics in results.items():
         found.setdefault(job.task, []).append(score(job.task, metrics))
@@ -74,12 +69,12 @@ def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float
 
 
 POLL_SECONDS = 0.2
-END_SECONDS = 20.0  # for a child to leave when it is told to
+END_SECONDS = 20.0  # for a child to exit after SIGTERM
 LOG = "output.log"
 
 
 class State(Enum):
-    """What has become of a job."""
+    """State of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -90,7 +85,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one job runs at a time: what its process finds in its environment, and the cores that it may use."""
+    """A place for one job at a time: the environment of its process and the cores it may use."""
 
     name: str
     exports: Mapping[str, str]
@@ -108,13 +103,13 @@ class Running:
 
 
 def make_slots(num_gpus: int, visible: str | None, cores: Sequence[int], most: int) -> list[Slot]:
-    """A slot for each GPU; without one, for each core.
+    """Return one slot per GPU, or per core if there is no GPU.
 
     Args:
-        num_gpus: that this process sees.
-        visible: its CUDA_VISIBLE_DEVICES.
-        cores: that it may use; shared out.
-        most: slots.
+            num_gpus: GPUs visible to this process.
+            visible: CUDA_VISIBLE_DEVICES of this process.
+            cores: cores of this process, divided among the slots.
+            most: maximum number of slots.
     """
     names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(num_gpus)]
     count = max(1, min(most, num_gpus or len(cores)))
@@ -129,16 +124,16 @@ def make_slots(num_gpus: int, visible: str | None, cores: Sequence[int], most: i
 
 
 class Runner:
-    """The jobs' processes.
+    """Run jobs as processes.
 
     Args:
-        jobs: in the order in which they are to begin.
-        done: those that need not run.
-        slots: where they run.
-        prepare: writes what a job needs, and returns its command; called when it begins.
-        folder: of a job.
-        environ: of this process.
-        tell: is called with a job whenever its state changes, and with None while time passes.
+            jobs: in starting order.
+            done: jobs that need not run.
+            slots: places to run them.
+            prepare: called when a job starts; writes its files and returns its command.
+            folder: returns a job's folder.
+            environ: environment of this process.
+            tell: called with a job when its state changes, and with None at every poll.
     """
 
     def __init__(
@@ -159,7 +154,7 @@ class Runner:
         self._first = next((job for job in jobs if job.task == FIRST), None)
 
     def run(self) -> None:
-        """Returns when every job is done, has failed or cannot begin. Whatever ends this early ends the processes."""
+        """Return when every job is done, failed or blocked. If this ends early, the processes are ended."""
         with _end_on_termination():
             try:
                 while self._step():
@@ -168,7 +163,7 @@ class Runner:
                 self._end_all()
 
     def last_line(self, job: GlueJob) -> str:
-        """Of the job's log: what it died of."""
+        """Return the last line of the job's log, usually the error."""
         try:
             text = (self._folder(job) / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -176,7 +171,7 @@ class Runner:
         return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "an empty log")
 
     def _step(self) -> bool:
-        """Collects what has ended, begins what can; False when nothing is left to do."""
+        """Collect finished jobs and start possible ones; return False when nothing is left."""
         for one in [one for one in self.running if one.process.poll() is not None]:
             self._collect(one)
         for job in [job for job, state in self.states.items() if state is State.WAITING]:
@@ -190,7 +185,7 @@ class Runner:
     def _begin(self, job: GlueJob) -> None:
         slot, command, folder = self._free.pop(0), self._prepare(job), self._folder(job)
         with (folder / LOG).open("wb") as log:
-            # A session of its own: a Ctrl-C of the terminal comes to this process alone, which passes it on in order.
+            # A separate session: Ctrl-C in the terminal reaches only this process, which ends its children in order.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -200,7 +195,7 @@ class Runner:
                 start_new_session=True,
             )
         self.running.append(Running(job, slot, process, time.monotonic()))
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the process has already ended
             os.sched_setaffinity(process.pid, slot.cores)
         self._set(job, State.RUNNING)
 
@@ -233,7 +228,7 @@ def _signal(process: subprocess.Popen[Any], number: int) -> None:
 
 @contextlib.contextmanager
 def _end_on_termination() -> Iterator[None]:
-    """Within it SIGTERM ends the process as SystemExit, so that its children are ended."""
+    """Turn SIGTERM into SystemExit inside the block, so that child processes are ended."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -251,7 +246,7 @@ Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 
 class GlueDisplay:
-    """A live table on a terminal, elsewhere a line whenever something happens."""
+    """Show a live table on a terminal; otherwise print a line per event."""
 
     def __init__(self, console: Console, folder: Callable[[GlueJob], Path], metrics: Metrics) -> None:
         self._console, self._folder, self._metrics = console, folder, metrics
@@ -268,7 +263,7 @@ class GlueDisplay:
             self._live.stop()
 
     def tell(self, job: GlueJob | None) -> None:
-        """Something has become of a job; None: time passes."""
+        """Show a job's new state; None refreshes the table."""
         assert self.runner is not None
         if self._live is not None:
             self._live.update(self._table(self.runner))
@@ -280,8 +275,8 @@ class GlueDisplay:
         done = sum(state in (State.DONE, State.FAILED, State.BLOCKED) for state in runner.states.values())
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
         time = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
-        told = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
-        return f"[{done}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{time}{told}"
+        result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
+        return f"[{done}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{time}{result}"
 
     def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:
@@ -302,7 +297,7 @@ class GlueDisplay:
 
 
 def progress(folder: Path) -> str:
-    """How far a running job is, from its run folder."""
+    """Return the progress of a running job from its run folder."""
     try:
         steps = json.loads((folder / "run_0" / "config.json").read_text(encoding="utf-8"))["config"]["max_steps"]
         with (folder / "run_0" / "metrics.jsonl").open("rb") as file:
@@ -314,7 +309,7 @@ def progress(folder: Path) -> str:
 
 
 def scores_table(metrics: Metrics) -> Table:
-    """Each task's score and metrics over its seeds, and GLUE's."""
+    """Return a table of each task's score and metrics over its seeds, and the GLUE score."""
     table = Table(title="GLUE, development sets")
     for column in ("task", "seeds", "metrics, mean over seeds", "score"):
         table.add_column(column, justify="right" if column == "score" else "left")
@@ -322,15 +317,15 @@ def scores_table(metrics: Metrics) -> Table:
     for task in (task for task in TASKS if task in scores):
         of_task = [values for job, values in metrics.items() if job.task == task]
         means = {name: sum(values[name] for values in of_task) / len(of_task) for name in TASKS[task].metrics}
-        told = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-        table.add_row(task, str(len(of_task)), told, f"{scores[task]:.2f}")
+        text = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
+        table.add_row(task, str(len(of_task)), text, f"{scores[task]:.2f}")
     if scores:
         table.add_row("glue", "", f"mean of {len(scores) - 1} tasks", f"{scores['glue']:.2f}", style="bold")
     return table
 
 
 def write_scores(folder: Path, metrics: Metrics, missing: list[GlueJob]) -> None:
-    """``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing."""
+    """Write ``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing."""
     scores = aggregate(metrics)
     jobs = [
         {"task": job.task, "seed": job.seed, "score": score(job.task, values), "metrics": dict(values)}

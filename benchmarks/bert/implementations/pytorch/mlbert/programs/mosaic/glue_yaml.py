@@ -1,4 +1,4 @@
-"""What the YAML of ``glue.py`` means: the jobs, and a YAML of ``sequence_classification.py`` for each."""
+"""Convert the YAML of ``glue.py`` to jobs, each with its own YAML for ``sequence_classification.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlbert.programs.mosaic.finetuning_yaml import SOURCES
 from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
 from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue
 
-# Copied into the jobs' YAML as they are.
+# Copied unchanged into the jobs' YAML.
 _PASSED = (
     *("precision", "tokenizer_name", "max_seq_len", "device_eval_batch_size", "device_train_microbatch_size"),
     *("console_log_interval", "progress_bar", "log_to_console", "python_log_level"),
@@ -44,7 +44,7 @@ KNOWN = (
 
 
 class GlueYaml:
-    """The leaves of a ``glue.py`` YAML, asked for what the program needs. Raises UserError for illegal values."""
+    """Typed access to a ``glue.py`` YAML. Raises UserError for illegal values."""
 
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
@@ -60,7 +60,7 @@ class GlueYaml:
 
     @property
     def tasks(self) -> list[str]:
-        """Those that have jobs."""
+        """Tasks that have jobs."""
         return list(dict.fromkeys(job.task for job in self.jobs))
 
     def _jobs(self) -> list[GlueJob]:
@@ -73,17 +73,17 @@ class GlueYaml:
             if not isinstance(given, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in given):
                 origin = leaf.origin if leaf is not None else task
                 raise UserError(
-                    "config.value", origin, f"tasks.{task}.seeds {given!r} is no list of seeds", "Write [19, 8364]"
+                    "config.value", origin, f"tasks.{task}.seeds {given!r} is not a list of seeds", "Write [19, 8364]"
                 )
             seeds[task] = list(dict.fromkeys(given))
         return job_list(seeds)
 
     def keeps_weights(self, job: GlueJob) -> bool:
-        """Whether a job's weights stay when it is done and nobody waits for them."""
+        """Return True if a job's weights are kept after the jobs that wait for them."""
         return self._leaves.number(f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0).value != 0
 
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
-        """The nested content of the job's own YAML; ``start`` are the weights that it begins with."""
+        """Return the nested YAML of a job that starts from the weights ``start``."""
         task, leaves = TASKS[job.task], self._leaves
         found = {name: leaf.value for name, leaf in leaves.items() if not name.startswith(_OWN)}
         found |= {
@@ -128,7 +128,7 @@ _OWN = (
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings of dotted names."""
+    """Turn dotted names into nested mappings."""
     content: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
@@ -140,12 +140,12 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """YAML."""
+    """Return the content as YAML text."""
     return yaml.safe_dump(dict(content), sort_keys=False)
 
 
 def as_leaves(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, YamlValue]:
-    """The leaves of a nested content, as if they were read from ``path``."""
+    """Return the leaves of nested content as if read from ``path``."""
     found: dict[str, YamlValue] = {}
     for key, value in content.items():
         name = f"{prefix}{key}"

@@ -1,6 +1,6 @@
-"""Reading the nested YAML of other programs: ``k=v`` words on top, ``${name}`` filled in, nothing unknown passes.
+"""Read nested YAML of other programs: apply ``k=v`` words, resolve ``${name}``, and reject unknown names.
 
-Typed access to the leaves of a nested YAML, and the layer of settings that is made of them.
+`Leaves` gives typed access to the values; `Layer` collects the settings made from them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class YamlValue:
-    """One leaf: a plain value, a list, or an empty mapping; and where it was given, ``file:line`` or ``argument``."""
+    """One leaf: a plain value, a list or an empty mapping, and its origin: ``file:line`` or ``argument``."""
 
     value: Any
     origin: str
 
 
 def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dict[str, YamlValue]:
-    """The leaves of a YAML file with words on top, by their dotted names, in the file's order.
+    """Return the leaves of a YAML file overridden by words, by dotted name, in the file's order.
 
     Args:
         path: the file.
-        words: ``model.name=mosaic_bert``; values are read as YAML. A later one wins.
-        known: legal dotted names; ``*`` stands for one part of a name, ``.**`` at the end for everything below.
+            words: such as ``model.name=mosaic_bert``; values are parsed as YAML, later ones win.
+            known: legal dotted names; ``*`` matches one part of a name, ``.**`` at the end everything below.
 
     Raises:
-        UserError: a file that cannot be read, a word of another form, an unknown name, ``${...}`` that names nothing.
+            UserError: an unreadable file, a malformed word, an unknown name, or a ``${...}`` that does not resolve.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -55,15 +55,15 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
         content = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         reason = f"cannot be resolved ({' '.join(str(error).split())})"
-        raise UserError("config.file", path, reason, "Give what ${...} names, or write the value") from None
+        raise UserError("config.file", path, reason, "Define the name in ${...}, or write the value") from None
     given = {name.split("=", 1)[0] for name in words}
     found = {}
     for name, value in _leaves(content, "", known):
-        said = next((word for word in given if name == word or name.startswith(f"{word}.")), None)
+        override = next((word for word in given if name == word or name.startswith(f"{word}.")), None)
         place = f"{tree_relative(path.absolute())}:{lines.get(name, 1)}"
-        if said is None:
+        if override is None:
             _check(name, known, place)
-        found[name] = YamlValue(value, f"argument {said}=" if said else place)
+        found[name] = YamlValue(value, f"argument {override}=" if override else place)
     return found
 
 
@@ -84,7 +84,7 @@ def _check(name: str, known: Collection[str], place: str) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern allows a name, or names something below it, which an override may replace as a whole."""
+    """Return True if a pattern allows a name or anything below it: an override may replace a whole mapping."""
     parts, wanted = name.split("."), pattern.split(".")
     if wanted[-1] == "**" and len(parts) >= len(wanted) - 1:
         wanted = wanted[:-1]
@@ -98,8 +98,10 @@ Default = YamlValue | str | float | bool | None
 
 
 class Leaves(Mapping[str, YamlValue]):
-    """The leaves of one file; a getter raises UserError for a value of another type, and for one that is missing and
-    has no default (None)."""
+    """The leaves of one file.
+
+    The getters raise UserError for a value of the wrong type, or a missing one without default (None).
+    """
 
     def __init__(self, path: Path, found: Mapping[str, YamlValue]) -> None:
         self.path, self._found, self._read = path, found, set[str]()
@@ -115,26 +117,26 @@ class Leaves(Mapping[str, YamlValue]):
         return len(self._found)
 
     def is_given(self, name: str) -> bool:
-        """Whether it is there and not null."""
+        """Return True if the name exists and is not null."""
         return name in self._found and self._found[name].value is not None
 
     def unread(self) -> list[str]:
-        """Names with a value that nobody has asked for."""
+        """Return the names with values that were never read."""
         return [name for name in self._found if self.is_given(name) and name not in self._read]
 
     def text(self, name: str, default: Default) -> YamlValue:
-        """A text; numbers are taken as they are written."""
+        """Return a text; numbers are returned as text."""
         value = self._get(name, default)
         if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
-            raise UserError("config.value", value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
+            raise UserError("config.value", value.origin, f"{name} {value.value!r} is not text", f"Write {name}: ...")
         return YamlValue(str(value.value), value.origin)
 
     def optional_text(self, name: str, default: str | None) -> str | None:
-        """A text, or None."""
+        """Return a text, or the default."""
         return str(self.text(name, None).value) if self.is_given(name) else default
 
     def number(self, name: str, default: Default) -> YamlValue:
-        """A whole number or not; text such as 5e-4, which YAML takes for text, too."""
+        """Return a number; also parses text such as 5e-4, which YAML reads as text."""
         value = self._get(name, default)
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
         try:
@@ -144,15 +146,15 @@ class Leaves(Mapping[str, YamlValue]):
             return YamlValue(number, value.origin)
         except (ValueError, OverflowError):
             raise UserError(
-                "config.value", value.origin, f"{name} {value.value!r} is no number", "Write a number"
+                "config.value", value.origin, f"{name} {value.value!r} is not a number", "Write a number"
             ) from None
 
     def optional_number(self, name: str) -> float | None:
-        """A number, or None where none is given."""
+        """Return a number, or None if not given."""
         return self.number(name, None).value if self.is_given(name) else None
 
     def flag(self, name: str, default: bool) -> YamlValue:
-        """true or false."""
+        """Return true or false."""
         value = self._get(name, default)
         if not isinstance(value.value, bool):
             raise UserError(
@@ -161,7 +163,7 @@ class Leaves(Mapping[str, YamlValue]):
         return value
 
     def choice(self, name: str, known: Sequence[str], default: str) -> YamlValue:
-        """One of some texts."""
+        """Return one of the known texts."""
         value = self.text(name, default)
         if value.value not in known:
             raise UserError(
@@ -180,9 +182,9 @@ class Leaves(Mapping[str, YamlValue]):
 
 
 class Layer(dict[str, tuple[object, str]]):
-    """Settings by field name, with their origins."""
+    """Settings with their origins, by field name."""
 
     def put(self, field: str, value: object, name: str = "", origin: str | None = None) -> None:
-        """Enters a value; of a `YamlValue` the origin is its own, otherwise it is given, or the YAML's ``name``."""
+        """Set a value; its origin is that of a `YamlValue`, else ``origin``, else the YAML's ``name``."""
         given = value if isinstance(value, YamlValue) else YamlValue(value, origin or name or "main.py")
         self[field] = (given.value, given.origin)

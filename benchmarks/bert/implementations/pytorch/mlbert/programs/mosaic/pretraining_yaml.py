@@ -1,4 +1,4 @@
-"""What the YAML of ``main.py`` means in our settings."""
+"""Convert the YAML of ``main.py`` to our settings."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ KNOWN = (
 )
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
-# (folder, remote, tokenizer, longest sequence, split or truncate) -> sequences of the set
+# (folder, remote, tokenizer, maximum length, split or truncate) -> sequences in the data set
 CountSequences = Callable[[Path, str | None, str, int, str], int]
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences: CountSequences) -> Layer:
-    """The settings, field name to value and origin.
+    """Return settings with origins by field name.
 
     Args:
-        leaves: of the YAML.
-        world_size: ranks.
+            leaves: leaves of the YAML.
+            world_size: number of ranks.
         has_gpu: whether the run computes on GPUs.
-        count_sequences: called where a duration is in epochs.
+            count_sequences: called only if a duration is in epochs.
 
     Raises:
-        UserError: a value that is missing or not legal.
+            UserError: a value is missing or illegal.
     """
     layer = Layer({"recipe": ("masked_lm", "main.py"), "target_mlm_accuracy": (None, "main.py")})
     train, evaluation = (_dataset(leaves, layer, loader) for loader in ("train_loader", "eval_loader"))
@@ -98,7 +98,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
 
 
 def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | None]:
-    """Local folder and remote place of a loader's split; no remote where both are the same."""
+    """Return the local folder and remote address of a loader's split; the remote is None if both are the same."""
     if (name := leaves.text(f"{loader}.name", "text")).value != "text":
         raise UserError("config.choice", name.origin, f"{loader}.name {name.value!r} is unknown", "Write text")
     split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
@@ -131,7 +131,7 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
         algorithm = leaves.text(f"{loader}.dataset.partition_algo", "orig")
         if algorithm.value != "orig":
             raise UserError(
-                "config.choice", algorithm.origin, f"partition_algo {algorithm.value!r} is not known here", "Write orig"
+                "config.choice", algorithm.origin, f"partition_algo {algorithm.value!r} is unknown", "Write orig"
             )
 
 

@@ -1,1 +1,1 @@
-"""Time, samples, memory and cost of a run before it is made: a model of few numbers, fitted on published results."""
+"""Predict time, samples, memory and cost of a run with a model of few parameters, fitted on published results."""

@@ -1,4 +1,4 @@
-"""Efficiencies taken from measured logs, in place of the fitted ones."""
+"""Replace fitted efficiencies by values from measured logs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mlbert.host.errors import UserError
 from mlbert.report.planner import timing
 from mlbert.report.planner.timing import GPUS, Parameters
 
-FARTHEST = 50.0  # a measured step that many times slower or faster than the fitted one is another machine's
+FARTHEST = 50.0  # a step that differs from the fitted one by more than this factor is another machine's
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a log tells.
+    """Measurements from a log.
 
     Attributes:
-        ranks: processes, one a GPU.
-        batch: sequences of one step over all ranks.
-        sequences_per_second: median between evaluations.
-        evaluation_seconds: median; None without an evaluation that ended.
-        samples: to the target; None where the run did not reach it.
+            ranks: processes, one per GPU.
+            batch: sequences per step over all ranks.
+            sequences_per_second: median over the intervals between evaluations.
+            evaluation_seconds: median; None if no evaluation finished.
+            samples: samples to the target; None if the run did not reach it.
     """
 
     ranks: int
@@ -33,23 +33,23 @@ class MeasuredRun:
 
     @property
     def step_ms(self) -> float:
-        """Of one step."""
+        """Milliseconds per step."""
         return self.batch / self.sequences_per_second * 1e3
 
 
 def measured(
     ranks: int, batch: int, run_start: float, evaluations: Sequence[tuple[float, float, float]], samples: float | None
 ) -> MeasuredRun:
-    """From times in seconds.
+    """Return the measurements of a run from times in seconds.
 
     Args:
-        ranks, batch: of the run.
-        run_start: when the timed part began.
-        evaluations: start, stop and training sequences so far of each.
-        samples: to the target, where it was reached.
+            ranks, batch: ranks and batch of the run.
+            run_start: start of the timed part.
+            evaluations: start, stop and training sequences so far of each evaluation.
+            samples: samples to the target, or None.
 
     Raises:
-        ValueError: there is no stretch of training between evaluations.
+            ValueError: there is no training between evaluations.
     """
     ends = [(run_start, 0.0), *((stop, done) for _, stop, done in evaluations)]
     rates = [
@@ -57,7 +57,7 @@ def measured(
         for (stop, before), (start, _, done) in zip(ends, evaluations, strict=False)
         if done > before and start > stop
     ]
-    # The first stretch holds what happens once; it counts where there is no other.
+    # The first interval includes one-time costs; use it only if there is no other.
     rates = rates[1:] or rates
     if not rates:
         raise ValueError("no training between evaluations")
@@ -66,8 +66,11 @@ def measured(
 
 
 def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
-    """Milliseconds of one sequence of a rank, and of a step whatever its batch: least squares over relative errors, no
-    part below 0. From runs of one batch a rank alone, the second part cannot be told and is 0."""
+    """Return the milliseconds per sequence of a rank and the constant milliseconds per step.
+
+    Least squares over relative errors, with no negative part. If all runs have the same batch per rank, the constant
+    part cannot be determined and is 0.
+    """
     sizes = [run.batch / run.ranks for run in runs]
     if max(sizes) == min(sizes):
         return statistics.median(run.step_ms / size for run, size in zip(runs, sizes, strict=True)), 0.0
@@ -82,19 +85,19 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
 
 
 def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> float:
-    """Sequences a second of ``ranks`` on one machine, from runs of one rank with all its cores.
+    """Return the sequences per second of ``ranks`` on one machine, from runs of one rank with all its cores.
 
-    The cores limit, not the ranks: together they work through the batch as fast as one rank with all cores does. What a
-    step costs whatever its batch (the optimizer above all) every rank does, on its share of the cores.
+    The cores are the limit: together the ranks process the batch as fast as one rank with all cores. But every rank
+    pays the constant cost of a step (mainly the optimizer) on its share of the cores.
 
     Raises:
-        UserError: a run of several ranks.
+            UserError: a run has several ranks.
     """
     if any(run.ranks != 1 for run in runs):
         raise UserError(
             "config.conflict",
             "--calibrate",
-            "holds a run of several ranks",
+            "contains a run of several ranks",
             "With --shared-cores, give logs of one rank",
         )
     each, constant = two_parts(runs)
@@ -102,12 +105,12 @@ def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> fl
 
 
 def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]) -> Parameters:
-    """The parameters with what the logs say of this GPU; nodes and network are taken to be like the job's.
+    """Return the parameters with this GPU's values measured from logs, assuming the job's nodes and network.
 
-    Logs of one batch a GPU set the time of a sequence, the constant part stays; several set both.
+    Logs with one batch per GPU set only the time per sequence; logs with several also set the constant part.
 
     Raises:
-        UserError: logs that cannot be of such a GPU.
+            UserError: the logs cannot be from this GPU.
     """
     usual = {run: _like(job, run) for run in runs}
     outside = {run: timing.step(at, parameters) for run, at in usual.items()}
@@ -125,7 +128,7 @@ def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[M
     per_unit = outside[runs[0]].compute / usual[runs[0]].sequences / parameters.sequence_ms[job.gpu]
     found = each / per_unit
     if not 1 / FARTHEST < found / parameters.sequence_ms[job.gpu] < FARTHEST:
-        reason = f"has steps of {runs[0].step_ms:.1f} ms, {outside[runs[0]].total:.1f} ms are usual on {job.gpu}"
+        reason = f"has steps of {runs[0].step_ms:.1f} ms; expected about {outside[runs[0]].total:.1f} ms on {job.gpu}"
         raise UserError("config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on")
     seconds = [run.evaluation_seconds * run.ranks / job.work for run in runs if run.evaluation_seconds]
     evaluation = parameters.evaluation_gpu_seconds
@@ -138,11 +141,11 @@ def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[M
 
 
 def _like(job: timing.TrainingJob, run: MeasuredRun) -> timing.TrainingJob:
-    """The job that a log is of."""
+    """Return the job with a log's ranks and batch."""
     per_node = min(job.per_node, run.ranks)
     return replace(job, gpus=run.ranks, nodes=max(1, round(run.ranks / per_node)), batch=run.batch)
 
 
 def _pcie(job: timing.TrainingJob, parameters: Parameters, run: MeasuredRun) -> float:
-    """Of the constant part, what GPUs without NVLink add to it."""
+    """Return the part of the constant time that GPUs without NVLink add."""
     return timing.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]

@@ -1,12 +1,9 @@
-"""The answer for one job: samples, times with their band, cost, energy, memory, and what limits it.
+"""Estimate one job: samples, times with bands, cost, energy, memory, and the limiting factor.
 
-Memory of one GPU, and how many sequences fit.
-
-What the program keeps: master weights and two moments of 4 bytes each, working weights of 2 (in 16 bits, or in FP8 as
-they are and transposed), a gradient of 4; activations, dropout masks included, in proportion to tokens, layers and
-hidden size; logits of masked tokens with their gradient. A graph keeps the same in a pool of its own, in place of the
-ordinary one. A test compares the sum with what is counted over a whole step (`counted`): within 3
-%.
+Memory per GPU, in bytes per parameter: master weights and two moments of 4 each, working weights of 2 (in 16 bits, or
+in FP8 plain and transposed), and a gradient of 4. Activations, including dropout masks, are proportional to tokens,
+layers and hidden size. Masked tokens add logits and their gradient. A CUDA graph keeps the same in its own pool instead
+of the ordinary one. A test compares the sum with the bytes counted over a whole step (`counted`): within 3 %.
 """
 
 from __future__ import annotations
@@ -21,33 +18,33 @@ from mlbert.mlperf import rules
 from mlbert.report.planner import timing
 from mlbert.report.planner.timing import BENCHMARK, GPUS, ModelShape, Parameters
 
-# A token, layer and hidden unit, counted: with 16-bit products, and with FP8 ones.
+# Counted per token, layer and hidden unit: with 16-bit products, and with FP8 ones.
 ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
 WEIGHT_BYTES = 2
-LOGIT_BYTES = 2 + 4  # a masked token and word: 16-bit logits, float32 for the loss
-CONTEXT_GB = 3.0  # assumed: CUDA, libraries, buffers of the reduction, an evaluation's graph
-USABLE = 0.92  # assumed: of the memory, the rest is lost between blocks
+LOGIT_BYTES = 2 + 4  # per masked token and vocabulary entry: 16-bit logits, float32 for the loss
+CONTEXT_GB = 3.0  # assumed: CUDA, libraries, reduction buffers, the evaluation's graph
+USABLE = 0.92  # assumed fraction of the memory; the rest is lost to fragmentation
 
 
 @dataclass(frozen=True)
 class Memory:
-    """In 10^9 bytes."""
+    """Memory of one GPU in 10^9 bytes."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     context: float
-    most_sequences: int  # of one micro-batch; 0 where not even the weights fit
+    most_sequences: int  # per micro-batch; 0 if not even the weights fit
 
     @property
     def total(self) -> float:
-        """Of one micro-batch."""
+        """Total for one micro-batch."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.context
 
 
 def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: bool) -> Memory:
-    """Memory of one GPU with micro-batches of ``sequences``, where ``sharers`` GPUs share the optimizer's state."""
+    """Return the memory of a GPU with micro-batches of ``sequences`` and optimizer state sharded over ``sharers``."""
     billion = config.num_parameters / 1e9
     tokens, masked = BENCHMARK.tokens / BENCHMARK.sequences, BENCHMARK.masked / BENCHMARK.sequences
     activation_bytes = FP8_ACTIVATION_BYTES if fp8 else ACTIVATION_BYTES
@@ -58,13 +55,13 @@ def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: boo
     return Memory(weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each)))
 
 
-ONE_SIDED_95 = 1.645  # standard deviations: nine of ten lie inside
+ONE_SIDED_95 = 1.645  # standard deviations: 90 % lie within
 SECONDS_AN_HOUR = 3600
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a GPU costs and draws."""
+    """Price and power of a GPU."""
 
     dollars_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
@@ -72,16 +69,17 @@ class Prices:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, sequences, milliseconds of a step, dollars, kWh; bands hold nine of ten.
+    """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh; bands contain 90 %.
 
     Attributes:
-        samples: to the target, mean of a score's runs; samples_spread: standard deviation of one run.
-        rules_samples: the rules' reference point, which a score's samples are raised to.
-        evaluations: up to the one that the mean run ends with.
-        seconds: to train, mean; what a score of ten runs (olympic mean) is expected to be.
-        score_band, run_band: of the score, and of one run.
-        micro_batches: that a step has to be cut into so that its activations fit.
-        limit: what would save most if it cost nothing; memory where a step has to be cut up and compute is not it.
+            samples: mean samples to the target of a score's runs; samples_spread: standard deviation of one run.
+            rules_samples: the rules' reference point, to which a score's samples are raised.
+            evaluations: evaluations of the mean run.
+            seconds: expected time to train, as in a score of ten runs (olympic mean).
+            score_band, run_band: bands of the score and of one run.
+            micro_batches: micro-batches per step so that the activations fit.
+            limit: the part that would save most if it were free; or memory, if a step must be split and
+            compute is not the largest part.
     """
 
     job: timing.TrainingJob
@@ -103,7 +101,7 @@ class Estimate:
     kilowatt_hours: float | None
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON-able values."""
         return dataclasses.asdict(self) | {"memory_gb": self.memory.total, "step_ms": self.step.total}
 
 
@@ -115,27 +113,27 @@ def estimate(
     needed: float | None = None,
     sharers: int = 1,
 ) -> Estimate:
-    """The estimate of a job.
+    """Estimate a job.
 
     Args:
-        job: with the factors of ``shape``.
-        needed: samples to the target; None: those of the reference, which holds for BERT-large alone.
-        sharers: GPUs that share the optimizer's state.
+            job: the job, with the factors of ``shape``.
+            needed: samples to the target; None uses the reference's, which apply only to BERT-large.
+            sharers: GPUs that share the optimizer state.
 
     Raises:
-        UserError: a batch beyond the reference points, a model without samples, weights that do not fit.
+            UserError: the batch is beyond the reference points, samples are unknown, or the weights do not fit.
     """
     point = _reference_point(job.batch)
     if needed is None and not shape.is_large:
-        remedy = "Give those that this model needs to its target"
-        raise UserError("plan.impossible", "--samples", "are known for BERT-large only", remedy)
+        remedy = "Give the samples that this model needs to reach its target"
+        raise UserError("plan.impossible", "--samples", "is known only for BERT-large", remedy)
     samples = timing.samples(job, parameters) if needed is None else needed
     step, evaluation = timing.step(job, parameters), timing.evaluation_seconds(job, parameters)
     seconds = timing.seconds_to_train(job, parameters, samples)
     held = of(shape.config, job.gpu, job.sequences, sharers, fp8=job.fp8 and GPUS[job.gpu].has_fp8)
     if not held.most_sequences:
         problem = f"{job.gpu} cannot hold the weights and one sequence"
-        raise UserError("plan.impossible", "--gpu", problem, "Share the optimizer's state")
+        raise UserError("plan.impossible", "--gpu", problem, "Shard the optimizer state")
     micro_batches = math.ceil(job.sequences / held.most_sequences)
     if micro_batches > 1:
         held = dataclasses.replace(held, activations=held.activations / micro_batches)
@@ -173,7 +171,7 @@ def _reference_point(batch: int) -> rules.ReferencePoint:
 
 
 def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of the score, as published scores lay around the fit; of one run, whose own chance comes on top."""
+    """Return the bands of a score (from the scatter of published scores) and of one run, which varies more."""
     averaged = rules.NUM_RESULT_FILES - 2
     of_run = math.hypot(error, ONE_SIDED_95 * spread * math.sqrt(1 - 1 / averaged))
 
@@ -191,7 +189,7 @@ def _limit(
     seconds: float,
     micro_batches: int,
 ) -> str:
-    """What would save most if it cost nothing; as convergence count samples that the best batch would not need."""
+    """Return the part that would save most if it were free; convergence counts samples above the best batch's."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)
     steps = samples / job.batch / 1e3
     parts = {

@@ -1,9 +1,4 @@
-"""From what the user gives, over what a configuration says, to the job that is asked about.
-
-The same question for 1 to 4,096 GPUs: the fastest batch of each, and what a budget buys.
-
-The answers in words and as tables.
-"""
+"""Turn the user's options and a configuration into a job, sweep over 1 to 4,096 GPUs, and print the answers."""
 
 from __future__ import annotations
 
@@ -23,56 +18,59 @@ from mlbert.report.planner.simulate import Balance
 from mlbert.report.planner.timing import GPUS, ModelShape, TrainingJob
 
 GPU_COUNTS = tuple(2**power for power in range(13))
-# Those of the reference, and the one that most published results used.
+# The reference's batch sizes, and the one used by most published results.
 BATCHES = tuple(sorted({point.global_batch_size for point in rules.REFERENCE_POINTS} | {768}))
-FEWEST_SEQUENCES = 2  # a GPU and step; published runs went down to 3
+FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
 PICTURES = (".svg", ".png")
 
 
 def fastest(gpus: int, ask: Callable[[int, int], Estimate]) -> Estimate | None:
-    """The fastest batch for so many GPUs, of `BATCHES` that they share out evenly; None where there is none."""
+    """Return the fastest of `BATCHES` that divide evenly among ``gpus`` GPUs, or None."""
     fitting = [batch for batch in BATCHES if batch % gpus == 0 and batch // gpus >= FEWEST_SEQUENCES]
     return min((ask(gpus, batch) for batch in fitting), key=lambda found: found.seconds, default=None)
 
 
 def sweep(ask: Callable[[int, int], Estimate]) -> list[Estimate]:
-    """The fastest batch for each of `GPU_COUNTS`; ``ask`` makes the estimate of (GPUs, batch)."""
+    """Return the fastest batch for each of `GPU_COUNTS`; ``ask`` estimates (GPUs, batch)."""
     return [found for gpus in GPU_COUNTS if (found := fastest(gpus, ask)) is not None]
 
 
 def nodes_for(gpus: int, per_node: int) -> int:
-    """Nodes that hold so many GPUs."""
+    """Return the nodes needed for this many GPUs."""
     return math.ceil(gpus / per_node)
 
 
 def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate]:
-    """The cheapest and the fastest setting whose run costs at most ``budget`` dollars.
+    """Return the cheapest and the fastest estimate that cost at most ``budget`` dollars.
 
     Raises:
-        UserError: nothing is that cheap.
+            UserError: no estimate is that cheap.
     """
     priced = [(estimate.dollars, estimate) for estimate in found if estimate.dollars is not None]
     affordable = [pair for pair in priced if pair[0] <= budget]
     if not affordable:
         least = min(dollars for dollars, _ in priced)
         raise UserError(
-            "plan.impossible", "--budget", f"{budget:g} dollars buy no run", f"The cheapest costs {least:.2f}"
+            "plan.impossible",
+            "--budget",
+            f"no configuration costs {budget:g} dollars or less",
+            f"The cheapest costs {least:.2f}",
         )
     cheapest = min(affordable, key=lambda pair: pair[0])[1]
     return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
 
 
 def check_picture(path: Path) -> Path:
-    """The path. Raises UserError where it is no picture's or its folder does not exist."""
+    """Return the path. Raises UserError if it is not a picture file or its folder does not exist."""
     if path.suffix not in PICTURES:
-        raise UserError("config.value", path, "is no picture's name", f"End it in {' or '.join(PICTURES)}")
+        raise UserError("config.value", path, "is not a picture file", f"Use the suffix {' or '.join(PICTURES)}")
     if not path.parent.is_dir():
-        raise UserError("file.missing", path, "lies in a folder that does not exist", "Make the folder first")
+        raise UserError("file.missing", path, "is in a folder that does not exist", "Create the folder first")
     return path
 
 
 def draw(path: Path, found: Sequence[Estimate]) -> None:
-    """Time to train over GPUs with its band, beside perfect scaling."""
+    """Draw the time to train over GPUs with its band, and perfect scaling for comparison."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -98,14 +96,14 @@ _GIVE_BATCH = "Give --batch, or other --gpus"
 
 @dataclass(frozen=True)
 class Given:
-    """What is known; None where nothing was said.
+    """The user's options; None if not given.
 
     Attributes:
-        gpus, nodes: of the job.
-        port_gbps: network of one GPU.
-        batch: sequences of a step over all GPUs.
-        batch_per_gpu: in place of it.
-        precision: of the products.
+            gpus, nodes: totals of the job.
+            port_gbps: network speed per GPU.
+            batch: sequences per step over all GPUs.
+            batch_per_gpu: alternative to ``batch``.
+            precision: precision of matrix products.
     """
 
     gpu: str
@@ -120,41 +118,42 @@ class Given:
 
     @property
     def per_node(self) -> int:
-        """GPUs of one node."""
+        """GPUs per node."""
         return self.gpus // self.nodes if self.gpus and self.nodes else GPUS[self.gpu].per_node
 
 
 def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
-    """The job; without a batch the fastest one of the reference's.
+    """Return the job; without a given batch, use the fastest of the reference's.
 
     Raises:
-        UserError: numbers that contradict each other.
+            UserError: the options contradict each other.
     """
     gpus = given.gpus or (given.nodes or 1) * given.per_node
     nodes = given.nodes or nodes_for(gpus, given.per_node)
     if gpus % nodes:
         raise UserError(
-            "config.conflict", "--nodes", f"{nodes} do not share out {gpus} GPUs evenly", "Give a divisor of --gpus"
+            "config.conflict",
+            "--nodes",
+            f"{gpus} GPUs cannot be divided evenly over {nodes} nodes",
+            "Give a divisor of --gpus",
         )
     if given.precision is not None and given.precision not in PRECISIONS:
         raise UserError("config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8")
     fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
     if fp8 and not GPUS[given.gpu].has_fp8:
-        raise UserError("config.choice", "--precision", f"nobody published FP8 on {given.gpu}", "Give bf16")
+        raise UserError("config.choice", "--precision", f"no FP8 results are published for {given.gpu}", "Give bf16")
     port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
     job = TrainingJob(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
     batch = given.batch or (given.batch_per_gpu or 0) * gpus
     if batch:
         if not gpus <= batch <= LARGEST_BATCH:
-            reason = f"{batch} is not from {gpus} (one sequence a GPU) to {LARGEST_BATCH} (the largest reference point)"
+            reason = f"{batch} is not in {gpus} (one sequence per GPU) to {LARGEST_BATCH} (largest reference point)"
             raise UserError("config.conflict", "--batch", reason, "Give another batch or other --gpus")
         return replace(job, batch=batch)
     found = fastest(gpus, lambda _, size: ask(replace(job, batch=size)))
     if found is None:
-        raise UserError(
-            "config.missing", "--batch", f"no batch of the reference is shared out by {gpus} GPUs", _GIVE_BATCH
-        )
+        raise UserError("config.missing", "--batch", f"no reference batch divides evenly over {gpus} GPUs", _GIVE_BATCH)
     return found.job
 
 
@@ -162,7 +161,7 @@ _QUESTION_WIDTH = 24  # columns
 
 
 def duration(seconds: float) -> str:
-    """Seconds below two minutes, else minutes, else hours."""
+    """Format seconds below two minutes as seconds, else as minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -173,7 +172,7 @@ def _band(band: tuple[float, float]) -> str:
 
 
 def answers(found: Estimate) -> Table:
-    """A row for each question."""
+    """Return the answers as a table, one row each."""
     job, step, held = found.job, found.step, found.memory
     parts = [("compute", step.compute), ("load imbalance", step.imbalance), ("constant part", step.constant)]
     parts += [("network, not hidden", step.network)]
@@ -181,10 +180,10 @@ def answers(found: Estimate) -> Table:
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
     lines = [
         f"job: {job.gpus} {job.gpu} on {job.nodes} node{'s' * (job.nodes > 1)}, "
-        f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences a GPU{micro}",
+        f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences per GPU{micro}",
         f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
         f"reference point of the rules {found.rules_samples:,.0f}",
-        f"evaluations: {found.evaluations}, of {found.evaluation_seconds:.2f} s each",
+        f"evaluations: {found.evaluations}, {found.evaluation_seconds:.2f} s each",
         f"step: {step.total:.1f} ms ({of_step})",
         f"speed: {found.sequences_per_second:,.0f} sequences/s, {100 * found.share_of_peak:.0f} % of the 16-bit peak",
         f"time to train: {duration(found.seconds)}",
@@ -196,9 +195,9 @@ def answers(found: Estimate) -> Table:
         f"limit: {found.limit}",
     ]
     if found.dollars is not None:
-        lines.append(f"cost: {found.dollars:,.2f} dollars a run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
+        lines.append(f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
     if found.kilowatt_hours is not None:
-        lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh a run")
+        lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh per run")
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(max_width=_QUESTION_WIDTH)
     rows.add_column()
@@ -209,7 +208,7 @@ def answers(found: Estimate) -> Table:
 
 
 def table(found: Sequence[Estimate]) -> Table:
-    """One row a number of GPUs."""
+    """Return a table with one row per number of GPUs."""
     has_price = any(item.dollars is not None for item in found)
     rows = Table(title=f"{found[0].job.gpu}, each with its fastest batch", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("GPUs", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])):
@@ -223,13 +222,13 @@ def table(found: Sequence[Estimate]) -> Table:
 
 
 def _short_band(band: tuple[float, float]) -> str:
-    """Without the unit of the first where it is the second's."""
+    """Format a band, omitting the first unit if both are the same."""
     low, high = duration(band[0]), duration(band[1])
     return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
 
 
 def choice(cheapest: Estimate, fastest: Estimate) -> str:
-    """What a budget buys."""
+    """Return the cheapest and the fastest choice as text."""
     words = [
         f"{name}: {item.job.gpus} GPUs, batch {item.job.batch}, {duration(item.seconds)}, {item.dollars:,.2f} dollars"
         for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
@@ -240,11 +239,11 @@ def choice(cheapest: Estimate, fastest: Estimate) -> str:
 def simulated(
     ranks: int, each: int, found: Sequence[Balance], sent: Mapping[str, float], reference_exists: bool
 ) -> str:
-    """Balance and traffic of so many ranks."""
-    lines = [f"{ranks} ranks, {each} sequences a rank and step"]
+    """Return balance and traffic of simulated ranks as text."""
+    lines = [f"{ranks} ranks, {each} sequences per rank and step"]
     lines += [f"{b.name}: fullest rank / mean {b.mean:.4f}, worst step {b.worst:.4f}" for b in found]
     ways = {"off": "everything on every rank", "node": "shared in a node", "all": "shared by all"}
-    lines += [f"optimizer {ways[way]}: a rank sends {size / 1e9:.3f} GB a step" for way, size in sent.items()]
+    lines += [f"optimizer {ways[way]}: a rank sends {size / 1e9:.3f} GB per step" for way, size in sent.items()]
     if not reference_exists:
-        lines.append(f"batch {ranks * each:,} is beyond the reference points: nobody showed that it converges")
+        lines.append(f"batch {ranks * each:,} is beyond the reference points: convergence there is not established")
     return "\n".join(lines)

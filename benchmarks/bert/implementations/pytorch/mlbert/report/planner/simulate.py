@@ -1,4 +1,4 @@
-"""Thousands of ranks in one process: what each would get of a step, by the program's own order, packing and deal."""
+"""Simulate how sequences of a step are distributed over thousands of ranks, with the program's order and packing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.loading.synthetic import lengths_at
 from mlbert.report.run_plan import bytes_a_step
 
-SEQUENCES = 400_000  # made up with the published quantiles of lengths
+SEQUENCES = 400_000  # dummy sequences with the published length quantiles
 MAX_TOKENS, MAX_SEQUENCES = 512, 3
 STEPS = 50
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Tokens of the fullest rank over the mean of all ranks.
+    """Tokens of the fullest rank relative to the mean of all ranks.
 
     Attributes:
-        name: how sequences are handed out.
-        mean, worst: over `STEPS` steps.
-        sequences: on average of a step, over all ranks.
+            name: how sequences are distributed.
+            mean, worst: ratio over `STEPS` steps.
+            sequences: mean sequences per step over all ranks.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Balance:
 
 
 def balances(ranks: int, sequences: int, group: int, seed: int = 1) -> list[Balance]:
-    """How evenly ``sequences`` a rank and step are shared out, for each way that the program knows.
+    """Return the load balance for each way to distribute sequences.
 
     Args:
-        ranks: in all.
-        sequences: of one rank and step, nominal: two make a pack.
-        group: ranks in a row that exchange among themselves; divides ``ranks``.
-        seed: of lengths and orders.
+            ranks: total ranks.
+            sequences: nominal sequences per rank and step: two make a pack.
+            group: consecutive ranks that exchange sequences; divides ``ranks``.
+            seed: seed of lengths and orders.
     """
     lengths = lengths_at(np.random.default_rng(seed).random(max(SEQUENCES, 4 * ranks * sequences)), MAX_TOKENS)
     packs = pack_lengths(lengths, MAX_TOKENS, MAX_SEQUENCES, seed)
@@ -59,11 +59,11 @@ def balances(ranks: int, sequences: int, group: int, seed: int = 1) -> list[Bala
 def _balance(
     name: str, tokens: np.ndarray, members: np.ndarray, ranks: int, each: int, group: int, seed: int
 ) -> Balance:
-    """Of units with so many tokens and sequences, ``each`` of them a rank and step."""
+    """Return the balance for units of ``tokens`` tokens and ``members`` sequences, ``each`` units per rank and step."""
     order = Permutation(len(tokens), (seed, 0))
     ratios, counts = [], []
     size = ranks * each
-    # Which places of a group's units, longest first, go to each of its ranks does not depend on the lengths.
+    # A group's units are sorted by length; which sorted positions each rank gets does not depend on the lengths.
     falling = np.arange(group * each, 0, -1)
     dealt = np.stack([snake(falling, group, part) for part in range(group)]) if group > 1 else None
     for step in range(min(STEPS, len(tokens) // size)):
@@ -79,6 +79,6 @@ def _balance(
 
 
 def traffic(parameters: int, ranks: int, per_node: int) -> dict[str, float]:
-    """Bytes that each rank sends a step, by how the optimizer's state is shared."""
+    """Return the bytes that each rank sends per step, by how the optimizer state is shared."""
     ways = {"off": 1, "node": per_node, "all": ranks}
     return {name: bytes_a_step(parameters, ranks, sharers, 2) for name, sharers in ways.items()}

@@ -1,15 +1,13 @@
-"""The fitted numbers of the model (``parameters.json``, written by ``tools/fit_plan.py``) and what is known of GPUs.
+"""The fitted timing model: samples to the target, time per step, time to train. Also facts about GPUs and shapes.
 
-The model: samples to the target, time of a step, time to train, as `tools/fit_plan.py` fits it.
+`tools/fit_plan.py` fits the parameters for BERT-large on the benchmark's sequences and writes ``parameters.json``.
 
-    step = sequence_ms x sequences of a GPU x (work of the model / BERT-large's) + constant + network
+    step = sequence_ms x sequences per GPU x (work of the model / BERT-large's) + constant + network
     time = samples / batch x step + samples / interval x evaluation
 
-Where there are several nodes, every node's ports carry 2 (N - 1) / N of the gradient (a ring over N GPUs), whatever the
-number of nodes; network_ms is what of it is not hidden behind the backward pass. Of nodes without NVLink it falls with
-the root of the bandwidth only: their GPUs reach the port through the host.
-
-What a model's shape makes of the fitted numbers, which are BERT-large's on the benchmark's sequences.
+With several nodes, every node's ports carry 2 (N - 1) / N of the gradient (a ring over N GPUs), whatever the number of
+nodes. network_ms is the part that the backward pass does not hide. For nodes without NVLink it falls only with the
+square root of the bandwidth, because their GPUs reach the port through the host.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ PATH = Path(__file__).with_name("parameters.json")
 
 @dataclass(frozen=True)
 class Gpu:
-    """Facts of a GPU.
+    """Facts about a GPU.
 
     Attributes:
-        memory_gb: of one GPU, in 10^9 bytes.
+            memory_gb: memory per GPU, in 10^9 bytes.
         peak_tflops: dense 16-bit peak.
-        port_gbps: network share of one GPU in a usual node.
-        per_node: GPUs in a usual node.
-        domain: GPUs that reach each other over NVLink (or the maker's own links) alone.
-        constant: name of its constant part in `Parameters`.
-        has_fp8: whether its published results are with FP8 products.
+            port_gbps: network bandwidth per GPU in a typical node.
+            per_node: GPUs in a typical node.
+            domain: GPUs connected by NVLink (or the vendor's own links).
+            constant: name of its constant time in `Parameters`.
+            has_fp8: whether its published results use FP8 products.
     """
 
     memory_gb: float
@@ -53,7 +51,7 @@ class Gpu:
     has_fp8: bool
 
 
-# Peaks: /systems and makers' data sheets as used in docs/gpu.md; memory by the names of the published systems.
+# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the published systems.
 GPUS: Mapping[str, Gpu] = {
     "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
     "a100-pcie": Gpu(80, 312, 200, 8, 8, "a100", False),
@@ -69,20 +67,20 @@ ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 
 @dataclass(frozen=True)
 class Parameters:
-    """What was fitted; times in milliseconds, the others are factors.
+    """Fitted parameters; times in milliseconds, the others are factors.
 
     Attributes:
-        sequence_ms: of one sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
-        constant_ms: of one step, whatever its batch: LAMB, what is reduced inside a node, launches.
-        pcie_ms: of a step's reduction among many GPUs without NVLink.
-        network_ms: of a step's reduction between nodes, by fabric, at `REFERENCE_GBPS` of a node.
-        evaluation_gpu_seconds: GPU seconds of one evaluation, by GPU.
-        samples_share: samples to the target of the rules' point, interpolated as they do; a score counts no fewer.
-        old_software: factor on ``sequence_ms`` of round 1.1.
-        old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
-        blackwell_samples: factor on B200's and GB200's samples with batches above 1,024.
-        own_settings: factor on the samples from 192 sequences a GPU, for which nobody published a tuned recipe.
-        error_90: nine of ten rows that were fitted lie within exp(-error_90) to exp(error_90) of the prediction.
+            sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
+            constant_ms: per step, independent of the batch: LAMB, reduction inside a node, launches.
+            pcie_ms: per step, for the reduction among many GPUs without NVLink.
+            network_ms: per step, for the reduction between nodes, by fabric, at `REFERENCE_GBPS` per node.
+            evaluation_gpu_seconds: GPU seconds per evaluation, by GPU.
+            samples_share: samples to the target relative to the rules' interpolated point; a score counts no fewer.
+            old_software: factor on ``sequence_ms`` of round 1.1.
+            old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
+            blackwell_samples: factor on the samples of B200 and GB200 with batches above 1,024.
+            own_settings: factor on the samples from 192 sequences per GPU, for which no tuned recipe is published.
+            error_90: 90 % of the fitted rows are within exp(-error_90) to exp(error_90) of the prediction.
     """
 
     sequence_ms: Mapping[str, float]
@@ -99,35 +97,35 @@ class Parameters:
 
 
 def load() -> Parameters:
-    """The fitted parameters of this version."""
+    """Return the fitted parameters of this version."""
     return Parameters(**json.loads(PATH.read_text(encoding="utf-8"))["parameters"])
 
 
 REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
-# H100 at 512 and more GPUs ran in 16 bits: 1.0 ms a sequence against 0.84 with FP8 (steps of the published logs).
+# Published H100 runs with 512 or more GPUs used 16 bits: 1.0 ms per sequence against 0.84 with FP8.
 WITHOUT_FP8 = 1.2
 OLD_ROUND, NEW_ROUND = "1.1", "5.0"
-MOST_DIRECT_GPUS = 4  # of a node; with more there is an NVLink switch
-OWN_SETTINGS_FROM = 192  # sequences a GPU and step
-PACKED_UP_TO = 8  # sequences a GPU and step: round 1.1 did not exchange padding there
-PCIE_SHARERS = 8  # GPUs of a node beyond which nothing is known
+MOST_DIRECT_GPUS = 4  # per node; larger nodes have an NVLink switch
+OWN_SETTINGS_FROM = 192  # sequences per GPU and step
+PACKED_UP_TO = 8  # sequences per GPU and step: up to here round 1.1 did not exchange padding
+PCIE_SHARERS = 8  # GPUs per node; nothing is known beyond
 BLACKWELL_ABOVE = 1024  # batch
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is asked about.
+    """The job to estimate.
 
     Attributes:
         gpu: name in `GPUS`.
-        gpus, nodes: of the whole job.
-        batch: sequences of one step over all GPUs.
-        network_gbps: of one node's ports together, None: one usual port a GPU.
-        fp8: whether the encoder's products are FP8.
-        round: whose software; "1.1", or anything later.
-        work: FLOPs of a sequence over BERT-large's on the benchmark's lengths.
-        gradient: bytes of the gradient over BERT-large's.
-        imbalance: tokens of the slowest GPU over the mean, beyond what the published runs had.
+            gpus, nodes: totals of the job.
+            batch: sequences per step over all GPUs.
+            network_gbps: bandwidth of one node's ports together; None assumes one typical port per GPU.
+            fp8: whether the encoder uses FP8 products.
+            round: round of the software; "1.1", or anything later.
+            work: FLOPs per sequence relative to BERT-large on the benchmark's lengths.
+            gradient: bytes of the gradient relative to BERT-large's.
+            imbalance: tokens of the slowest GPU over the mean, beyond that of the published runs.
     """
 
     gpu: str
@@ -143,17 +141,17 @@ class TrainingJob:
 
     @property
     def sequences(self) -> float:
-        """Of one GPU and step."""
+        """Sequences per GPU and step."""
         return self.batch / self.gpus
 
     @property
     def per_node(self) -> float:
-        """GPUs of one node."""
+        """GPUs per node."""
         return self.gpus / self.nodes
 
     @property
     def fabric(self) -> str | None:
-        """What the nodes are joined by, None inside one NVLink domain."""
+        """Network between the nodes; None within one NVLink domain."""
         facts = GPUS[self.gpu]
         if self.nodes == 1 or (facts.domain > facts.per_node and self.gpus <= facts.domain):
             return None
@@ -164,7 +162,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of one optimizer step, by what they go to."""
+    """Milliseconds of one optimizer step by part."""
 
     compute: float
     imbalance: float
@@ -173,12 +171,12 @@ class StepTime:
 
     @cached_property
     def total(self) -> float:
-        """All of it."""
+        """Milliseconds of the whole step."""
         return self.compute + self.imbalance + self.constant + self.network
 
 
 def step(job: TrainingJob, parameters: Parameters) -> StepTime:
-    """Time of one step."""
+    """Return the time of one step."""
     facts, p = GPUS[job.gpu], parameters
     factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1)
     compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
@@ -193,10 +191,10 @@ def step(job: TrainingJob, parameters: Parameters) -> StepTime:
 
 
 def samples(job: TrainingJob, parameters: Parameters) -> float:
-    """Samples to the target that a score counts: the mean of ten runs, raised to the rules' point where it is less.
+    """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
 
     Raises:
-        ValueError: the batch is beyond the reference's points.
+            ValueError: the batch is beyond the reference points.
     """
     point, p = rules.reference_point(job.batch), parameters
     if point is None:
@@ -210,49 +208,49 @@ def samples(job: TrainingJob, parameters: Parameters) -> float:
 
 
 def evaluation_seconds(job: TrainingJob, parameters: Parameters) -> float:
-    """Of one evaluation on 10,000 sequences."""
+    """Return the seconds of one evaluation on 10,000 sequences."""
     return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus
 
 
 def seconds_to_train(job: TrainingJob, parameters: Parameters, needed: float | None = None) -> float:
-    """Time to train; ``needed``: samples to the target where they are known."""
+    """Return the time to train; ``needed`` overrides the samples to the target."""
     needed = samples(job, parameters) if needed is None else needed
     evaluations = needed / rules.eval_interval(job.batch)
     return needed / job.batch * step(job, parameters).total / 1e3 + evaluations * evaluation_seconds(job, parameters)
 
 
 CONFIGS = shipped("configs")
-# Sequences of the benchmark (public length histogram): of 1,000, all tokens, squared lengths, masked tokens.
+# The benchmark's sequences (public length histogram): tokens, squared lengths and masked tokens of 1,000.
 BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model beside BERT-large."""
+    """A model relative to BERT-large."""
 
     config: BertConfig
-    flops: float  # of one sequence, forward and backward
-    work: float  # of BERT-large's FLOPs
-    gradient: float  # of BERT-large's parameters
+    flops: float  # per sequence, forward and backward
+    work: float  # relative to BERT-large's FLOPs
+    gradient: float  # relative to BERT-large's parameters
 
     @property
     def is_large(self) -> bool:
-        """Whether the reference's samples to the target are this model's."""
+        """True if the reference's samples to the target apply to this model."""
         return self.work == 1.0
 
 
 def of(config: BertConfig) -> ModelShape:
-    """The shape's factors."""
+    """Return a model's shape relative to BERT-large."""
     large = BertConfig.from_json(CONFIGS / "large.json")
     flops, usual = training_flops(config, BENCHMARK), training_flops(large, BENCHMARK)
     return ModelShape(config, flops / BENCHMARK.sequences, flops / usual, config.num_parameters / large.num_parameters)
 
 
 def named(name: str) -> ModelShape:
-    """A shape of the configs folder, or a ``bert_config.json``.
+    """Return a shape from the configs folder, or from a ``bert_config.json``.
 
     Raises:
-        UserError: there is none.
+            UserError: neither exists.
     """
     path = CONFIGS / f"{name}.json"
     if path.is_file():

@@ -1,0 +1,88 @@
+"""Cache results per kind of device in the user's cache folder: kernel verification, fastest algorithms.
+
+A file is specific to device, driver, versions of compute libraries, and sources of all kernels. Damaged files are
+ignored. Ranks may write concurrently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlbert.host import native
+from mlbert.host.json_files import add_checksum, parse_checksummed
+from mlbert.ops import cublaslt
+
+
+def load(name: str, device: torch.device, say: Callable[[str], object], *facts: str) -> dict[str, Any]:
+    """Return cached results by key; empty if there are none or the file is damaged.
+
+    Args:
+        name: of the cache.
+        device: of the results.
+        say: logs that a file is damaged.
+        facts: further facts that the results depend on.
+    """
+    path = _file(name, device, facts)
+    try:
+        kept = parse_checksummed(path.read_text(encoding="utf-8", errors="replace")) or {}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError:
+        kept = {}
+    if isinstance(found := kept.get("found"), dict):
+        return found
+    say(f"cache {path} is damaged or unreadable and will be rebuilt")
+    return {}
+
+
+def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str) -> None:
+    """Cache results by key. Ignore a folder that is not writable: the next run recomputes them."""
+    path = _file(name, device, facts)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(add_checksum({"found": found}), file)
+        os.replace(temporary, path)
+
+
+def _file(name: str, device: torch.device, facts: tuple[str, ...]) -> Path:
+    everything = [*_software(), *facts, *_hardware(device)]
+    digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+    return native.cache_folder() / f"{name}-{digest[:32]}.json"
+
+
+def _hardware(device: torch.device) -> list[str]:
+    if device.type != "cuda":
+        return [device.type, str(torch.backends.cpu.get_cpu_capability())]
+    properties, driver = torch.cuda.get_device_properties(device), Path("/proc/driver/nvidia/version")
+    facts = [properties.name, f"{properties.major}.{properties.minor}", driver.read_text() if driver.exists() else ""]
+    with contextlib.suppress(native.NativeUnavailable):
+        facts.append(str(cublaslt.library().version))
+    return facts
+
+
+@functools.cache
+def _software() -> tuple[str, ...]:
+    """Return the versions of compute libraries, and a hash of all kernel sources."""
+    sources = hashlib.sha256()
+    folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
+    for path in sorted(p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")):
+        sources.update(path.name.encode() + path.read_bytes())
+    packages = [f"{d.name} {d.version}" for d in importlib.metadata.distributions() if _computes(d.name)]
+    return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())
+
+
+def _computes(package: str | None) -> bool:
+    return package is not None and (package == "triton" or package.startswith("nvidia-"))
