@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,11 +10,11 @@ from torch import Tensor
 from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops import api as ops
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold
-from mlbert.optim.base import norm_64
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.optimizer import norm_64
 
 SHAPE = BertConfig(
     vocab_size=120,

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mlbert.mlperf.check import CHECKS
 from mlbert.mlperf.findings import Outcome, finding_of
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.own_checks import CHECKS
 from mlbert.mlperf.result_set import ResultSet
 from mlbert.mlperf.rules import eval_interval
 

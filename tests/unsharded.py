@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from mlbert.distributed.sharding import ShardLayout
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.optimizer import FlatOptimizer
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=FlatOptimizer)
 

@@ -1,11 +1,10 @@
-"""Speed of preparing and loading data: text to instances, TFRecords to HDF5, loading, packing.
+"""Measure the speed of data preparation and loading: text to instances, TFRecords to HDF5, loading, packing.
 
 python tools/bench_prepare.py [--input PART --vocab vocab.txt] [--rounds 3] [--lengths 10000000] [--json FILE]
 
-The compiled generator and its plain twin make the instances of the same text part in turn, in this process, on one
-core; each begins a round without remembered words. What is made once for many parts (library, vocabulary) is timed
-apart. All seconds are CPU seconds of this process unless they are named otherwise, so other work on the machine counts
-less.
+The compiled generator and its Python reference alternate on the same text part, in this process, on one core. Each
+round starts with an empty word cache. One-time setup (library, vocabulary) is timed separately. Seconds are CPU seconds
+of this process unless named otherwise, so other work on the machine matters less.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ Kind = type[NativeGenerator] | type[PlainGenerator]
 
 
 def own_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE) -> tuple[Path, Path]:
-    """A text part of about ``num_bytes`` from this Python installation's documentation, and a vocabulary from it."""
+    """Write a text part of about ``num_bytes`` from this Python installation's documentation, and its vocabulary."""
     documents: list[list[str]] = []
     total = 0
     for document in python_text.documents():
@@ -75,10 +74,10 @@ def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, se
     """Measure and return a JSON-able record.
 
     Args:
-        part, vocab: text and its vocabulary; None: text of our own.
-        rounds: of each side of the comparison.
-        num_lengths: sequences to pack.
-        seed: of the instances.
+        part, vocab: text and its vocabulary; None uses generated text.
+        rounds: rounds per generator.
+        num_lengths: number of sequences to pack.
+        seed: seed of the instances.
     """
     if (part is None) != (vocab is None):
         raise UserError(
@@ -103,7 +102,7 @@ def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, se
 
 
 def _seconds(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """CPU seconds of all threads of this process, and what ``work`` returns."""
+    """Return the CPU seconds of all threads of this process, and the result of ``work``."""
     started = time.process_time()
     result = work(*arguments)
     return time.process_time() - started, result
@@ -112,10 +111,10 @@ def _seconds(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
 def measure_generator(
     part: Path, vocab_file: Path, options: InstanceOptions, rounds: int
 ) -> tuple[Ragged, dict[str, Any]]:
-    """Both generators in turn; returns the instances too.
+    """Time both generators in turn; also return the instances.
 
     Raises:
-        UserError: the compiled generator cannot be used here, or the part or vocabulary is bad.
+        UserError: the compiled generator is not available, or the part or vocabulary is invalid.
     """
     vocabulary = load_vocabulary(vocab_file)
     kinds: dict[str, Kind] = {"native": NativeGenerator, "plain": PlainGenerator}
@@ -163,7 +162,7 @@ def _start(kind: Kind, vocabulary: dict[str, int]) -> Generator:
 
 
 def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """TFRecord file to prepared set in one process; MB/s of the file."""
+    """Time converting a TFRecord file to a prepared set in one process, in MB/s of the file."""
     file = folder / "part-00000-of-00001.tfrecord"
     write_examples(file, rows, LIMITS.max_seq_length, LIMITS.max_predictions_per_seq)
     seconds = []
@@ -176,7 +175,7 @@ def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int)
 
 
 def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Batches of a packed set as training reads them, in one process; the instances are repeated to make a set."""
+    """Time loading a packed set as training does, in one process; the instances are repeated to fill the set."""
     copies = -(-LOADED_SEQUENCES // len(rows))
     writer = ShardWriter(folder / "plain", 1, "")
     writer.write_shard(0, Ragged.concatenate([rows] * copies))
@@ -216,7 +215,7 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
 
 
 def measure_packing(num_lengths: int) -> dict[str, Any]:
-    """Pack lengths of Wikipedia's distribution, at most three sequences in 512 tokens."""
+    """Time packing of lengths from Wikipedia's distribution, at most three sequences in 512 tokens."""
     shares = np.random.default_rng(0).random(num_lengths)
     lengths = lengths_at(shares, 512).astype(np.uint16)
     started = time.perf_counter()
@@ -238,7 +237,7 @@ def _processor() -> str:
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """A record for the eye."""
+    """Return a record as readable lines."""
     generator, loader, packing = record["generator"], record["loader"], record["packing"]
     found = [f"{generator['instances']:,} instances of {record['input']['name']}, one core, CPU seconds:"]
     for name in ("native", "plain"):
@@ -258,7 +257,7 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Runs what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Times preparing and loading data on one core.")
     parser.add_argument("--input", type=Path, help="text part; default: text of this Python's own")
     parser.add_argument("--vocab", type=Path, help="its vocabulary, vocab.txt")

@@ -1,15 +1,15 @@
-"""Time of one training step in TensorFlow 2, as published and in our forms, against PyTorch's plain twin, in one run.
+"""Compare the training step time of TensorFlow 2 (published form and ours) with PyTorch's reference ops, in one run.
 
     python tools/bench_tensorflow2.py --config small --sequences 16 --pairs 7 --json FILE
 
-All sides train on the same sequences, whose lengths have Wikipedia's distribution, with LAMB in float32; their steps
-take turns, so that a machine whose speed drifts slows all. TensorFlow's sides:
+All sides train on the same sequences, with lengths from Wikipedia's distribution, using LAMB in float32. Their steps
+alternate, so that drift in machine speed affects all of them. TensorFlow's variants:
 
-    padded       one sequence a row, each padded to the model's longest: the published form, and the default
-    packed       several sequences a row, a block-diagonal mask between them (MAX_SEQUENCES_PER_PACK=3)
+    padded       one sequence per row, padded to the model's maximum length: the published form and the default
+    packed       several sequences per row with a block-diagonal mask (MAX_SEQUENCES_PER_PACK=3)
     + xla        the same with ENABLE_XLA=1
 
-PyTorch's is the flat token stream without padding, each op in its plain form (OPS=plain).
+PyTorch runs on the flat token stream without padding, with reference ops (OPS=plain).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
-from mlbert.programs.bench.step import LAMB, LEARNING_RATE, Side, alternate, our_side
+from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE, Side, alternate, our_side
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import Lamb
 from tf2_bert.step import TrainStep
@@ -43,7 +43,7 @@ MAX_SEQUENCES_PER_PACK = 3
 
 
 def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xla: bool, start: dict) -> Side:
-    """A step over rows of at most ``most`` sequences each; ``start``: weights by our names."""
+    """Return a step over rows of at most ``most`` sequences each; ``start``: weights by our names."""
     tokens = config.max_position_embeddings
     packs = pack_lengths(ragged.lengths, tokens, most, seed=0)
     order, per_row = packs.order, np.diff(packs.offsets)
@@ -67,7 +67,7 @@ def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xl
 
 
 def main() -> None:
-    """Measures, prints the medians and the ratios of each turn, and writes the record."""
+    """Measure, print the medians and the ratios of each round, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="small", help="name of a shape in pytorch/configs")
     parser.add_argument("--sequences", type=int, default=16)

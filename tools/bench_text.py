@@ -1,11 +1,11 @@
-"""Speed of training on text: tokenising, loading from tokenised shards, the longest wait at a change of shards.
+"""Measure the speed of training on text: tokenizing, loading tokenized shards, and the longest wait at a shard change.
 
 python tools/bench_text.py [--rounds 5] [--copies 20] [--shard-mb 4] [--json FILE]
 
-The text is this Python installation's documentation, several times over. Seconds of tokenising are CPU seconds of one
-thread; loading is timed by the clock and by the CPU seconds of the process, in which background threads make the
-batches. "first" rounds begin without tokenised shards, which are made while the batches are taken. "Waits" are those of
-a program that takes a batch as often as a pace of 5,000 sequences a second asks for.
+The text is this Python installation's documentation, repeated. Tokenizing is timed in CPU seconds of one thread.
+Loading is timed in wall seconds and in CPU seconds of the process, whose background threads build the batches. "first"
+rounds start without tokenized shards and create them while loading. "Waits" are those of a program that takes batches
+at 5,000 sequences per second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.token_shards import TEXT, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.loading.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.data.loading.masked_text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import MaskingRate
 from mlbert.data.prepare import python_text
 from mlbert.host import native
@@ -35,13 +35,13 @@ from mlbert.host.errors import UserError
 LENGTH = 128
 SEQUENCES = 256  # of a step
 STEPS = 200
-PACE = 5_000  # sequences a second
+PACE = 5_000  # sequences per second
 TOKENISED_BYTES = 3_000_000
 EVAL_BATCH = 128
 
 
 def own_set(folder: Path, copies: int, shard_bytes: int) -> Path:
-    """This Python installation's documentation, so many times."""
+    """Write this Python installation's documentation, repeated."""
     documents = [" ".join(sentences) for sentences in python_text.documents()]
     with MdsWriter(folder, {TEXT: "str"}, size_limit=shard_bytes, hashes=["sha1"]) as writer:
         for text in documents * copies:
@@ -50,12 +50,12 @@ def own_set(folder: Path, copies: int, shard_bytes: int) -> Path:
 
 
 def tokenising(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str, Any]:
-    """Megabytes of UTF-8 a CPU second, of the compiled and of the plain tokenizer, each without remembered words."""
+    """Return MB of UTF-8 per CPU second of the compiled and the Python tokenizer, each with an empty word cache."""
     num_bytes = sum(len(text.encode()) for text in texts)
     speeds: dict[str, list[float]] = {"compiled": [], "plain": []}
     for _ in range(rounds):
         fresh = tokenizer.clone()
-        fresh.encode_all(["a"])  # the library and the vocabulary are made ready
+        fresh.encode_all(["a"])  # load the library and the vocabulary
         began = time.process_time()
         fresh.encode_all(texts)
         speeds["compiled"].append(num_bytes / (time.process_time() - began) / 1e6)
@@ -68,13 +68,13 @@ def tokenising(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str,
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Return the median, minimum and maximum."""
     ordered = sorted(values)
     return {"median": statistics.median(ordered), "least": ordered[0], "most": ordered[-1]}
 
 
 def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
-    """Sequences a second without a pause, and waits for a batch at the pace, in milliseconds."""
+    """Return sequences per second at full speed, and milliseconds of waiting per batch at the set pace."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for seconds in (0.0, SEQUENCES / PACE):
@@ -86,7 +86,7 @@ def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
 
 
 def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
-    """Take `STEPS` steps, each at least so many seconds after the one before."""
+    """Take `STEPS` steps with a minimum time in seconds between them."""
     rate = MaskingRate("constant", 0.3, 0.3, STEPS)
     order: dict[str, Any] = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 2}
     source = TextSource(texts, sequences_per_step=SEQUENCES, rate=rate, seed=1, **order)
@@ -106,7 +106,7 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
 
 
 def forget(folder: Path) -> None:
-    """Remove tokenised shards."""
+    """Remove the tokenized shards."""
     for path in folder.glob("tokens-*"):
         shutil.rmtree(path)
 
@@ -140,7 +140,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copies", type=int, default=20, help="of the text")

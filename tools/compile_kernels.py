@@ -1,11 +1,10 @@
-"""Compiles every Triton kernel for GPUs that need not be there, and prints what each takes.
+"""Compile every Triton kernel for GPUs that need not be present, and print the resources each one uses.
 
 python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
 
-The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and what
-they would launch is written down instead. Columns: registers a thread, bytes that spill from them to memory a thread,
-shared memory a block, warps a block, machine instructions, clocks that a warp needs at least if nothing repeats (see
-sass.py), instructions of the longest loop.
+The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and their
+launches are recorded. Columns: registers per thread, spilled bytes per thread, shared memory per block, warps per
+block, machine instructions, minimum clocks per warp if no loop repeats (see sass.py), instructions of the longest loop.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel as an op would start it: its arguments by name and Triton's options."""
+    """One kernel launch: arguments by name and Triton's options."""
 
     kernel: JITFunction
     arguments: dict[str, Any]
@@ -78,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compiled kernel takes, shared bytes a block among it; its PTX and more."""
+    """Resources of a compiled kernel, such as shared bytes per block, and its code, such as PTX."""
 
     kernel: str
     case: str
@@ -91,18 +90,18 @@ class Report:
 
     @functools.cached_property
     def registers_and_spills(self) -> tuple[int, int]:
-        """Registers, and bytes that spill from them, of a thread: assembled once more, as nothing else tells."""
+        """Registers and spilled bytes per thread, from assembling again: nothing else reports them."""
         return assembled(self.ptx, self.arch)
 
     @property
     def spilled(self) -> int:
-        """Bytes that spill, a thread."""
+        """Spilled bytes per thread."""
         return self.registers_and_spills[1]
 
 
 @contextlib.contextmanager
 def recording(arch: int) -> Iterator[list[Launch]]:
-    """Inside, ops on meta tensors choose for compute capability `arch`, and each launch is appended to the list."""
+    """Let ops on meta tensors select for compute capability `arch`, and append each launch to the yielded list."""
     launches: list[Launch] = []
     run, capability = JITFunction.run, device.assumed_capability
 
@@ -120,7 +119,7 @@ def recording(arch: int) -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, case: str, arch: int) -> Report:
-    """Compiles for compute capability `arch` (90: 9.0, for which Triton itself takes sm_90a)."""
+    """Compile for compute capability `arch` (90: 9.0, for which Triton uses sm_90a)."""
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
@@ -144,7 +143,7 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
-    """(registers, spilled bytes) a thread, as the ptxas that comes with Triton reports them."""
+    """Return (registers, spilled bytes) per thread, as reported by Triton's bundled ptxas."""
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert target, "no .target in the PTX"
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +157,7 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
 
 
 def _key(device_key: bool) -> int | torch.Tensor:
-    """A dropout key as a number, or as captured graphs read it."""
+    """Return a dropout key as a number, or as a tensor that captured graphs read."""
     return torch.empty((), dtype=torch.int32, device=_META) if device_key else dropout_key(1, 2, 3, 0)
 
 
@@ -171,7 +170,7 @@ def _attention(head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, 
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A leaf of meta memory; it wants a gradient if it can have one."""
+    """Return a leaf tensor on the meta device; it requires a gradient if its dtype allows one."""
     return torch.empty(*shape, dtype=dtype, device=_META, requires_grad=dtype.is_floating_point)
 
 
@@ -224,7 +223,7 @@ def _cast(tokens: int = 4096) -> None:
 
 
 def _update(optimizer: type[CompiledOptimizer], odd: int) -> None:
-    """`odd` elements more leave the buffers without alignment."""
+    """`odd` extra elements make the buffers unaligned."""
     sizes = {"a.weight": 1 << 20, "a.bias": 1024 + odd}
     flat = FlatParameters((name, torch.nn.Parameter(_tensor(size))) for name, size in sizes.items())
     settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -236,7 +235,7 @@ def _update(optimizer: type[CompiledOptimizer], odd: int) -> None:
 
 
 def cases() -> dict[str, Callable[[], None]]:
-    """Case name -> a call of an op on meta tensors, forward and backward."""
+    """Return case name -> a call of an op on meta tensors, forward and backward."""
     half, single = torch.bfloat16, torch.float32
     return {
         "attention H=64 bf16 dropout": lambda: _attention(64, half, 0.1, False),
@@ -277,7 +276,7 @@ def cases() -> dict[str, Callable[[], None]]:
 
 
 def compile_case(case: str, arch: int) -> list[Report]:
-    """Every kernel of the case, each once; none for FP8 on an architecture without it."""
+    """Compile every kernel of the case once; none for FP8 on an architecture without it."""
     if "fp8" in case and arch < FIRST_FP8_ARCHITECTURE:
         return []
     with recording(arch) as launches:
@@ -287,13 +286,13 @@ def compile_case(case: str, arch: int) -> list[Report]:
 
 
 def attention_microseconds(reports: list[Report]) -> float:
-    """`attention_model`'s time of a sequence by the kernels of the case `ATTENTION_MODEL`."""
+    """Return `attention_model`'s time per sequence from the kernels of the case `ATTENTION_MODEL`."""
     kernels = [x for x in reports if x.kernel in attention_model.KERNELS]
     return sum(attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels)
 
 
 def main(words: list[str]) -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
     parser.add_argument("--only", default="", help="cases with this text in their name")

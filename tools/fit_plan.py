@@ -1,10 +1,10 @@
-"""Fits the numbers of `mlbert plan` on every second published result, and tells the errors on the others.
+"""Fit the parameters of `mlbert plan` on every second published result, and print the errors on the others.
 
     python tools/fit_plan.py [--svg FILE]     rewrites mlbert/report/planner/parameters.json, prints the errors
 
-Fitted are the 1st, 3rd, 5th ... row of tests/assets/plan/published.csv, tested the 2nd, 4th ... (the file holds no
-re-submission twice). Smoothed absolute deviations of the logarithm, of the score by the samples that the model predicts
-and of the time by those that the row tells.
+The 1st, 3rd, 5th ... rows of tests/assets/plan/published.csv are fitted and the 2nd, 4th ... are tested (the file has
+no re-submission twice). The loss is the smoothed absolute error of the logarithm: of the score with the predicted
+number of samples, and of the time with the samples given in the row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, se
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
-SMOOTH = 0.01  # log errors well below it count squared, those above it absolutely
+SMOOTH = 0.01  # log errors well below this count squared, larger ones absolutely
 FIRST = {
     "sequence_ms": dict(zip(GPUS, (3.1, 4.2, 0.84, 1.5, 0.8, 0.5, 0.49, 2.3), strict=True)),
     "constant_ms": {"a100": 13.8, "later": 13.8},
@@ -37,13 +37,13 @@ FIRST = {
     "blackwell_samples": 1.1,
     "own_settings": 1.08,
 }
-FAR = (-2.0, 1.2)  # how far, in logarithm, a number may go from its first value
+FAR = (-2.0, 1.2)  # how far, in log units, a parameter may move from its initial value
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published result. ``score_seconds`` is the official time, scaled up where fewer samples than the reference's
-    were needed; ``samples`` None where the log tells a setting (Gaudi2's) in their place."""
+    """One published result. ``score_seconds`` is the official time, scaled up if the run needed fewer samples than the
+    reference; ``samples`` is None if the log has a setting in their place (Gaudi2's)."""
 
     name: str
     job: TrainingJob
@@ -54,7 +54,7 @@ class Row:
 
 
 def read(path: Path = PUBLISHED) -> list[Row]:
-    """The published results, in the file's order."""
+    """Return the published results in file order."""
     rows = []
     with path.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
@@ -71,12 +71,12 @@ def read(path: Path = PUBLISHED) -> list[Row]:
 
 
 def halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows to fit and rows to test."""
+    """Split into rows to fit and rows to test."""
     return rows[::2], rows[1::2]
 
 
 def errors(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> np.ndarray:
-    """Logarithms of predicted over published time: of the score, or of the runs with their samples known."""
+    """Return log(predicted / published time), of the score or of the runs with known samples."""
     if samples_known:
         known = [row for row in rows if row.samples is not None]
         return np.log([seconds_to_train(r.job, parameters, r.samples) / r.seconds for r in known])
@@ -84,7 +84,7 @@ def errors(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> n
 
 
 def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
-    """Median of GPUs times seconds of an evaluation; H100's where none was logged: most of it is not arithmetic."""
+    """Return the median GPU-seconds of an evaluation; H100's if none was logged, as most of it is not arithmetic."""
     logged = {
         gpu: [r.evaluation_seconds * r.job.gpus for r in rows if r.job.gpu == gpu and r.evaluation_seconds]
         for gpu in GPUS
@@ -94,7 +94,7 @@ def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
 
 
 def fit(rows: list[Row]) -> Parameters:
-    """The parameters that fit these rows."""
+    """Return the parameters that fit these rows."""
     places = [(name, key) for name, value in FIRST.items() for key in (value if isinstance(value, dict) else [None])]
     start = np.log([FIRST[name] if key is None else FIRST[name][key] for name, key in places])
     evaluation = evaluation_gpu_seconds(rows)
@@ -121,14 +121,14 @@ def fit(rows: list[Row]) -> Parameters:
 
 
 def summary(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> dict[str, float]:
-    """Relative errors: mean and median of their sizes, and the share within 15 %."""
+    """Return the mean and median absolute relative error, and the share within 15 %."""
     sizes = np.abs(np.expm1(errors(rows, parameters, samples_known=samples_known)))
     shares = {"mean": sizes.mean(), "median": np.median(sizes), "within_15": (sizes <= 0.15).mean()}
     return {"rows": len(sizes), **{name: round(float(value), 4) for name, value in shares.items()}}
 
 
 def document(parameters: Parameters, fitted: int) -> str:
-    """The text of parameters.json."""
+    """Return the text of parameters.json."""
     made = {
         "by": "tools/fit_plan.py",
         "from": "tests/assets/plan/published.csv, rows 1, 3, 5 ... (MLPerf Training 1.1 to 5.0, BERT closed)",
@@ -138,7 +138,7 @@ def document(parameters: Parameters, fitted: int) -> str:
 
 
 def draw(path: Path, rows: list[Row], parameters: Parameters) -> None:
-    """Predicted against published time, fitted and held-out rows."""
+    """Plot predicted against published time for fitted and held-out rows."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -158,7 +158,7 @@ def draw(path: Path, rows: list[Row], parameters: Parameters) -> None:
 
 
 def main() -> None:
-    """Fits, writes, tells."""
+    """Fit, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--svg", type=Path, help="draw predicted against published times")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Damaged inputs through the real commands: no traceback, no hang, no crash, no flood of memory may come of them.
+"""Run the real commands on damaged inputs: none may cause a traceback, hang, crash or excessive memory use.
 
 python tools/fuzz.py [--minutes 60] [--format NAME] [--seed N] [--cases N] [--keep DIR] [--quick] [--check]
 
 Each case takes valid inputs of one format (tools/fuzz_formats.py), damages one or two files (tools/fuzz_damage.py) and
-runs a command on them, in a child forked from this process, which has everything imported. A case is a function of the
+runs a command on them in a child forked from this process, which has imported everything. A case depends only on the
 format and its number: `--format NAME --seed N --cases 1` repeats it. One example of each kind of failure is kept under
---keep with its inputs, its command and what it printed. Exit status: 0 nothing found, 1 found something.
+--keep with its inputs, command and output. Exit status: 0 if nothing was found, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pathlib import Path
 import fuzz_damage
 from fuzz_formats import FORMATS, Format
 
-SECONDS = 10  # of one command's processor time
-SLACK = 3  # times as long by the clock: other programs run here too
+SECONDS = 10  # CPU time of one command
+SLACK = 3  # wall-clock limit as a multiple of it: other programs run here too
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
@@ -62,7 +62,7 @@ class Ended:
 
     @property
     def failure(self) -> str:
-        """What is wrong with that, in one line; empty where nothing."""
+        """Return the failure in one line, or an empty string."""
         if self.is_late or self.status == -signal.SIGXCPU:
             return "hang"
         if "Traceback (most recent call last)" in self.words:
@@ -80,7 +80,7 @@ class Ended:
 
 
 def run(words: str, folder: Path, is_limited: bool = True) -> Ended:
-    """Runs ``mlbert`` in a child, with {in} and {out} below ``folder``."""
+    """Run ``mlbert`` in a child process, with {in} and {out} below ``folder``."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
     given = [word.replace("{in}", str(folder / "in")).replace("{out}", str(out)) for word in words.split()]
@@ -104,13 +104,13 @@ def run(words: str, folder: Path, is_limited: bool = True) -> Ended:
 
 
 def _end_group(leader: int) -> None:
-    """Ends what the command started; its folder is about to go."""
+    """Kill the command's process group before its folder is removed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def _be_the_command(words: Sequence[str], folder: Path, said: Path, base_bytes: int | None) -> None:
-    """Never returns."""
+    """Run the command in this process. Never returns."""
     status = 70
     try:
         os.setsid()
@@ -137,7 +137,7 @@ def _be_the_command(words: Sequence[str], folder: Path, said: Path, base_bytes: 
 
 
 def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
-    """Valid inputs below ``folder/in``; ``is_tried``: every command of the format is run on them.
+    """Write valid inputs below ``folder/in``; ``is_tried``: also run every command of the format on them.
 
     Raises:
         RuntimeError: a command neither succeeds nor misses its target.
@@ -157,7 +157,7 @@ def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
 
 
 def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, Ended]:
-    """One case in ``folder``: what was done, and how that ended."""
+    """Run one case in ``folder``; return the damage done and how the command ended."""
     form, rng = FORMATS[name], random.Random(f"{name} {number}")
     shutil.copytree(valid / "in", folder / "in", symlinks=True)
     files = sorted({path for pattern in form.damaged for path in (folder / "in").glob(pattern) if path.is_file()})
@@ -168,7 +168,7 @@ def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, En
 
 
 def _import_all() -> None:
-    """What the commands import when they run; a fork has it at once."""
+    """Import the commands' lazy imports, so that forks have them at once."""
     import importlib
 
     from mlbert.cli.main import COMMANDS
@@ -182,7 +182,7 @@ def _import_all() -> None:
 def fuzz(
     names: Sequence[str], numbers: range | itertools.count[int], minutes: float, keep: Path, is_checked: bool
 ) -> Counter[str]:
-    """Runs cases of all formats in turn until the time is up; how many failures there were of each kind."""
+    """Run cases of all formats in turn until the time is up; return the number of failures of each kind."""
     found: Counter[str] = Counter()
     done, end = 0, time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary:
@@ -215,12 +215,12 @@ def _keep(folder: Path, target: Path, told: str, ended: Ended) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    if Path(source).is_file():  # no FIFO: copying one waits for ever
+    if Path(source).is_file():  # no FIFO: copying one blocks forever
         shutil.copy2(source, target, follow_symlinks=False)
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--format", action="append", choices=list(FORMATS), metavar="NAME", help=", ".join(FORMATS))

@@ -1,7 +1,6 @@
-"""Damage to a file, as disks, editors, other programs and enemies do it: a pure function of a random generator.
+"""Damage a file as disks, editors, other programs and attackers do; a pure function of a random generator.
 
-JSON is also damaged value by value, a frame's checksum is mended afterwards, so that the damage is not stopped at the
-first look.
+JSON is also damaged value by value. Checksums of frames are then recomputed, so that the damage passes the first check.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mlbert.data.formats import tfrecord_plain
 
 _TOKEN = ":::MLLOG "
 _DEEP = 20_000
-_HUGE = 300_000  # characters of a text
+_HUGE = 300_000  # number of characters in a text
 _NUMBERS: tuple[Any, ...] = (
     0,
     -1,
@@ -88,12 +87,12 @@ _TEXTS = (
     ),
     *("\ufeff{}", "{" + '"a": 1,' * 3 + '"a": 2}', '"' + "x" * _HUGE + '"', "\0" * 100, "<html>", "#!/bin/sh\n"),
 )
-_WORDS = (4, 8)  # bytes of a number in a file
+_WORDS = (4, 8)  # byte widths of a number in a file
 _PATTERNS = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01")
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damage one file of a set of inputs and say how. The file may be gone, or no file, afterwards."""
+    """Damage one file of a set of inputs and return how. The file may then be missing or not a regular file."""
     if rng.random() < 0.06:
         return _no_file(path, rng)
     data = path.read_bytes()
@@ -113,7 +112,7 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def odd_value(rng: random.Random) -> Any:
-    """A value that nobody expects."""
+    """Return an unexpected value."""
     return rng.choice(_ODD)
 
 
@@ -122,7 +121,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _no_file(path: Path, rng: random.Random) -> str:
-    """Something else in place of a file."""
+    """Replace a file with something else."""
     kind = rng.choice(
         ("gone", "empty", "folder", "fifo", "link to nothing", "link to itself", "endless", "socket name")
     )
@@ -144,7 +143,7 @@ def _no_file(path: Path, rng: random.Random) -> str:
 
 
 def _bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bits, words and pieces."""
+    """Damage bits, words and byte ranges."""
     if not data:
         return bytes(rng.randrange(256) for _ in range(rng.randrange(1, 64)))
     at, length = rng.randrange(len(data)), rng.choice((1, 2, 8, 64, 4096))
@@ -166,7 +165,7 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _text(data: bytes, rng: random.Random) -> bytes:
-    """Lines, line ends, encodings."""
+    """Damage lines, line endings and encodings."""
     lines = data.splitlines(keepends=True) or [b""]
     at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
     replaced = rng.choice(_TEXTS).encode()
@@ -192,7 +191,7 @@ def _text(data: bytes, rng: random.Random) -> bytes:
 
 
 def _text_numbers(data: bytes, rng: random.Random) -> bytes:
-    """One number of a text becomes another."""
+    """Replace one number in a text."""
     found = list(re.finditer(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", data))
     if not found:
         return _text(data, rng)
@@ -202,7 +201,7 @@ def _text_numbers(data: bytes, rng: random.Random) -> bytes:
 
 
 def _values(data: bytes, rng: random.Random) -> bytes:
-    """One value of a JSON document, or of one of its lines."""
+    """Damage one value of a JSON or JSON Lines document."""
     text = data.decode(errors="replace")
     lines = text.splitlines(keepends=True)
     try:
@@ -231,7 +230,7 @@ def _dump(value: Any, rng: random.Random) -> str:
 
 
 def _changed(value: Any, rng: random.Random) -> Any:
-    """A JSON value with one of its parts replaced, gone, renamed or doubled."""
+    """Return a JSON value with one part replaced, removed, renamed or duplicated."""
     if not isinstance(value, dict | list) or not value or rng.random() < 0.12:
         return rng.choice((odd_value(rng), "@deep@", "@long@", "x" * _HUGE, [value], {"value": value}, str(value)))
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -248,7 +247,7 @@ def _changed(value: Any, rng: random.Random) -> Any:
 
 
 def _header(data: bytes, rng: random.Random) -> bytes:
-    """The header of a safetensors file, with its length put right."""
+    """Damage the header of a safetensors file and correct its length."""
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= len(data) - 8:
         return _bytes(data, rng)
@@ -257,7 +256,7 @@ def _header(data: bytes, rng: random.Random) -> bytes:
 
 
 def _records(data: bytes, rng: random.Random) -> bytes:
-    """Records of a TFRecord file: lost, doubled, or damaged under a right checksum."""
+    """Drop, duplicate or damage records of a TFRecord file, with valid checksums."""
     records, at = [], 0
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 8], "little")

@@ -1,7 +1,7 @@
-"""What `tools/fuzz.py` damages: small valid inputs of every format that the project reads, and commands that read them.
+"""Small valid inputs for `tools/fuzz.py` in every format that the project reads, and the commands that read them.
 
-Inputs are made by the project itself and by the writers of its tests. Commands are words of ``mlbert`` with {in} for
-the folder of the inputs and {out} for a new one; NAME=value in front are exports.
+Inputs are made by the project and by its tests' writers. Commands are arguments of ``mlbert`` with {in} for the input
+folder and {out} for a new one; leading NAME=value words are environment variables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SETTINGS = {
 _SET = "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1"
 _SET += " --one-per-line --eval-sequences 16"
 
-Mlbert = Callable[[str], None]  # runs a command; raises where it fails
+Mlbert = Callable[[str], None]  # runs a command; raises if it fails
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Format:
     """One format.
 
     Attributes:
-        make: writes valid inputs below a folder; may run commands of ``mlbert`` for it.
-        damaged: patterns of the files that are damaged.
-        commands: those that read them, one a line.
+        make: writes valid inputs below a folder; may run ``mlbert`` commands to do so.
+        damaged: patterns of the files to damage.
+        commands: commands that read them, one per line.
         quick: whether a case takes a fraction of a second, for the tests.
     """
 
@@ -57,7 +57,7 @@ class Format:
 
 
 def train_words(**changes: object) -> str:
-    """``mlbert train`` with four steps of a tiny model."""
+    """Return the arguments of ``mlbert train`` for four steps of a tiny model."""
     settings = {**_SETTINGS, **changes}
     return "train " + " ".join(f"--{name} {value}" for name, value in settings.items() if value is not None)
 
@@ -77,7 +77,7 @@ def _run_folder(folder: Path, mlbert: Mlbert) -> None:
 
 
 def _interrupted(folder: Path, mlbert: Mlbert) -> None:
-    """A run that was killed after its second checkpoint."""
+    """Make a run that was killed after its second checkpoint."""
     _run_folder(folder, mlbert)
     run, log = folder / "out/run_0", folder / "out/result_0.txt"
     (run / "summary.json").unlink()

@@ -1,8 +1,8 @@
-"""The English that a machine with Python packages carries: a larger text than `python_text`, for measurements.
+"""Collect the English text installed on this machine: a larger text than `python_text`, for measurements.
 
-Documentation strings, comments and text files of every installed package, the manual pages, and the files of
-``/usr/share/doc``. Sentences that were there before are left out, so that no sentence is in two documents. What a
-machine gives depends on what is installed on it: its digest names it (`write_text`).
+Sources are docstrings, comments and text files of every installed package, manual pages, and ``/usr/share/doc``.
+Repeated sentences are dropped, so that no sentence is in two documents. The text depends on the installed packages;
+its digest identifies it (`write_text`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import prose_sentences
 
 MANUALS, SYSTEM_DOCUMENTS = Path("/usr/share/man"), Path("/usr/share/doc")
-MIN_SENTENCES = 3  # of a document, without those that were there before
+MIN_SENTENCES = 3  # per document, without repeated ones
 
-_REQUEST = re.compile(r"^[.'](?:\\\"|\w+)[ \t]*(.*)$")  # a line of troff that is a command
+_REQUEST = re.compile(r"^[.'](?:\\\"|\w+)[ \t]*(.*)$")  # a troff command line
 _BREAKS = re.compile(r"^[.'](?:PP|P|LP|SH|SS|TP|IP|HP|sp|RS|RE|Pp|Sh|Ss|It)\b")
 _ESCAPE = re.compile(r"\\(?:f(?:\[\w*\]|\(..|.)|s[+-]?\d|[|&^%,/:]|\*?\(..|\[\w+\])")
 _KEPT_REQUESTS = re.compile(r"^[.'](?:B|I|BR|RB|IR|RI|BI|IB|SM|Nm|Fl|Ar|Xr|Dq|Em)\b")
 
 
 def documents() -> Iterator[list[str]]:
-    """Documents of sentences, always in the same order on the same machine."""
+    """Yield documents as lists of sentences, always in the same order on the same machine."""
     seen: set[int] = set()
     for document in chain(python_text.documents(), _packages(), _manuals(), _system_documents()):
         own = []
@@ -41,7 +41,7 @@ def documents() -> Iterator[list[str]]:
 
 
 def write_text(path: Path, most_bytes: int) -> str:
-    """Writes the documents, a sentence a line and a blank line behind each document, until there are ``most_bytes``.
+    """Write documents, one sentence per line and a blank line after each document, up to ``most_bytes``.
 
     Returns the text's sha256.
     """
@@ -68,7 +68,7 @@ def _manuals() -> Iterator[list[str]]:
 
 
 def manual_text(text: str) -> str:
-    """The text of a manual page in troff: commands that break a paragraph become blank lines, others go."""
+    """Return the text of a troff manual page: paragraph breaks become blank lines, other commands are dropped."""
     lines = []
     for line in text.splitlines():
         if _BREAKS.match(line):

@@ -1,10 +1,10 @@
-"""Measures the demonstration on 1, 2 and 4 ranks of this machine and what `mlbert plan` predicts from one rank.
+"""Measure the demonstration on 1, 2 and 4 ranks of this machine, and compare with `mlbert plan`'s prediction.
 
     python tools/measure_plan.py FOLDER [--rounds 3] [--seconds 40]
 
-One rank with all cores runs with 32 and with 8 packs a step; these logs predict 2 and 4 ranks that share out 32 packs.
-Rounds go through all of them in turn, so that what else the machine does hits each. Writes FOLDER/measure.json and the
-logs. Wants a machine that does nothing else: the load average goes into the record.
+One rank with all cores runs with 32 and with 8 packs per step; these logs predict 2 and 4 ranks that share 32 packs.
+Each round runs all of them in turn, so that other load affects each. Writes FOLDER/measure.json and the logs. Use an
+idle machine: the load average is recorded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mlbert.report.planner.calibrate import Measured, shared_cores_rate
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
 LAUNCHER = ROOT / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
-ONE_RANK = ((1, 32), (1, 8))  # ranks, packs of one rank: what is calibrated on
+ONE_RANK = ((1, 32), (1, 8))  # (ranks, packs per rank) used for calibration
 PREDICTED = ((1, 32), (2, 16), (4, 8))
 
 
 def train(folder: Path, data: Path, ranks: int, packs: int, seconds: int) -> Measured:
-    """One run without a target; its log stays as FOLDER.txt."""
+    """Run once without a target and keep the log as FOLDER.txt."""
     settings = {
         "DGXNGPU": ranks,
         "BATCHSIZE": packs,
@@ -41,7 +41,7 @@ def train(folder: Path, data: Path, ranks: int, packs: int, seconds: int) -> Mea
         "SAVE_CHECKPOINT_STEPS": 0,
         "CLEAR_CACHES": 0,
         "EXPERIMENT": 0,
-        # Enough stretches between evaluations for a median, and no end before the time is up.
+        # Enough intervals between evaluations for a median, and no end before the time is up.
         "EVAL_ITER_START_SAMPLES": 5000,
         "EVAL_ITER_SAMPLES": 5000,
         "MAX_SAMPLES_TERMINATION": 10**8,
@@ -58,7 +58,7 @@ def train(folder: Path, data: Path, ranks: int, packs: int, seconds: int) -> Mea
 
 
 def main() -> None:
-    """Runs, compares, writes."""
+    """Run, compare and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,11 +1,15 @@
-"""Merge modules of the package into others and rewrite every name that mentions them.
+"""Rename top-level names, and merge and move modules; rewrite everything that mentions them.
 
     python tools/merge_modules.py TABLE [--root DIR]
 
-TABLE has a line for each merged module, "target: source source ...", as dotted names below mlbert. The target may be a
-new name. "source.name=new" on a line of its own, "rename source.name new", renames a top-level name of a source first,
-where two of the merged modules use the same one. Docstrings of the sources follow the target's as paragraphs. Modules
-are put in the order in which they import each other. Afterwards run ``ruff check --fix`` and ``ruff format``.
+TABLE has three kinds of lines, with dotted names below mlbert; the tool applies them in this order:
+
+    rename module.name new             a top-level name of a module, wherever it is imported
+    target: source source ...          merge the sources into the target, which may be new; imported ones come first
+    move old new                       as `move_modules.py` does
+
+Docstrings of sources follow the target's as paragraphs. Two merged modules must not define the same name: rename it
+first. Afterwards run ``ruff check --fix`` and ``ruff format``.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from move_modules import KEPT, PACKAGE, SUFFIXES, modules, tracked
+from move_modules import KEPT, PACKAGE, SUFFIXES, modules, move, tracked
 
 
 def top_names(tree: ast.Module) -> set[str]:
@@ -71,7 +75,7 @@ def span(node: ast.expr | ast.stmt, new: str) -> tuple[int, int, int, int, str]:
 
 
 class Merger:
-    """One merge: what the sources are, and what becomes of names."""
+    """One merge: its sources and the new place of their names."""
 
     def __init__(self, target: str, sources: list[str], root: Path) -> None:
         self.target, self.root, self.base = target, root, root / PACKAGE
@@ -99,7 +103,7 @@ class Merger:
         return found
 
     def check(self) -> list[str]:
-        """Return the names that stand in the way: defined twice, or imported as one thing and defined as another."""
+        """Return the conflicting names: defined twice, or imported as one thing and defined as another."""
         trees = {m: ast.parse(self.path(m).read_text()) for m in self.members}
         owners: defaultdict[str, set[str]] = defaultdict(set)
         for member, tree in trees.items():
@@ -303,6 +307,8 @@ def main() -> None:
         merger.merge()
     moved = {m: merger.target for merger in mergers for m in merger.members if m != merger.target}
     rewrite_mentions(root, moved)
+    if moves := {words[1]: words[2] for words in lines if words[:1] == ["move"]}:
+        move(root, moves)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Model one training step on a GPU that need not be here: launches, bytes, memory and time of each part.
+"""Model one training step on a GPU that need not be present: launches, bytes, memory and time of each part.
 
     python tools/model_step.py [--config large] [--gpu h200] [--packs N] [--json FILE]
 
 Nothing is measured: the step is counted on PyTorch's "meta" device (`counted`), and its time is modelled from the rates
-in `counted.gpus`. Needs Triton, whose kernels are counted.
+in `counted.gpus`. Requires Triton, to count its kernels.
 """
 
 from __future__ import annotations

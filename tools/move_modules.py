@@ -38,7 +38,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def target_of(name: str, table: Mapping[str, str]) -> str:
-    """Return where a module goes, by the longest entry that it is or is in."""
+    """Return a module's new name, by the longest entry that matches it or a parent package."""
     for old in sorted(table, key=len, reverse=True):
         if name == old or name.startswith(f"{old}."):
             return table[old] + name[len(old) :]
@@ -116,7 +116,7 @@ def move(root: Path, table: Mapping[str, str]) -> None:
         if not path.is_relative_to(base):
             continue
         inner = path.relative_to(base)
-        # A file that is no module (a template, a table) goes with its package.
+        # A file that is not a module (a template, a table) moves with its package.
         old = ".".join((inner.with_suffix("") if path.suffix == ".py" else inner.parent).parts).removesuffix(
             ".__init__"
         )

@@ -1,10 +1,10 @@
-"""A race of masked-LM pre-training on the same text in the same time: ours against a plain loop around `transformers`.
+"""Race our masked-LM pre-training against a plain `transformers` loop, on the same text for the same time.
 
     python tools/race.py [--alone] [--minutes 10] [--size 2x128] [--text FILE] [--work DIR] [--json FILE]
 
-Both sides run at the same time, each with one thread on a core of its own, so that a noisy machine slows both; they
-read the same rows with the same vocabulary and are judged on the same masked tokens. There is a pair of runs for each
-of their learning rates: the best of them counts, while ours has the rate of its rules and a new seed each time.
+Both sides run at the same time, each with one thread on a separate core, so that a noisy machine slows both. They read
+the same rows with the same vocabulary and are scored on the same masked tokens. There is one pair of runs per learning
+rate of theirs, of which the best counts; ours uses the rate from its rules and a new seed each time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from race_text import read_race
 
 TEXT_BYTES = 40_000_000
 NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
-# The middle one of each was the best in short runs; they are a factor of 2 apart.
+# The middle one was the best in short runs; neighbours differ by a factor of 2.
 THEIR_RATES = {"2x128": (1e-3, 2e-3, 4e-3), "4x256": (5e-4, 1e-3, 2e-3)}
 OURS, THEIRS = "mlbert", "transformers"
 
@@ -44,10 +44,10 @@ class Runner:
     Attributes:
         side: `OURS` or `THEIRS`.
         size: a name of `NAMES`.
-        budget: seconds of processor time.
-        seed: of weights, order and masks.
-        learning_rate: theirs.
-        core: to run on.
+        budget: seconds of CPU time.
+        seed: seed of weights, order and masks.
+        learning_rate: learning rate of their side.
+        core: CPU core to run on.
     """
 
     side: str
@@ -59,7 +59,7 @@ class Runner:
 
 
 def make_text(folder: Path) -> Path:
-    """The English that this machine carries, in ``folder``; made once."""
+    """Write the English text installed on this machine to ``folder``, once."""
     path = folder / "text.txt"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,15 +73,15 @@ def make_text(folder: Path) -> Path:
 def run(
     text: Path, folder: Path, size: str, minutes: float, seed: int, versus: bool, tell: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Runs the race and returns its records; each is told as it comes.
+    """Run the race and return its records.
 
     Args:
-        text: a sentence a line, a blank line behind each document.
-        folder: where vocabulary and tokens are kept.
+        text: one sentence per line, a blank line after each document.
+        folder: folder for the vocabulary and tokens.
         size: a name of `NAMES`.
-        minutes: of processor time of each run.
-        seed: of the first run.
-        versus: whether `transformers` takes part; else one run of ours.
+        minutes: CPU time of each run.
+        seed: seed of the first run.
+        versus: whether to run `transformers` too; otherwise a single run of ours.
         tell: called with each record.
 
     Raises:
@@ -111,7 +111,7 @@ def run(
 
 
 def choice_of(text: Path, folder: Path, size: str, minutes: float) -> Choice:
-    """What the rules say for our side. Raises UserError: the text cannot be read."""
+    """Return the settings that the rules choose for our side. Raises UserError if the text cannot be read."""
     if not text.is_file():
         raise UserError(
             "file.missing", text, "is no file", "Name a text, a sentence a line and a blank line between documents"
@@ -144,7 +144,7 @@ def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Cal
 
 
 def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
-    """One run in a process of its own: a point of its curve at a time into the queue, then None."""
+    """Run one side in a separate process: put each point of its curve into the queue, then None."""
     try:
         os.sched_setaffinity(0, {runner.core})
         torch.set_num_threads(1)
@@ -163,7 +163,7 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """The curves as text: a row for each tenth of the time, a column for each run; then what guessing reaches."""
+    """Return the curves as text: a row per tenth of the time and a column per run, then the accuracy of guessing."""
     curves: dict[tuple[str, float, int], list[float]] = {}
     for point in (record for record in records if "accuracy" in record):
         curves.setdefault((point["side"], point["learning_rate"], point["seed"]), []).append(point["accuracy"])

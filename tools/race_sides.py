@@ -1,7 +1,7 @@
-"""The two sides of a race: each trains for a time and tells its held-out accuracy along the way.
+"""The two sides of a race: each trains for a given time and reports its held-out accuracy along the way.
 
-The clock is the processor time of the side's own process, which computes with one thread: on a core of its own that is
-wall time, and on a busy machine neither side loses by what others do. Evaluation is not counted.
+Time is the CPU time of the side's process, which uses one thread. On a dedicated core that equals wall time, and on a
+busy machine other load costs neither side. Evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from mlbert.programs.pretrain_rules import Choice
 from mlbert.training.step import Step as TrainingStep
 from race_text import RaceText, host_batch
 
-EVALUATIONS = 10  # in a run
+EVALUATIONS = 10  # per run
 THEIR_WARMUP = 0.06  # of the time
 THEIR_ROWS, THEIR_RATE = 16, 0.15
-_LEAST_RATE = 1e-9  # an update's rate is not 0
+_LEAST_RATE = 1e-9  # so that no update has rate 0
 
 Point = dict[str, float]
-Step = Callable[[float], float]  # trains one update at this share of the time; returns the loss
+Step = Callable[[float], float]  # trains one update at this fraction of the time; returns the loss
 
 
 def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[Point]:
-    """Trains until so many seconds of processor time are used; yields a point of the curve now and then."""
+    """Train for the given seconds of CPU time, yielding points of the curve."""
     used, updates, next_point, wall = 0.0, 0, seconds / EVALUATIONS, time.monotonic()
     while used < seconds:
         before = time.process_time()
@@ -56,7 +56,7 @@ def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[
 
 
 def theirs(text: RaceText, layers: int, hidden: int, rate: float, seed: int) -> tuple[Step, Callable[[], float]]:
-    """A plain good loop around Hugging Face's BERT: AdamW, masks anew each time, logits of masked tokens only, no
+    """Train Hugging Face's BERT with a simple, good loop: AdamW, dynamic masking, logits of masked tokens only, no
     dropout, linear warm-up and decay over the time, gradient clipped to 1."""
     import transformers
 
@@ -109,8 +109,7 @@ def _groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple[Step, Callable[[], float]]:
-    """Our model with the settings that the rules chose, in the step that training makes; the schedule follows the
-    time."""
+    """Train our model with the real training step and the settings from the rules; the schedule follows the time."""
     model = BertForMaskedLM(choice.config(len(text.unigrams)), dtype)
     model.initialize(seed)
     begin_with_frequencies(model, text.unigrams)

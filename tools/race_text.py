@@ -1,7 +1,7 @@
-"""The text of a race: one vocabulary, training rows and a masked evaluation set that both sides read.
+"""The text of a race: the vocabulary, training rows and masked evaluation set that both sides read.
 
-Documents are cut out of one stream of tokens, [SEP] behind each: rows of [CLS], L - 2 tokens, [SEP], all full. Every
-50th document is held out. Legend: N rows, L tokens of a row.
+Documents are concatenated with [SEP] after each and cut into full rows of [CLS], L - 2 tokens, [SEP]. Every 50th
+document is held out. Legend: N rows, L tokens per row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlbert.data.prepare.generator import FlatDocuments
 from mlbert.data.prepare.pipeline import baselines, count_words, train_vocabulary
 from mlbert.host.errors import UserError
 
-HELD_OUT = 50  # every so manieth document
+HELD_OUT = 50  # hold out every n-th document
 EVAL_ROWS, EVAL_RATE, EVAL_SEED = 1024, 0.15, 7
 LEAST_ROWS = 32
 EVAL_BATCH = 128
@@ -28,13 +28,13 @@ EVAL_BATCH = 128
 
 @dataclass(frozen=True)
 class RaceText:
-    """Rows of tokens, and what is needed to mask them.
+    """Rows of tokens, and the data to mask them.
 
     Attributes:
         train: uint16 [N, L].
         held_out: masked rows, of L tokens.
-        masking: the rule of BERT for the vocabulary.
-        unigrams: float64 [V], how often each token is in the training text.
+        masking: BERT's masking rule for the vocabulary.
+        unigrams: float64 [V], frequency of each token in the training text.
     """
 
     train: np.ndarray
@@ -43,7 +43,7 @@ class RaceText:
     unigrams: np.ndarray
 
     def batches(self, rows: int, rate: float, seed: int) -> Iterator[Ragged]:
-        """Endless batches of so many rows in an order of their own each epoch, masked anew."""
+        """Yield batches endlessly, reshuffled and masked again each epoch."""
         order, step, masking = np.random.default_rng(seed), 0, self._masking(seed)
         offsets = np.arange(rows + 1) * self.train.shape[1]
         while True:
@@ -54,12 +54,12 @@ class RaceText:
                 step += 1
 
     def evaluation(self) -> Iterator[Ragged]:
-        """The held-out rows in batches."""
+        """Yield the held-out rows in batches."""
         for first in range(0, len(self.held_out), EVAL_BATCH):
             yield self.held_out.slice(first, first + EVAL_BATCH)
 
     def guesses(self) -> dict[str, float | int | str]:
-        """Accuracy of guessing without a model (`mlbert.data.prepare.pipeline`)."""
+        """Return the accuracy of guessing without a model (`mlbert.data.prepare.pipeline`)."""
         count, length = self.train.shape
         numbers = np.arange(count + 1)
         plain = FlatDocuments(self.train[:, 1:-1].ravel(), numbers * (length - 2), numbers)
@@ -71,13 +71,13 @@ class RaceText:
 
 
 def host_batch(rows: Ragged) -> HostBatch:
-    """The rows as our model reads them."""
+    """Return the rows as a batch of our model."""
     return HostBatch.of_sequences(rows, np.arange(len(rows)), int(rows.lengths.max()))
 
 
 def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceText:
-    """Reads a text of a sentence a line and a blank line behind each document; vocabulary and tokens are kept in
-    ``folder``. Raises UserError: it cannot be read, or is too small."""
+    """Read a text with one sentence per line and a blank line after each document; keep vocabulary and tokens in
+    ``folder``. Raises UserError if the text cannot be read or is too small."""
     vocabulary, store = folder / "vocab.txt", folder / "tokens.npz"
     if not store.exists():
         _tokenise(text, vocabulary, store, vocab_size)
@@ -116,7 +116,7 @@ def _tokenise(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> Non
 def _rows(
     tokens: np.ndarray, offsets: np.ndarray, chosen: np.ndarray, length: int, cls_id: int, sep_id: int
 ) -> np.ndarray:
-    """uint16 [N, L] of the chosen documents, one behind the other."""
+    """Return uint16 [N, L], the chosen documents concatenated."""
     lengths = np.diff(offsets)
     inside = np.repeat(chosen, lengths)
     ends = np.cumsum(lengths[chosen])

@@ -1,4 +1,4 @@
-"""The specifications of the optimizers as plain programs, which tests and the GPU check compare the fast forms with."""
+"""Reference optimizers, which tests and the GPU check compare the fast implementations with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlbert.optim.flat import is_decayed
 
 
 class Reference:
-    """An optimizer, slow and plain, in the precision of the weights it is given.
+    """A slow, simple optimizer in the precision of its weights.
 
     Args:
         weights: name -> tensor of any float dtype; updated in place. Names decide on decay (`flat.is_decayed`).
         betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
-        decay_all: whatever the names.
+        decay_all: decay every weight, regardless of its name.
 
     Attributes:
         state: name of the optimizer's state -> name of the weight -> tensor like the weight.
@@ -43,7 +43,7 @@ class Reference:
         self.state = {key: {name: torch.zeros_like(weight) for name, weight in weights.items()} for key in self.STATE}
 
     def step(self, lr: float, grads: Mapping[str, Tensor]) -> float:
-        """One update with gradients like the weights; nothing where their global norm, returned, is not finite."""
+        """Update once with gradients like the weights, unless their global norm is not finite; return the norm."""
         norm = math.sqrt(sum(float(grads[name].double().square().sum()) for name in self.weights))
         if not math.isfinite(norm):
             return norm
@@ -57,7 +57,7 @@ class Reference:
         return norm
 
     def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
-        """Changes a weight in place, and the entries of its state, by its clipped gradient."""
+        """Update a weight and its state in place with its clipped gradient."""
         raise NotImplementedError
 
 
@@ -67,7 +67,7 @@ class ReferenceAdamW(Reference):
     Args:
         weights, **settings: as in `Reference`.
         bias_correction: as in `mlbert.optim.adamw.Adam`.
-        base_lr: the decay's share of a step is lr / base_lr times `weight_decay` (decoupled); None: lr times it.
+        base_lr: decay per step is lr / base_lr * `weight_decay` (decoupled), or lr * `weight_decay` if None.
     """
 
     STATE = ("exp_avg", "exp_avg_sq")
@@ -95,7 +95,7 @@ class ReferenceAdamW(Reference):
         weight -= lr * self.scale(weight, update, grad, v, decayed) * update
 
     def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
-        """What this tensor's update is multiplied by; `v` is the second moment without its bias."""
+        """Return the factor of this tensor's update; `v` is the bias-corrected second moment."""
         return 1.0
 
 
@@ -103,7 +103,7 @@ class ReferenceLamb(ReferenceAdamW):
     """LAMB with the exceptions of the benchmark's reference."""
 
     def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
-        """||weight|| / ||update||, 1 where either is 0 or the tensor is not decayed."""
+        """Return ||weight|| / ||update||, or 1 if either is 0 or the tensor is not decayed."""
         norms = float(weight.norm()), float(update.norm())
         return norms[0] / norms[1] if decayed and all(norms) else 1.0
 
@@ -112,7 +112,7 @@ class ReferenceStableAdamW(ReferenceAdamW):
     """StableAdamW."""
 
     def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
-        """1 / max(1, root of the mean of g^2 / max(v, eps^2))."""
+        """Return 1 / max(1, sqrt(mean(g^2 / max(v, eps^2))))."""
         return 1.0 / max(1.0, math.sqrt(float((grad**2 / v.clamp(min=self.eps**2)).mean())))
 
 
@@ -132,7 +132,7 @@ class ReferenceACClip(Reference):
 
 
 class ReferenceMadgrad(Reference):
-    """MADGRAD, the decay added to the gradient."""
+    """MADGRAD, with the decay added to the gradient."""
 
     STATE = ("grad_sum", "grad_sum_sq", "start")
 

@@ -1,7 +1,7 @@
-"""Counts the machine instructions (SASS) of a compiled kernel by the nvdisasm that comes with Triton.
+"""Count the machine instructions (SASS) of a compiled kernel with Triton's bundled nvdisasm.
 
-Each instruction takes one issue slot of its warp's scheduler, so a kernel without loops takes as many slots a warp as
-it has instructions; classes of instructions share units, some of which take less than a warp a clock.
+Each instruction takes one issue slot of its warp's scheduler, so a kernel without loops takes as many slots per warp as
+it has instructions. Classes of instructions share units, some of which accept less than one warp per clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import triton
 
-# The first class with a prefix of the opcode; "ALU" where none has one: integers, comparisons, packing, FP8.
+# The first class with a matching opcode prefix, otherwise "ALU": integers, comparisons, packing, FP8.
 CLASSES = {
     "tensor": ("HGMMA", "HMMA", "IMMA", "QGMMA", "UTCHMMA", "UTCQMMA"),
     "memory": ("LD", "ST", "ATOM", "RED.", "REDG", "SHFL", "UBLK", "UTMA", "SYNCS"),
@@ -24,7 +24,7 @@ CLASSES = {
     "IMAD": ("IMAD",),
     "control": ("BRA", "EXIT", "BAR", "BSYNC", "BSSY", "WARP", "DEPBAR", "CALL", "RET", "NOP"),
 }
-# Clocks that a scheduler's units are taken by a warp's instruction on compute capability 9.0: CUDA C++ Programming
+# Clocks that a warp's instruction occupies a scheduler's units on compute capability 9.0: CUDA C++ Programming
 # Guide, "Throughput of Native Arithmetic Instructions" (64 results a clock and multiprocessor: two clocks).
 CLOCKS = {"FMA": 1, "ALU": 2, "IMAD": 2, "XU": 8}
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
@@ -33,15 +33,16 @@ _TARGET = re.compile(r"`\((\.L_\w+)\)")
 
 
 def instructions(cubin: bytes) -> Counter[str]:
-    """How often each opcode stands in the kernel, with its modifiers: `{"FMUL": 64, "LDG.E.128": 4, ...}`.
+    """Count each opcode in the kernel, with its modifiers: `{"FMUL": 64, "LDG.E.128": 4, ...}`.
 
-    What fills up the end behind the last exit is left out.
+    Padding after the last exit is left out.
     """
     return Counter(opcode for opcode, _ in _code(cubin) if opcode)
 
 
 def loops(cubin: bytes) -> list[Counter[str]]:
-    """`instructions` of one round of each loop, in the order of their ends; an outer loop counts an inner one once."""
+    """Count `instructions` of one iteration of each loop, ordered by loop end; an outer loop counts an inner one
+    once."""
     code, found = _code(cubin), []
     for end, (opcode, rest) in enumerate(code):
         target = _TARGET.search(rest) if opcode.startswith("BRA") else None
@@ -52,7 +53,7 @@ def loops(cubin: bytes) -> list[Counter[str]]:
 
 
 def classes(counts: Counter[str]) -> Counter[str]:
-    """Counts by class of `CLASSES`."""
+    """Return the counts by class of `CLASSES`."""
     sums: Counter[str] = Counter()
     for opcode, count in counts.items():
         fitting = (name for name, prefixes in CLASSES.items() if f"{opcode}.".startswith(prefixes))
@@ -61,12 +62,12 @@ def classes(counts: Counter[str]) -> Counter[str]:
 
 
 def clocks(counts: Counter[str]) -> int:
-    """Clocks for which a warp's instructions take its scheduler or the units that are busiest: a lower bound."""
+    """Return a lower bound of a warp's clocks: those of its scheduler or of the busiest units."""
     return max(counts.total(), *(CLOCKS[name] * count for name, count in classes(counts).items() if name in CLOCKS))
 
 
 def _code(cubin: bytes) -> list[tuple[str, str]]:
-    """(opcode, operands) in order; ("", name) for a label."""
+    """Return (opcode, operands) in order, with ("", name) for a label."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
@@ -77,7 +78,7 @@ def _code(cubin: bytes) -> list[tuple[str, str]]:
             code.append(("", label[1]))
         elif found := _INSTRUCTION.search(line):
             code.append((found[1], found[2]))
-    # Behind the last instruction: a branch to itself and instructions that do nothing.
+    # After the last instruction: a branch to itself and no-ops.
     while code and (code[-1][0] in ("", "NOP") or _is_idle(code[-2:])):
         del code[-1]
     return code

@@ -1,8 +1,8 @@
-"""One training step from plain to fast, one op after the other, or where the fastest step's time goes.
+"""Time one training step from reference to fast, op by op, or profile the fastest step.
 
 python tools/step_ladder.py [--config large] [--packs 448] [--precision bf16] [--profile] [--device cpu] [--json FILE]
 
-What `tools/gpu_check.sh --parts step,profile` measures for BERT-large on a GPU, for any model and device.
+Like `tools/gpu_check.sh --parts step,profile`, which measures BERT-large on a GPU, but for any model and device.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops.precision import compute_dtype
 
-# Sequences at most where memory grows fast: plain attention, Hugging Face; and those of a small step.
+# Maximum sequences if memory grows fast (reference attention, Hugging Face), and those of a small step.
 MOST_PLAIN, MOST_HUGGINGFACE, SMALL = 32, 96, 16
 
 
 def measure(ladder: Ladder, profile: bool) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return the rows by name."""
     if not profile:
         return {name: row() for name, row in ladder.rows()}
     best = rungs(ladder.device, ladder.sizes)[-1]
@@ -36,7 +36,7 @@ def measure(ladder: Ladder, profile: bool) -> dict[str, dict[str, Any]]:
 
 
 def main(words: list[str]) -> int:
-    """Runs what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Times one training step, one fast op after the other.")
     parser.add_argument("--config", default="demo", help="a name in configs/ or a bert_config.json")
     parser.add_argument("--packs", type=int, default=32, help="sequences of the fast steps")

@@ -1,4 +1,4 @@
-"""Write what is made from the settings and error codes: launch/reset_settings.sh, docs/settings.md and docs/errors.md.
+"""Generate launch/reset_settings.sh, docs/settings.md and docs/errors.md from the settings and error codes.
 
 python tools/write_generated.py
 """
@@ -10,10 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-from mlbert.config.launch import LaunchConfig
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting, settings_of
 from mlbert.config.sections import settings_by_env
+from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import markdown_table
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.recipes.registry import RECIPES
@@ -52,19 +52,19 @@ changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`
 
 
 def reset_text() -> str:
-    """The whole of reset_settings.sh."""
+    """Return the text of reset_settings.sh."""
     names = textwrap.wrap(" ".join(settings_by_env()), 110, break_long_words=False)
     return RESET_HEADER + "unset " + " \\\n    ".join(names) + "\n"
 
 
 def settings_text() -> str:
-    """Return the whole of settings.md."""
+    """Return the text of settings.md."""
     launchers = [(one, launcher_default(one)) for one in settings_of(LaunchConfig)]
     return SETTINGS_HEADER + markdown_table(recipes(), launchers)
 
 
 def errors_text() -> str:
-    """Return the whole of errors.md."""
+    """Return the text of errors.md."""
     rows = [f"| `{code}` | {entry.exit_status} | {entry.help} |" for code, entry in sorted(ERROR_CODES.items())]
     return ERRORS_HEADER + "\n".join(rows) + "\n"
 
@@ -77,7 +77,7 @@ def recipes() -> list[Recipe]:
 
 
 def launcher_default(row: Setting) -> str:
-    """The constant that the launchers put in place of a variable that is not set, if there is one."""
+    """Return the launchers' default for an unset variable, if it is a constant."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(LAUNCHERS.iterdir()) if path.is_file())
     found = set(re.findall(rf"\$\{{{row.env}:[-=]([\w.]+)\}}", text))
     return found.pop() if len(found) == 1 else "not set"

@@ -1,6 +1,6 @@
 """Masked-LM pre-training on streamed text: python main.py YAML [name=value ...], or by mlbert launch local."""
 
-from mlbert.cli.mosaic_bert.main import main
+from mlbert.cli.mosaic_bert.main_yaml import main
 
 if __name__ == "__main__":
     main()

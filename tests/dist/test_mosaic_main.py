@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlbert.cli.mosaic_bert.main import app
+from mlbert.cli.mosaic_bert.main_yaml import app
 from mlbert.host.errors import UserError
 from mosaic_texts import BASE, make_texts
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading import text_lanes
-from mlbert.data.loading.text import TextSet, TextSource
+from mlbert.data.loading.masked_text import TextSet, TextSource
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World

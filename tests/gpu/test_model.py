@@ -17,7 +17,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
-from mlbert.programs.bench.step import make_batch
+from mlbert.programs.bench.step_time import make_batch
 from model_loss import loss_of
 
 STEPS = 3

@@ -12,8 +12,8 @@ from gpu_check.op_cases import Case, OpCases
 from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.capture import CudaCapture
-from mlbert.ops import registry
-from mlbert.programs.bench.step import make_batch
+from mlbert.ops import forms as registry
+from mlbert.programs.bench.step_time import make_batch
 
 OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
 LINEAR = ("linear_qkv", "linear_gelu", "feed_forward")

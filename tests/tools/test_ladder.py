@@ -12,8 +12,8 @@ from gpu_check import ladder
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from gpu_check.parts import tiny_scale
 from mlbert.data.loading.batches import HostBatch
-from mlbert.ops import registry
-from mlbert.programs.bench.step import make_batch
+from mlbert.ops import forms as registry
+from mlbert.programs.bench.step_time import make_batch
 
 CPU = torch.device("cpu")
 SIZES = Sizes(8, 2, 3, 1)

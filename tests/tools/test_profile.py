@@ -11,8 +11,8 @@ from gpu_check import profile
 from gpu_check.trainer import Trainer
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
-from mlbert.ops import registry
-from mlbert.programs.bench.step import make_batch
+from mlbert.ops import forms as registry
+from mlbert.programs.bench.step_time import make_batch
 
 SHAPE = BertConfig(
     vocab_size=200,

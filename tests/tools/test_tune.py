@@ -16,8 +16,8 @@ from gpu_check.ladder import FAST_ACCUMULATION, Ladder
 from gpu_check.op_cases import OpCases
 from gpu_check.parts import tiny_scale
 from gpu_check.rows import Rows
-from mlbert.ops import registry
-from mlbert.programs.bench.step import make_batch
+from mlbert.ops import forms as registry
+from mlbert.programs.bench.step_time import make_batch
 
 CPU = torch.device("cpu")
 

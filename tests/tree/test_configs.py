@@ -25,7 +25,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import find
-from mlbert.report.planner import estimate
+from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK, GPUS
 from mlbert.report.run_plan import RunPlan, make_plan, planned_world_size
 from mlbert.training.config import EvaluationConfig, RunConfig

@@ -26,10 +26,10 @@ from mlbert.models.bert import BertBase, BertForPreTraining
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.optim import methods
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.loss_scale import LossScale
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.evaluate import Evaluator
 from mlbert.training.step import GraphMode, Graphs, Step
 

@@ -29,10 +29,10 @@ from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.host.errors import UserError
 from mlbert.models.flops import BatchWork, training_flops
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import fp8_products
-from mlbert.programs.bench.step import make_batch, their_side
+from mlbert.programs.bench.step_time import make_batch, their_side
 from mlbert.training.step import GraphMode, Graphs
 
 # The order in which ops become fast: the ones that keep most memory first. Others follow.

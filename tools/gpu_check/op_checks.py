@@ -21,7 +21,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.api import dropout_key
 from mlbert.ops.comparison import FLOOR_STEPS, MAX_RATIO, compare
 from mlbert.ops.dropout import dropout_scale, dropout_threshold

@@ -16,11 +16,11 @@ from gpu_check.op_cases import Case, OpCases
 from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.precision import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.programs.bench.step import LAMB
+from mlbert.programs.bench.step_time import LAMB
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 LAMB_BYTES = 44  # read gradient, weight, two moments, write moments; read three, write the weight; and the norm

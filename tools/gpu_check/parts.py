@@ -23,7 +23,7 @@ from gpu_check.rows import Rows
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
 from mlbert.ops import api as ops
-from mlbert.programs.bench.step import make_batch
+from mlbert.programs.bench.step_time import make_batch
 
 SEED = 1
 CONFIGS = Path(mlbert.__file__).resolve().parents[1] / "configs"

@@ -30,7 +30,7 @@ from gpu_check.op_speed import LAMB_BYTES
 from gpu_check.trainer import OPTIMIZER_RANGE, Trainer
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.flops import BatchWork, training_flops
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 
 # Ranges of ours that lie within one another: a backward node, in its evaluation, in the optimizer at most.
 MOST_NESTED = 4

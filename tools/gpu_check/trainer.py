@@ -19,7 +19,7 @@ from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.programs.bench.step import LAMB, LEARNING_RATE
+from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE
 from mlbert.training.step import Graphs, Step, StepResult
 
 OPTIMIZER_RANGE = "mlbert::optimizer"

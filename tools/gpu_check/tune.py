@@ -30,9 +30,9 @@ from gpu_check.op_cases import OpCases
 from gpu_check.op_speed import cast_rows, fp8_calls
 from gpu_check.rows import Rows
 from gpu_check.trainer import Trainer
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.precision import fp8_products
-from mlbert.programs.bench.step import LEARNING_RATE, make_batch
+from mlbert.programs.bench.step_time import LEARNING_RATE, make_batch
 from mlbert.training.step import GraphMode
 
 Row = tuple[str, Callable[[], dict[str, Any]]]

@@ -19,7 +19,7 @@ from counted.model import seconds_of_parts
 from counted.steps import Counted, count
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
-from mlbert.report.planner import estimate
+from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")

@@ -17,7 +17,7 @@ from counted.pretend import DEVICE, HostAccess
 from counted.recorder import Memory, RecordedCapture, recording
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.objectives import PreTraining
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.triton.norm import layer_norm_dropout
 from mlbert.optim.triton_update import first_pass_kernel
 

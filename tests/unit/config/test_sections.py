@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import mlbert
-from mlbert.config.launch import LaunchConfig
 from mlbert.config.section import settings_of
 from mlbert.config.sections import SECTIONS, settings_by_env, settings_by_key
+from mlbert.config.shell import LaunchConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.ops.config import ComputeConfig
 from simple_recipe import simple_configuration

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mlbert.config.launch import LaunchConfig
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import split_arguments
 from mlbert.config.section import settings_of
 from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
+from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import _OTHERS, default_words, hint_at, markdown_table
 from mlbert.host.errors import name_shape
 from mlbert.training.config import RunConfig

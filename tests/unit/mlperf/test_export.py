@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from mlbert.cli.submission import app
 from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.mlperf import official
-from mlbert.mlperf.export import check_source, export_tree, is_export
 from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.tree_export import check_source, export_tree, is_export
 from user_errors import user_error
 
 LEFT_OUT = (

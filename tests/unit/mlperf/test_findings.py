@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Complaint, Outcome, finding_of
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import ResultSet
 
 

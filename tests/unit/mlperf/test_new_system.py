@@ -144,6 +144,6 @@ def test_a_template_of_somebody_else_stays(tree: Path) -> None:
 def test_the_command_says_what_comes_next(tree: Path) -> None:
     done = CliRunner().invoke(app, ["new-system", "acme", "--from", "h200_n1", "--tree", str(tree)])
     assert done.exit_code == 0
-    assert done.stdout.count("\nmade ") == 5
+    assert done.stdout.count("\ncreated ") == 5
     for step in ("env.sh", "--print-config", "implementations/README.md", "describe-system --out systems/acme.json"):
         assert step in done.stdout

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.own_checks import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.result_set import ResultSet
 
 SYSTEM = {

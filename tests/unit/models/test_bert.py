@@ -11,7 +11,7 @@ from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
-from mlbert.models.weights.renaming import load_state
+from mlbert.models.weights.weight_files import load_state
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of, masked_sums
 

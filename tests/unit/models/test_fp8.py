@@ -17,7 +17,7 @@ from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.encoder import Fp8Linears
 from mlbert.ops import api as ops
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

@@ -16,7 +16,7 @@ from mlbert.data.loading.batches import Batch, StaticShape
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.huggingface import huggingface_config, model_config, padded_inputs
-from mlbert.models.weights.renaming import load_state
+from mlbert.models.weights.weight_files import load_state
 from model_loss import loss_of
 from user_errors import user_error
 

@@ -25,7 +25,7 @@ from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceF
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
-from mlbert.models.weights.renaming import load_state, padded
+from mlbert.models.weights.weight_files import load_state, padded
 from mlbert.ops.config import ComputeConfig
 from mlbert.recipes import masked_lm_stored
 from model_loss import loss_of

@@ -17,7 +17,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
-from mlbert.models.weights.renaming import load_state, own_state, parameter_sizes
+from mlbert.models.weights.weight_files import load_state, own_state, parameter_sizes
 from mlbert.ops import api as ops
 from model_loss import loss_of
 from padded_batches import unpadded

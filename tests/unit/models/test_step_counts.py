@@ -12,7 +12,8 @@ from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
-from mlbert.ops import cublaslt, registry
+from mlbert.ops import cublaslt
+from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of

@@ -12,9 +12,9 @@ from mlbert.distributed.world import World
 from mlbert.models.assembly import build_replicated_optimizer
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.recipes import classification, masked_lm_stored, masked_lm_text
 from training_settings import configuration
 from user_errors import user_error

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlbert.ops import api as ops
-from mlbert.ops import native_library, reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import native_library, reference
 from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
 
@@ -266,7 +267,7 @@ def test_wrong_arguments_are_refused(use_native) -> None:
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, None)
     with pytest.raises(AssertionError, match="13 tokens"):
         ops.attention(qkv[:13], cu_seqlens, longest, 0.1, 5, rows[:13])
-    with pytest.raises(AssertionError, match="rise"):
+    with pytest.raises(AssertionError, match="increase"):
         ops.attention(qkv, cu_seqlens.flip(0), longest, 0.1, 5, rows)
     with pytest.raises(AssertionError, match=r"rows \(13,\)"):
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])

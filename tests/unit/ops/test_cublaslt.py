@@ -20,7 +20,8 @@ from torch import Tensor
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
-from mlbert.ops import cublaslt, proof, reference, registry
+from mlbert.ops import cublaslt, proof, reference
+from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_check import op_checks
 from gpu_check.op_cases import OpCases
 from mlbert.config.bert_config import BertConfig
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.comparison import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
 
 EPS = torch.finfo(torch.float32).eps

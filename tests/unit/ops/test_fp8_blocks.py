@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import api as ops
-from mlbert.ops import fp8, fp8_scaling, reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import fp8, fp8_scaling, reference
 
 BOUND = 2 * (2**-4 + 2**-3)  # half a step of the mantissa of both formats, twice
 ROWS = 4  # of a block's scales; the block's are 1 and 2, its reader's 3

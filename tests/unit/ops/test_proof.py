@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import api as ops
-from mlbert.ops import device_cache, proof, reference, registry
+from mlbert.ops import device_cache, proof, reference
+from mlbert.ops import forms as registry
 from mlbert.ops.proof import Problems
 from user_errors import user_error
 

@@ -10,7 +10,8 @@ import torch
 
 from mlbert.host import native
 from mlbert.ops import api as ops
-from mlbert.ops import native_library, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import native_library
 from mlbert.ops.attention import tiles_work
 from user_errors import user_error
 

@@ -17,12 +17,12 @@ from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods
 from mlbert.optim.adamw import Adam, AdamW
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.sgd import SGD
 from mlbert.recipes import packed_lamb
 from optimizer_cases import (

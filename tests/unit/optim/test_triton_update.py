@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import Adam
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.sgd import SGD
 from optimizer_cases import (
     COMMON,

@@ -18,7 +18,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
-from mlbert.models.weights.renaming import padded
+from mlbert.models.weights.weight_files import padded
 from mlbert.training.evaluate import evaluate
 from training_settings import SHAPE, train_arguments
 

@@ -19,7 +19,7 @@ from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import api as ops
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.training.step import GraphMode, Graphs, Step

@@ -18,7 +18,7 @@ from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading import text_lanes
-from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, describe_text
+from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, describe_text
 from mlbert.data.loading.text_run import MaskingRate
 from text_sets import Row, original, random_texts, rows, write_texts
 from user_errors import user_error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.estimate import BENCHMARK_INSTANCES, MeasuredStep, _steps, _take_sample, estimate
+from mlbert.data.prepare.sizing import BENCHMARK_INSTANCES, MeasuredStep, _steps, _take_sample, estimate
 from user_errors import user_error
 
 

@@ -14,7 +14,7 @@ import pytest
 from audit import ROOT, copy_of_ours, edit, set_value, told
 from mlbert.data.formats.base import named_by_files
 from mlbert.host.provenance import SOURCE_STATEMENT
-from mlbert.mlperf.checks.identity import check_whose
+from mlbert.mlperf.checks.run_identity import check_whose
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import ResultSet, is_ours

@@ -9,7 +9,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.checkpoint_names import TIED, WORD_EMBEDDINGS
 from mlbert.models.weights.checkpoint_state import numpy_float32, own_state, parameter_shapes
-from mlbert.models.weights.renaming import parameter_sizes
+from mlbert.models.weights.weight_files import parameter_sizes
 from user_errors import user_error
 
 SIZES = {

@@ -14,10 +14,9 @@ from mlbert.models.assembly import start_weights
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.files import write_composer
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
-from mlbert.models.weights.renaming import padded
+from mlbert.models.weights.weight_files import padded, write_composer
 from user_errors import user_error
 
 SHAPE = BertConfig(

@@ -8,7 +8,7 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
-from mlbert.programs.bench import step
+from mlbert.programs.bench import step_time as step
 from user_errors import user_error
 
 SHAPE = BertConfig(

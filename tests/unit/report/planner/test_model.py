@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.mlperf import rules
-from mlbert.report.planner import estimate as memory
+from mlbert.report.planner import cost as memory
 from mlbert.report.planner import request, timing
-from mlbert.report.planner.estimate import Prices, estimate
+from mlbert.report.planner.cost import Prices, estimate
 from mlbert.report.planner.timing import GPUS, TrainingJob, load
 from user_errors import user_error
 

@@ -1,7 +1,7 @@
 """Pre-training as PerfZero runs it: `tf2_bert.bert_benchmark.BertClassifyBenchmarkReal.<method>`.
 
-Class and methods have their published names; the flags of each are those of Google's submission to MLPerf v0.7. The
-metric is `exp_per_second`, examples a second without the first loop of steps. Without PerfZero:
+The class and its methods have their published names, and the flags are those of Google's MLPerf v0.7 submission. The
+metric `exp_per_second` is examples per second, without the first loop of steps. To run it without PerfZero:
 ``python -m tf2_bert.bert_benchmark --benchmark_filter=short_cpu``.
 """
 
@@ -86,14 +86,14 @@ _4X4_TPU: Mapping[str, object] = {
 
 
 def _short(whole: Mapping[str, object], steps_per_loop: int, loops: int = 2) -> dict[str, object]:
-    """A few loops of a run, without evaluations."""
+    """Return the flags of a run shortened to ``loops`` loops without evaluation."""
     steps = loops * steps_per_loop
     lengths = {"steps_per_loop": steps_per_loop, "steps_between_eval": steps_per_loop, "num_steps_per_epoch": steps}
     return {**whole, **lengths, "stop_steps": steps, "steps_before_eval_start": 0, "do_eval": False}
 
 
 class BertClassifyBenchmarkReal(PerfZeroBenchmark):
-    """Pre-training, whatever the name says; it is the published one."""
+    """Pre-training benchmarks; the misleading class name is the published one."""
 
     def __init__(
         self,
@@ -104,37 +104,37 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
         tpu: str | None = None,
         **kwargs: object,
     ) -> None:
-        """As `PerfZeroBenchmark`'s. Below ``root_data_dir`` lie `bert_mlperf_data`, with bert_config.json and
-        model.ckpt-28252, and `tfrecords3_500_parts`."""
+        """See `PerfZeroBenchmark`. ``root_data_dir`` contains `tfrecords3_500_parts` and `bert_mlperf_data` with
+        bert_config.json and model.ckpt-28252."""
         methods = (define_flags, *(flag_methods or ()))
         super().__init__(output_dir, default_flags, root_data_dir, methods, tpu, **kwargs)
 
     def benchmark_8_gpu(self) -> None:
-        """To the target on 8 GPUs."""
+        """Train to the target on 8 GPUs."""
         self._run_and_report_benchmark("benchmark_8_gpu", {**_8_GPU, **self._data(), **self._start()})
 
     def benchmark_short_8_gpu(self) -> None:
-        """Two loops of 200 steps on 8 GPUs, from random weights."""
+        """Run two loops of 200 steps on 8 GPUs, from random weights."""
         self._run_and_report_benchmark("benchmark_short_8_gpu", {**_short(_8_GPU, 200), **self._data()})
 
     def benchmark_short_1_gpu(self) -> None:
-        """Ten loops of one step of 6 sequences on one GPU, with all of its memory."""
+        """Run ten loops of one step of 6 sequences on one GPU, without a memory limit."""
         small = {"num_gpus": 1, "train_batch_size": 6, "num_accumulation_steps": 1, "eval_batch_size": 6}
         values = {**_short(_8_GPU, 1, loops=10), **small, "device_warmup": False, **self._data()}
         values |= {"all_reduce_alg": None, "tf_gpu_thread_mode": None}
         self._run_and_report_benchmark("benchmark_short_1_gpu", values, force_gpu_memory_alloc=False)
 
     def benchmark_4x4_tpu(self) -> None:
-        """To the target on a TPU v3-32."""
+        """Train to the target on a TPU v3-32."""
         self._run_and_report_benchmark("benchmark_4x4_tpu", {**_4X4_TPU, **self._data(), **self._start()})
 
     def benchmark_short_4x4_tpu(self) -> None:
-        """Two loops on a TPU v3-32, from random weights."""
+        """Run two loops on a TPU v3-32, from random weights."""
         loop = math.ceil(SAMPLES_OF_LOOP / 448)
         self._run_and_report_benchmark("benchmark_short_4x4_tpu", {**_short(_4X4_TPU, loop), **self._data()})
 
     def benchmark_short_cpu(self) -> None:
-        """Four loops of 5 steps of one small layer on one CPU, from invented data: proves the way, not a speed."""
+        """Run four loops of 5 steps of a tiny model on one CPU with synthetic data: a smoke test, not a benchmark."""
         values: dict[str, object] = {
             **_short(_COMMON, 5, loops=4),
             "bert_config_file": str(SHAPES / "demo.json"),

@@ -1,12 +1,13 @@
-"""Weights in and out of a run: where it starts from, its checkpoints, what it leaves behind.
+"""Read and write a run's weights: initial weights, checkpoints and final weights.
 
-INIT_CHECKPOINT names a checkpoint of TensorFlow 1 or an object-based one of TensorFlow 2 by its prefix, or by the
-folder whose ``checkpoint`` file tells the newest; or a ``model.safetensors``, or a folder that holds one (a run's too).
+INIT_CHECKPOINT is a TensorFlow 1 or object-based TensorFlow 2 checkpoint, given by its prefix or by a folder with a
+``checkpoint`` file that names the newest one. It may also be a ``model.safetensors`` or a folder with one (such as a
+run folder).
 
 checkpoints/step_00000120/variables.*   weights, optimizer state and loss scale
-checkpoints/step_00000120/state.json    progress, what a run must agree on, sha256 of the variables
+checkpoints/step_00000120/state.json    progress, settings that a resumed run must match, sha256 of the variables
 weights/                                float32 weights as `mlbert` reads them
-tf2/model.ckpt                          the same as an object-based checkpoint
+tf2/model.ckpt                          the same weights as an object-based checkpoint
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ _START = "Set INIT_CHECKPOINT to a TensorFlow checkpoint's prefix or a model.saf
 
 
 def initial_values(path: Path | str, model: BertPretrainer) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The weights to start from, for `BertPretrainer.assign`, and a line for each thing worth telling.
+    """Return the initial weights for `BertPretrainer.assign`, and notes for the user.
 
-    Float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the checkpoint lacks are as the model has
-    drawn them.
+    Weights are float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the checkpoint lacks keep the
+    model's random values.
 
     Raises:
-        UserError: the checkpoint is missing, damaged, of another shape, or of PyTorch.
+        UserError: the checkpoint is missing, damaged, of another shape, or from PyTorch.
     """
     found, report = _read(_address(path), model.config)
     return {**model.values(), **found}, report.warnings(path)
 
 
 def _address(path: Path | str) -> str:
-    """The path as TensorFlow wants it: pathlib makes ``gs:/bucket`` of ``gs://bucket``."""
+    """Return the path in TensorFlow's form: pathlib turns ``gs://bucket`` into ``gs:/bucket``."""
     return re.sub(r"^(\w+):/(?!/)", r"\1://", str(path))
 
 
@@ -80,7 +81,7 @@ def _in_folder(folder: str) -> str:
             return name
     newest = tf.train.get_checkpoint_state(folder)
     if newest is not None:
-        # Alone its last part: the rest is where the folder lay when it was written.
+        # Only the last part: the rest is the path at which it was written, and the folder may have moved.
         return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
     raise UserError(
         "checkpoint.missing", folder, f"holds no {_WEIGHTS}, and no checkpoint file that names a checkpoint", _START
@@ -107,11 +108,11 @@ class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        path: the folder; made at the first save. All workers see it.
-        objects: what is saved, by name: the model, the optimizer, the loss scale. They have all their variables.
-        keep: how many of the newest stay.
-        identity: what a checkpoint must agree on to be continued here; JSON-able.
-        is_chief: whether this worker's files stay.
+        path: the folder, created by the first save; all workers must see it.
+        objects: model, optimizer and loss scale to save, by name; all their variables must exist.
+        keep: number of newest checkpoints to keep.
+        identity: settings that a checkpoint must match to be resumed; JSON-serializable.
+        is_chief: whether to keep the files that this worker writes.
     """
 
     def __init__(
@@ -122,9 +123,9 @@ class CheckpointFolder:
         self._checkpoint = tf.train.Checkpoint(**objects)
 
     def save(self, state: TrainState) -> None:
-        """Writes a checkpoint. All workers call it together, since TensorFlow may sum over them what it saves.
+        """Write a checkpoint. All workers must call it, since TensorFlow may sum saved values over them.
 
-        A writer that is killed leaves none that would be taken for one. Raises UserError for a full disk.
+        If the writer is killed, no partial checkpoint looks valid. Raises UserError if the disk is full.
         """
         if self._is_chief:
             self._folders.save(state.step, state.to_json(), self._write)
@@ -138,12 +139,12 @@ class CheckpointFolder:
             ) from None
 
     def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
-        """Continues from the newest good checkpoint, if there is one; tells of damaged ones that it passed over.
+        """Restore the newest valid checkpoint and return True if there is one; report damaged ones to ``say``.
 
-        Call it outside of replicas: variables of all replicas are set.
+        Call it outside replica context: it sets the variables of all replicas.
 
         Raises:
-            UserError: all are damaged; the newest good one is of another model, optimizer, batch or data set.
+            UserError: all are damaged, or the newest valid one has another model, optimizer, batch or data set.
         """
         numbers, warnings = self._folders.load_newest(self._load)
         for warning in warnings:
@@ -173,10 +174,10 @@ class CheckpointFolder:
 
 
 def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, object]) -> None:
-    """Writes ``weights/`` (safetensors, bert_config.json, README.md with the facts) and ``tf2/`` into ``folder``.
+    """Write ``weights/`` (safetensors, bert_config.json, README.md with the facts) and ``tf2/`` into ``folder``.
 
-    Both hold the float32 weights, vocabulary unpadded, and `mlbert convert` reads either. Raises UserError when a file
-    cannot be written.
+    Both hold the float32 weights, vocabulary unpadded; `mlbert convert` reads either. Raises UserError if a file cannot
+    be written.
     """
     weights, tf2 = folder / "weights", folder / "tf2"
     try:
@@ -198,13 +199,13 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
 
 
 def make_folder(target: Path | str) -> None:
-    """Makes the place that `copy_weights` will copy to, which may be a bucket. Raises UserError."""
+    """Create the target folder of `copy_weights`, which may be in a bucket. Raises UserError if it cannot."""
     with _writable(_address(target)) as address:
         tf.io.gfile.makedirs(address)
 
 
 def copy_weights(folder: Path, target: Path | str) -> None:
-    """Copies what `write_weights` left in ``folder`` to another place, which may be a bucket. Raises UserError."""
+    """Copy the output of `write_weights` in ``folder`` to ``target``, which may be in a bucket. Raises UserError."""
     with _writable(_address(target)) as address:
         for source in (path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())):
             place = f"{address}/{source.parent.name}"

@@ -1,15 +1,15 @@
-"""What a run reads: looked at before it starts, opened after it has, cut into rows for every replica.
+"""A run's data: inspect it before the run starts, open it afterwards, and read rows for every replica.
 
     inputs = inspect(config[ModelConfig], config[DataConfig], config[TensorFlowConfig])
     data = Data(config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig], inputs, strategy, seed)
     data.open(first_step)
     rows = next(data.batches)
 
-A data set is one that `mlbert.data.formats` opens, or TFRecords for tf.data (`tf2_bert.tfrecords`). From a store, a
-step holds the same sequences as in the PyTorch implementation with the same seed, global batch and packing, whatever
-the number of replicas: `mlbert.data.formats.order` says which.
+A data set is either a store that `mlbert.data.formats` opens or TFRecords for tf.data (`tf2_bert.tfrecords`). A step
+from a store holds the same sequences as in the PyTorch implementation with the same seed, global batch and packing, for
+any number of replicas; `mlbert.data.formats.order` defines them.
 
-Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row, S sequences of a row.
+Legend: B rows per replica's batch, L tokens per row, P predictions per row, S sequences per row.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ Source = StoreInfo | Files
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs that fit each other."""
+    """Model shape and data sets that are checked to match each other."""
 
     shape: BertConfig  # of the model
     train: Source
     evaluation: Source
-    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
-    notes: tuple[str, ...]  # what the user should be told of the choice
+    vocabulary: Path | None  # written by `mlbert prepare` next to the training set, if it exists
+    notes: tuple[str, ...]  # to print for the user
 
     @property
     def train_data(self) -> str:
-        """What names the training set, see `StoreInfo.known_as`, or ``synthetic``."""
+        """Identity of the training set, see `StoreInfo.known_as`, or ``synthetic``."""
         return _identity(self.train)
 
     @property
     def eval_data(self) -> str:
-        """Likewise of the evaluation set."""
+        """Identity of the evaluation set, like `train_data`."""
         return _identity(self.evaluation)
 
     @property
     def max_sequence_length(self) -> int:
-        """Of the training set, tokens."""
+        """Maximum tokens per sequence of the training set."""
         return self.train.max_seq_length if isinstance(self.train, StoreInfo) else self.train.shape.tokens
 
     def sequences_per_pack(self, max_sequences: int) -> float | None:
@@ -78,13 +78,13 @@ class Inputs:
 
 
 class Data:
-    """The data of a run, cut for the replicas of a strategy.
+    """The data of a run, distributed over the replicas of a strategy.
 
     Attributes:
-        batches: endless iterator of the strategy's `Rows`, B for each replica and step; there after `open`.
-        resume_note: what to tell when a run resumes; None: it takes up the exact step.
+        batches: endless iterator of the strategy's `Rows`, B for each replica and step; set by `open`.
+        resume_note: note to print when a run resumes, or None if it resumes at the exact step.
 
-    Raises UserError: the sets are smaller than asked for, or have not the bins that BIN_COUNTS asks for.
+    Raises UserError: the sets are too small, or do not have the bins of BIN_COUNTS.
     """
 
     def __init__(
@@ -105,16 +105,18 @@ class Data:
 
     @property
     def num_eval_samples(self) -> int:
-        """Sequences of an evaluation; known after `open`, 0 where there is none."""
+        """Sequences per evaluation, known after `open`; 0 without evaluation."""
         return self._evaluation.num_examples if self._evaluation else 0
 
     def warm_up_rows(self) -> Rows:
-        """Zeros in the form of one replica's training rows; needs no `open`."""
+        """Return dummy rows in the shape of one replica's training rows; does not need `open`."""
         return zero_rows(self._rows, self._training.shape)
 
     def open(self, first_step: int = 0) -> None:
-        """First touch of the data; `batches` begin with optimizer step ``first_step``. Raises UserError: a file is
-        missing or damaged, or a set is too small."""
+        """Open the data sets and start `batches` at optimizer step ``first_step``.
+
+        Raises UserError: a file is missing or damaged, or a set is too small.
+        """
         self._training.open()
         if self._evaluation:
             self._evaluation.open()
@@ -123,7 +125,7 @@ class Data:
             self._checks.add(number, file)
 
     def evaluation(self) -> Iterator[Any]:
-        """The strategy's `Rows` of one evaluation: every sample once over all replicas, as many batches everywhere."""
+        """Yield the strategy's `Rows` of one evaluation: each sample once, equally many batches per replica."""
         assert self._evaluation is not None, "DO_EVAL is off"
         self._checks.look()
         rows = iter(self._evaluation.dataset(self._strategy))
@@ -131,13 +133,15 @@ class Data:
             yield next(rows)
 
     def translated(self, error: BaseException) -> Exception | None:
-        """Why reading failed, where ``error``, which came out of a step or an evaluation, comes from that; else None.
-        Mostly a UserError."""
+        """Return why reading failed, usually a UserError, or None if reading did not cause ``error``.
+
+        ``error`` was raised by a step or an evaluation.
+        """
         found = self._training.translated(error)
         return found or (self._evaluation.translated(error) if self._evaluation else None)
 
     def finish(self) -> None:
-        """Waits for the checksums of listed files. Raises UserError: one is another, so that the run is no success."""
+        """Wait for the checksums of listed files. Raises UserError on a mismatch, so that the run does not succeed."""
         self._checks.finish()
 
     def close(self) -> None:
@@ -146,45 +150,51 @@ class Data:
 
 
 class TrainingData(Protocol):
-    """Training rows."""
+    """Source of training rows."""
 
     shape: RowShape
-    resume_note: str | None  # what to tell when a run resumes; None: it takes up the exact step
+    resume_note: str | None  # to print when a run resumes; None if it resumes at the exact step
 
     def open(self) -> None:
-        """First touch of the data. Raises UserError: it is missing or damaged."""
+        """Open the data. Raises UserError if it is missing or damaged."""
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
-        """Endless tf.distribute.DistributedDataset of `Rows`, B for each replica and step, beginning with optimizer
-        step ``first_step``."""
+        """Return an endless tf.distribute.DistributedDataset of `Rows`, B for each replica and step.
+
+        It starts at optimizer step ``first_step``.
+        """
 
     def translated(self, error: BaseException) -> Exception | None:
-        """Why reading failed, where ``error``, which TensorFlow raised in a step, comes from that; else None."""
+        """Return why reading failed, or None if reading did not cause ``error``, which TensorFlow raised in a step."""
 
 
 class EvaluationData(Protocol):
-    """Evaluation rows; each sequence once over all replicas."""
+    """Source of evaluation rows, each sequence once over all replicas."""
 
     shape: RowShape
     num_examples: int  # sequences; known after `open`
 
     def open(self) -> None:
-        """First touch of the data. Raises UserError: it is missing, damaged or too small."""
+        """Open the data. Raises UserError if it is missing, damaged or too small."""
 
     def steps(self, num_replicas: int) -> int:
-        """Batches of every replica; known after `open`."""
+        """Return the batches per replica; call `open` first."""
 
     def dataset(self, strategy: Any) -> Any:
-        """tf.distribute.DistributedDataset of `Rows`, B for each replica and step; what has no sequence, in the last
-        steps, has weights 0. The same at each call; it begins anew after `steps`."""
+        """Return a tf.distribute.DistributedDataset of `Rows`, B for each replica and step; each call returns the same.
+
+        Empty slots in the last steps have weight 0. It restarts after `steps`.
+        """
 
     def translated(self, error: BaseException) -> Exception | None:
-        """As `TrainingData.translated`."""
+        """See `TrainingData.translated`."""
 
 
 def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) -> Inputs:
-    """Look at the model's shape and at the data that the settings name; read no sample. Raises UserError: something is
-    missing, or model, data and vocabulary do not fit each other."""
+    """Check the model's shape and the configured data without reading samples.
+
+    Raises UserError: something is missing, or model, data and vocabulary do not match.
+    """
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     if data.synthetic_data:
         made_up = _synthetic(data, shape).info
@@ -253,7 +263,7 @@ def _check_positions(source: Source, model: BertConfig) -> None:
 
 
 def _sums(source: Source) -> tuple[FileSum, ...]:
-    return source.sums if isinstance(source, Files) else ()  # a store checks its own
+    return source.sums if isinstance(source, Files) else ()  # a store checks its own files
 
 
 def _identity(source: Source) -> str:
@@ -263,8 +273,7 @@ def _identity(source: Source) -> str:
 
 
 def training_data(data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs, seed: int) -> TrainingData:
-    """Return the training set of a run; nothing of it is read before `open`. Raises UserError: it does not have the
-    bins that BIN_COUNTS asks for."""
+    """Return the training set of a run, unread until `open`. Raises UserError if it lacks the bins of BIN_COUNTS."""
     if isinstance(inputs.train, Files):
         return TFRecordTraining(
             inputs.train,
@@ -285,7 +294,7 @@ def training_data(data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs
 
 
 def evaluation_data(data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs) -> EvaluationData:
-    """Return the evaluation set of a run; nothing of it is read before `open`. Raises UserError: it is too small."""
+    """Return the evaluation set of a run, unread until `open`. Raises UserError if it is too small."""
     source, vocab_size = inputs.evaluation, inputs.shape.vocab_size
     rows, num_examples = evaluation.eval_batch_size, evaluation.num_eval_examples
     if isinstance(source, Files):
@@ -301,7 +310,7 @@ def evaluation_data(data: DataConfig, evaluation: EvaluationConfig, inputs: Inpu
 
 
 def shape_of(data: DataConfig, info: StoreInfo) -> RowShape:
-    """Return the shape of a stored set's rows: as long as its packs if these are used, else as its longest sequence."""
+    """Return the shape of a stored set's rows: as long as its packs if used, else as its longest sequence."""
     sequences = data.max_sequences_per_pack
     tokens = (info.max_pack_tokens if sequences > 1 else None) or info.max_seq_length
     predictions = max(data.max_predictions_per_seq or 0, info.max_predictions)

@@ -1,4 +1,4 @@
-"""Hands each host's dataset to a strategy."""
+"""Distribute each host's dataset over a strategy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def distributed(strategy: Any, pipeline: Callable[[Any], Any]) -> Any:
-    """The tf.distribute.DistributedDataset of ``pipeline``, which makes a host's tf.data.Dataset, one element a replica
-    and step, of its tf.distribute.InputContext.
+    """Return the tf.distribute.DistributedDataset of ``pipeline``.
 
-    Each is repeated, an endless one too: where TensorFlow knows that a dataset has no end, it neither asks the other
-    workers at every step whether there is another one, nor gives up the static number of rows.
+    ``pipeline`` maps a host's tf.distribute.InputContext to a tf.data.Dataset with one element per replica and step.
+    Every dataset is repeated, even an endless one: if TensorFlow knows that it has no end, it keeps the static number
+    of rows and does not ask the other workers at every step whether they have more data.
     """
     return strategy.distribute_datasets_from_function(lambda context: pipeline(context).repeat())

@@ -1,8 +1,8 @@
-"""How a process of a run ends: every log that has begun gets its last line, also after an exception or a signal.
+"""End a run's process so that every log gets its last line, even after an exception or a signal.
 
-The statuses are those of docs/how_a_run_ends.md: 1 for a missed target, 2 for wrong input, 128 + n for a signal n,
-138 after SIGUSR1 (the job is about to end; a checkpoint was saved before). A worker that is lost makes TensorFlow raise
-on the others.
+The exit statuses are those of docs/how_a_run_ends.md: 1 for a missed target, 2 for wrong input, 128 + n for signal n,
+138 after SIGUSR1 (the job is about to end; a checkpoint has been saved). If a worker is lost, TensorFlow raises an
+error on the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Warned:
-    """Whether SIGUSR1 has come."""
+    """Whether SIGUSR1 was received."""
 
     def __init__(self) -> None:
         self.is_set = False
 
     def leave(self) -> None:
-        """Ends the process behind a checkpoint."""
+        """End the process after a checkpoint was saved."""
         raise _Left(signal.SIGUSR1)
 
 
@@ -43,8 +43,10 @@ class _Left(SystemExit):
 
 @contextmanager
 def guard(log: MLPerfLogger) -> Iterator[Warned]:
-    """Within it a signal that ends the process closes the log as aborted, and the process is gone at once: the main
-    thread may be in a loop of steps for minutes. An exception closes the log, too, with its name."""
+    """Close the log as aborted if the block raises or a signal ends the process.
+
+    A signal ends the process at once because the main thread may be in a loop of steps for minutes.
+    """
     warned = Warned()
     received, notice = os.pipe()
     os.set_blocking(notice, False)
@@ -52,7 +54,7 @@ def guard(log: MLPerfLogger) -> Iterator[Warned]:
     def note(number: int, frame: FrameType | None) -> None:
         warned.is_set |= number == signal.SIGUSR1
 
-    def listen() -> None:  # Python's handlers wait for the main thread
+    def listen() -> None:  # a thread, because Python's handlers wait for the main thread
         while number := next(iter(os.read(received, 1)), 0):
             if number in _ENDING:
                 name = signal.Signals(number).name

@@ -1,14 +1,14 @@
-"""One experiment: from settings and a strategy to the MLPerf log and the run folder.
+"""Run one experiment from settings and a strategy; write the MLPerf log and the run folder.
 
 LOGDIR/result_<i>.txt              MLPerf log
-LOGDIR/training_summary.txt        steps, last loss and last metrics, as the published program leaves them
+LOGDIR/training_summary.txt        steps, last loss and last metrics, as in the published program
 LOGDIR/run_<i>/config.json         resolved configuration, origin of each value, provenance
-LOGDIR/run_<i>/metrics.jsonl       one line a log point and an evaluation
+LOGDIR/run_<i>/metrics.jsonl       one line per log point and per evaluation
 LOGDIR/run_<i>/curve.png           loss and accuracy over samples and time
 LOGDIR/run_<i>/weights/            safetensors and bert_config.json
 LOGDIR/run_<i>/tf2/                the same weights as a TensorFlow 2 checkpoint
-LOGDIR/run_<i>/summary.json        the numbers that ``mlbert report`` prints
-LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
+LOGDIR/run_<i>/summary.json        numbers that ``mlbert report`` prints
+LOGDIR/run_<i>/checkpoints/        if SAVE_CHECKPOINT_STEPS is not 0
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ COMPUTE_DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
 class Trained(NamedTuple):
-    """What a step changes, and the step."""
+    """A training step and the objects that it updates."""
 
     model: BertPretrainer
     optimizer: optimizers.Optimizer
@@ -78,7 +78,7 @@ class Trained(NamedTuple):
 def run_experiment(
     resolved: Resolved, strategy: tf.distribute.Strategy, console: Console, callbacks: Sequence[Callback] = ()
 ) -> RunOutcome:
-    """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
+    """Train once and write the files listed in the module docstring. Raises UserError for user mistakes."""
     config = resolved.config
     settings, data_settings = config[RunConfig], config[DataConfig]
     evaluation, tensorflow = config[EvaluationConfig], config[TensorFlowConfig]
@@ -133,7 +133,7 @@ def run_experiment(
     if workers.is_chief:
         summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
         leave_behind(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
-    workers.sum([0])  # whoever leaves first would end the others
+    workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome
 
 
@@ -158,8 +158,10 @@ def _make_ready(
 def make_trained(
     config: Configuration, inputs: Inputs, strategy: tf.distribute.Strategy, seed: int, say: Callable[[str], None]
 ) -> Trained:
-    """Model, with the weights that the run starts from, optimizer, loss scale and step; ``say`` gets what is worth
-    telling. Raises UserError: a precision or an optimizer that is not here, or weights that do not fit."""
+    """Create the model with its initial weights, the optimizer, the loss scale and the step; pass notes to ``say``.
+
+    Raises UserError: an unsupported clipping, precision or optimizer, or weights that do not fit.
+    """
     compute, tensorflow = config[ComputeConfig], config[TensorFlowConfig]
     clipping = config[DistributedConfig].gradient_clipping
     if clipping == "buckets":
@@ -200,7 +202,7 @@ def make_trained(
 def checkpoint_folder(
     paths: RunFolder, trained: Trained, config: Configuration, inputs: Inputs, workers: Workers
 ) -> checkpoints.CheckpointFolder:
-    """Where the run is saved, and what a checkpoint must agree on to be continued here."""
+    """Return the run's checkpoint folder; a resumed run must match the identity that it stores."""
     objects = {"model": trained.model, "optimizer": trained.optimizer, "loss_scale": trained.loss_scale}
     identity = {
         "model": inputs.shape.to_json(),
@@ -233,8 +235,8 @@ def tell(
     strategy: tf.distribute.Strategy,
     workers: Workers,
 ) -> RuntimeFacts:
-    """What data and TensorFlow tell of a run; all workers call it together."""
-    visible = tf.config.get_visible_devices("GPU")  # those that `strategies.prepare_devices` took
+    """Return the run's facts about data and TensorFlow."""
+    visible = tf.config.get_visible_devices("GPU")  # selected by `strategies.prepare_devices`
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in visible]
     built = tf.sysconfig.get_build_info() if gpus else {}
     return RuntimeFacts(
@@ -250,7 +252,7 @@ def tell(
         gpus=dict(Counter(str(gpu.get("device_name", "unknown")) for gpu in gpus)),
         cuda=str(built.get("cuda_version", NONE)),
         cudnn=str(built.get("cudnn_version", NONE)),
-        nccl="unknown" if gpus else NONE,  # it is linked in, and tells nobody
+        nccl="unknown" if gpus else NONE,  # linked into TensorFlow, which does not report its version
     )
 
 
@@ -261,7 +263,7 @@ def log_run(
     optimizer: optimizers.Optimizer,
     schedule: schedules.Schedule,
 ) -> RunIdentity:
-    """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
+    """Log the run's provenance, full configuration and all hyperparameters."""
     config, data = resolved.config, resolved.config[DataConfig]
     identity = identify(resolved, facts)
     log_identity(log.event, identity, resolved)
@@ -276,7 +278,7 @@ def log_run(
 def leave_behind(
     paths: RunFolder, model: BertPretrainer, outcome: RunOutcome, summary: Mapping[str, object], *, evaluated: bool
 ) -> None:
-    """Write weights, curve and, last of all, ``summary``: a run folder that has one is finished."""
+    """Write weights, curve and finally ``summary``, which marks the run folder as complete."""
     state = outcome.state
     checkpoints.write_weights(paths.folder, model, summary)
     write_curve(paths.folder, summary)

@@ -1,8 +1,8 @@
-"""The flags of Google's `run_pretraining.py`, by absl, and the settings of our table that they stand for.
+"""The absl flags of Google's `run_pretraining.py` and the settings that they map to.
 
-A flag that is given wins over what a sourced config exports; a flag that is not given has the published default, where
-nothing is sourced. Flags count in global batches and steps, the table in rows of a replica and in samples. Every other
-setting that this implementation reads is a flag, too, under its name in the table.
+A flag that is given overrides a sourced config. One that is not given has its published default, unless a config is
+sourced. Flags count global batches and steps; settings count rows per replica and samples. Every other setting that
+this implementation reads is also a flag, named by its key.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SAME: Mapping[str, tuple[str, Any, Any, str | None]] = {
     "enable_xla": ("enable_xla", bool, False, None),
     "tpu": ("tpu", str, None, None),
 }
-# Published flags that settings are computed from.
+# Published flags that are converted to settings in other units.
 _COUNTED: Mapping[str, tuple[Any, Any, str]] = {
     "train_batch_size": (int, 32, "Rows of a step over all replicas and accumulation steps."),
     "eval_batch_size": (int, 32, "Rows of an evaluation batch over all replicas."),
@@ -66,11 +66,11 @@ _COUNTED: Mapping[str, tuple[Any, Any, str]] = {
     "loss_scale": (str, None, "What fp16 multiplies the loss by: dynamic, or a number that stays."),
     "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard's files."),
 }
-MOST_ROWS = 1_000_000  # TensorFlow's own errors of larger ones are no use to anybody
+MOST_ROWS = 1_000_000  # beyond this, TensorFlow fails with unhelpful errors
 _BETWEEN = ("steps_between_eval", "steps_before_eval_start")
 _WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
-# Published flags of the process rather than of the run; and those of parts that this implementation has not.
+# Published flags of the process rather than the run, then those of features that are not implemented.
 _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
     "num_gpus": (int, 1, "GPUs of this machine; on one without, its CPU is split into as many devices."),
     "worker_hosts": (str, None, "host:port of each worker of multi_worker_mirrored, with commas."),
@@ -97,7 +97,7 @@ _PUBLISHED_KEYS = {key for key, *_ in _SAME.values()}
 
 
 def define_flags() -> None:
-    """Defines every flag; once in a process, a second call does nothing."""
+    """Define every flag; further calls in the same process do nothing."""
     if "train_batch_size" in FLAGS:
         return
     settings = settings_by_key()
@@ -111,21 +111,21 @@ def define_flags() -> None:
 
 
 def given(name: str) -> bool:
-    """Whether a flag was set, on the command line or by a program."""
+    """Return True if a flag was set on the command line or by a program."""
     return not FLAGS[name].using_default_value
 
 
 def number_of_gpus() -> int:
-    """--num_gpus, or DGXNGPU of a sourced config."""
+    """Return --num_gpus, or DGXNGPU of a sourced config if the flag is not given."""
     exported = environment().get("DGXNGPU", "")
     return int(exported) if exported.isdecimal() and not given("num_gpus") else int(FLAGS.num_gpus)
 
 
 def resolve_flags(replicas: int) -> Resolved:
-    """The settings of this run. ``replicas``: over all workers; what is counted in global batches is divided by it.
+    """Return the settings of this run; global batch sizes are divided by ``replicas``, counted over all workers.
 
     Raises:
-        UserError: what does not fit together, or is not here.
+        UserError: settings conflict or are not supported here.
     """
     for name, (_, default, reason) in _ABSENT.items():
         if given(name) and FLAGS[name].value != default:
@@ -148,7 +148,7 @@ def resolve_flags(replicas: int) -> Resolved:
 
 
 def exported() -> bool:
-    """Whether a config was sourced, whose numbers stand in place of the published defaults."""
+    """Return True if a config was sourced, which replaces the published defaults."""
     return bool(environment().get("CONFIG_FILE"))
 
 
@@ -157,11 +157,11 @@ def _origin(name: str) -> str:
 
 
 def _same() -> dict[str, tuple[object, str]]:
-    """Published flags that stand for one setting each."""
+    """Return the settings of published flags that map to one setting each."""
     values: dict[str, tuple[object, str]] = {}
     for name, (key, *_) in _SAME.items():
         if name in _WIDTHS and not (given(name) or given("input_files")):
-            continue  # a prepared set knows its own
+            continue  # a prepared data set defines them
         value = FLAGS[name].value
         setting = settings_by_key()[key]
         if given(name) or not (exported() or setting.env in environment() or value is None):
@@ -176,14 +176,14 @@ def _same() -> dict[str, tuple[object, str]]:
 
 
 def _further() -> dict[str, tuple[object, str]]:
-    """Our flags."""
+    """Return the settings of flags that are not published ones."""
     read = [key for key, setting in settings_by_key().items() if RECIPE.reads(setting)]
     ours = [key for key in read if key in FLAGS and key not in _SAME and key not in _COUNTED]
     return {key: (FLAGS[key].value, _origin(key)) for key in ours if given(key)}
 
 
 def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
-    """Settings that published flags count otherwise. ``packing_rate``: nominal sequences of a row."""
+    """Return settings that published flags give in other units. ``packing_rate``: nominal sequences per row."""
     values: dict[str, tuple[object, str]] = {}
 
     def wanted(key: str, *names: str) -> bool:
@@ -236,7 +236,7 @@ def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object
 
 
 def _whole(value: object, otherwise: int = 1) -> int:
-    """A count that `resolve` has not checked yet; ``otherwise`` where it is none, which `resolve` tells of."""
+    """Parse a count; return ``otherwise`` if it is invalid, which `resolve` reports later."""
     return int(str(value)) if str(value).isdecimal() else otherwise
 
 

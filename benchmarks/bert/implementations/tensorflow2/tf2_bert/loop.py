@@ -1,15 +1,15 @@
-"""The training loop: loops of steps on the device, and between them evaluations, checkpoints and the end.
+"""The training loop: loops of steps on the device, with evaluations and checkpoints between them.
 
-events.start                         the clock runs: run_start in MLPerf's log
+events.start                         start the clock: run_start in the MLPerf log
 data.open                            first touch of the data
 |-- callbacks.on_batch_begin
 |   step.run_loop                    up to STEPS_PER_LOOP optimizer steps in one graph
 |   callbacks.on_batch_end
 |   events.step                      at log points
-|   perhaps evaluate                 all evaluation samples over all replicas
-|   perhaps save                     also after SIGUSR1; then the process leaves
+|   evaluate                         if due: all evaluation samples over all replicas
+|   save                             if due; also after SIGUSR1, then exit
 '-- until the target or a limit
-events.stop, log.run_stop            the clock stops
+events.stop, log.run_stop            stop the clock
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tf2_bert.workers import Workers
 
 
 class Callback(Protocol):
-    """Who is told of each loop of steps, in Keras's words."""
+    """Called around each loop of steps, with Keras's method names."""
 
     def on_batch_begin(self, batch: int, logs: object = None) -> None:
-        """The loop of this number, from 0, begins."""
+        """Called before loop ``batch``, counted from 0."""
 
     def on_batch_end(self, batch: int, logs: Mapping[str, int] | None = None) -> None:
-        """It has ended; ``logs["steps"]``: how many steps it had."""
+        """Called after loop ``batch``; ``logs["steps"]`` is its number of steps."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,20 @@ class Run:
     state: TrainState
     global_batch_size: int  # nominal sequences of a step over all replicas
     steps_per_loop: int
-    eval_every_samples: int | None  # None: nothing is evaluated
-    save_every_steps: int  # 0: nothing is saved
+    eval_every_samples: int | None  # None disables evaluation
+    save_every_steps: int  # 0 disables checkpoints
     callbacks: Sequence[Callback] = ()
 
 
 def train(run: Run) -> RunOutcome:
-    """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
-    target."""
+    """Train until the target or a limit, or until the job is about to end. Without a target, a limit is a success."""
     state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
     run.data.open(state.step)
     run.events.opened(state)
     status, loops, evaluated_at = constants.ABORTED, 0, -1
-    reason = run.limits.reached(state, state.elapsed_seconds)  # of a resumed run, whose last checkpoint is its end
+    reason = run.limits.reached(state, state.elapsed_seconds)  # a resumed run may already be at its end
     if run.limits.met(state):
         status, reason = constants.SUCCESS, met(run)
     while reason is None:
@@ -100,7 +99,7 @@ def train(run: Run) -> RunOutcome:
             state.elapsed_seconds = clock.seconds()
             run.checkpoints.save(state)
         if leaving:
-            run.workers.sum([0])  # whoever leaves first would end the others
+            run.workers.sum([0])  # wait: the first worker to exit would stop the others
             run.warned.leave()
     if run.limits.succeeds(state):
         status = constants.SUCCESS
@@ -113,13 +112,15 @@ def train(run: Run) -> RunOutcome:
 
 
 def met(run: Run) -> str:
-    """The target as the reason of an end."""
+    """Return the reason of a run that ended at the target."""
     return f"target accuracy {run.limits.target_accuracy} reached"
 
 
 def steps_of_loop(run: Run) -> int:
-    """Steps until the host has to look: STEPS_PER_LOOP, or fewer where an evaluation, a checkpoint or the end is
-    nearer. Packed steps hold about `global_batch_size` sequences, so an evaluation can come a step late."""
+    """Return the steps of the next loop: STEPS_PER_LOOP, or fewer if an evaluation, a checkpoint or the end is sooner.
+
+    Packed steps hold about `global_batch_size` sequences, so an evaluation can be one step late.
+    """
     state, limits = run.state, run.limits
     evaluates = run.eval_every_samples is not None
     end = min(state.next_eval_samples, limits.max_samples) if evaluates else limits.max_samples
@@ -131,7 +132,7 @@ def steps_of_loop(run: Run) -> int:
 
 
 def run_steps(run: Run, steps: int) -> None:
-    """One loop. Within it the rate counts on: an update that is left out shifts it from the next loop on."""
+    """Run one loop of steps. A skipped update delays the learning rate schedule only from the next loop on."""
     state, started = run.state, time.monotonic()
     rates = [run.schedule(state.updates + i) for i in range(steps)]
     with explained(run.data):
@@ -148,7 +149,7 @@ def run_steps(run: Run, steps: int) -> None:
 
 
 def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
-    """Evaluate every sample once, summed over all replicas; the next evaluation is due ``every_samples`` later."""
+    """Evaluate every sample once over all replicas; the next evaluation is due ``every_samples`` later."""
     state = run.state
     run.events.evaluation_start(state)
     totals = np.zeros(len(objective.Sums._fields))
@@ -164,7 +165,7 @@ def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
 
 @contextmanager
 def explained(data: Data) -> Iterator[None]:
-    """What TensorFlow raises over data that cannot be read, as the error of whoever read it."""
+    """Replace TensorFlow's errors about unreadable data by the data reader's own."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,4 +1,4 @@
-"""A loss scale for float16, whose smallest numbers gradients would fall below: it grows until a step overflows."""
+"""Loss scale for float16, which keeps small gradients from underflowing: it grows until a step overflows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LARGEST = 2.0**24  # as in mlbert.optim.loss_scale
 
 
 class LossScale(tf.Module):
-    """A loss scale: halved where a step's gradient is not finite, doubled after `window` steps in a row that were.
+    """Loss scale that halves if a step's gradient is not finite and doubles after `window` finite steps in a row.
 
-    A fixed one stays as it is. Steps that overflow are skipped all the same: Keras' optimizer with a fixed scale
-    applies them, and one infinity in a weight is there for good.
+    With a fixed scale, steps that overflow are skipped as well. Keras' optimizer would apply them, but an infinite
+    weight never recovers.
 
     Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2.
 
     Args:
-        initial: first scale.
+        initial: initial scale.
         window: finite steps in a row after which it doubles, up to `LARGEST`.
-        fixed: it never changes.
+        fixed: never change the scale.
 
     Attributes:
         value: float32 scalar.
-        finite_steps: int32 scalar, finite steps since it last changed.
+        finite_steps: int32 scalar, finite steps since the scale last changed.
     """
 
     def __init__(self, initial: float, window: int, fixed: bool) -> None:
@@ -40,25 +40,25 @@ class LossScale(tf.Module):
 
     @classmethod
     def of(cls, compute: ComputeConfig, tensorflow: TensorFlowConfig) -> LossScale | None:
-        """Return the loss scale of the settings; None unless PRECISION=fp16. Call it in the strategy's scope."""
+        """Return the configured loss scale, or None unless PRECISION=fp16. Call it in the strategy's scope."""
         if compute.precision != "fp16":
             return None
         return cls(compute.loss_scale, compute.loss_scale_window, tensorflow.loss_scale_fixed)
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss times the scale, float32."""
+        """Return the loss times the scale, float32."""
         return loss * self.value
 
     def unscale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gradients of the loss itself, in float32, from those of the scaled one."""
+        """Return float32 gradients of the unscaled loss from those of the scaled one."""
         inverse = 1.0 / self.value
         return [tf.cast(gradient, tf.float32) * inverse for gradient in gradients]
 
     def update(self, finite: tf.Tensor) -> None:
-        """After each step, in replica context.
+        """Update the scale after a step; call it in replica context.
 
         Args:
-            finite: bool scalar, the same on all replicas: whether the step's summed gradient was.
+            finite: bool scalar, the same on all replicas: whether the step's summed gradient is finite.
         """
         if self._fixed:
             return

@@ -1,4 +1,4 @@
-"""`run_pretraining.py`: the published command line, one run, its exit status (docs/how_a_run_ends.md)."""
+"""Run `run_pretraining.py`: published command line, one run, exit status (docs/how_a_run_ends.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 def prepare_process() -> None:
-    """What TensorFlow reads from the environment when it is loaded."""
+    """Set the environment variables that TensorFlow reads when it is loaded."""
     threads = {"TF_GPU_THREAD_MODE": FLAGS.tf_gpu_thread_mode, "TF_GPU_THREAD_COUNT": FLAGS.per_gpu_thread_count}
     for name, value in {**threads, "TF_CPP_MIN_LOG_LEVEL": 2}.items():
         if value and not environment().get(name):
@@ -33,11 +33,10 @@ def prepare_process() -> None:
 
 
 def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
-    """One run, as the flags, which are parsed, say; returns the exit status: 1 for a missed target, which of several
-    workers only the chief tells.
+    """Run once with the parsed flags and return the exit status: 0, or 1 on the chief if the target is missed.
 
-    ``callbacks`` hear of each loop of steps: ``on_batch_begin(number)`` and ``on_batch_end(number)``. Raises UserError
-    for people's mistakes.
+    For each loop of steps, ``on_batch_begin(number)`` and ``on_batch_end(number)`` of ``callbacks`` are called. Raises
+    UserError for user mistakes.
     """
     prepare_process()
     from tf2_bert import checkpoints, strategies
@@ -57,7 +56,7 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if FLAGS.model_export_path and is_chief:
-        checkpoints.make_folder(FLAGS.model_export_path)  # hours before it is needed
+        checkpoints.make_folder(FLAGS.model_export_path)  # fail now rather than hours later
     outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
     if FLAGS.model_export_path and is_chief:
         checkpoints.copy_weights(RunFolder.of(resolved.config[RunConfig]).folder, FLAGS.model_export_path)
@@ -70,7 +69,7 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
 
 
 def told(work: Callable[[], int]) -> int:
-    """The status that ``work`` returns; 2 for a mistake, which is one line on stderr."""
+    """Return the status of ``work``; for a user mistake, print one line to stderr and return 2."""
     try:
         return work()
     except UserError as error:
@@ -83,7 +82,7 @@ def told(work: Callable[[], int]) -> int:
 
 
 def told_of(mistake: UserError) -> int:
-    """Print the mistake in one line; return its exit status."""
+    """Print the mistake to stderr in one line and return its exit status."""
     print(f"mlbert: error: {mistake.as_line()}", file=sys.stderr)
     return mistake.exit_status
 
@@ -100,7 +99,7 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _parsed(words: Sequence[str]) -> list[str]:
-    """What the flags leave over. Ends the process where they are not right."""
+    """Parse the flags and return the remaining arguments; exit if a flag is invalid."""
     try:
         return FLAGS(words)
     except absl_flags.Error as error:
@@ -109,6 +108,6 @@ def _parsed(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Runs what the command line says; never returns."""
+    """Run the command line; never return."""
     flags.define_flags()
     app.run(_main, flags_parser=_parsed)

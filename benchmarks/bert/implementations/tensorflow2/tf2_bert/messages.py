@@ -1,4 +1,4 @@
-"""TensorFlow's messages as part of a line for people."""
+"""Shorten TensorFlow's messages for user-facing errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def plain(error: Exception) -> str:
-    """TensorFlow's message without the names of its nodes."""
+    """Return TensorFlow's message in one line, without node names."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*?\].*", "", text, flags=re.DOTALL)
     return " ".join(text.split())

@@ -1,14 +1,14 @@
-"""BERT with its masked-LM and next-sentence heads in plain TensorFlow, on `Rows`.
+"""BERT with masked-LM and next-sentence heads in plain TensorFlow; its input is `Rows`.
 
-Weights are float32. The encoder's products run in the compute precision; softmax, LayerNorm, GELU, the sums of the
-residuals and both heads, the decoder's product included, in float32, as Google's model has them. Shapes are static but
-for B, so XLA compiles it whole. The vocabulary has no padding: matrices that PyTorch's model pads are cut.
+Weights are float32. The encoder's matrix products run in the compute precision. Softmax, LayerNorm, GELU, residual sums
+and both heads, including the decoder's product, run in float32, as in Google's model. All dimensions except B are
+static, so XLA compiles the entire model. The vocabulary is not padded: matrices that the PyTorch model pads are cut.
 
-The tree of objects gives keys that `mlbert.models.weights.checkpoint_names.own_tf2_name` reads: Google's own names
-where its checkpoints have some.
+The object tree yields checkpoint keys that `mlbert.models.weights.checkpoint_names.own_tf2_name` reads. They are
+Google's names for everything that Google's checkpoints contain.
 
-Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row, T = B L, D hidden, N heads, H head
-size, V vocabulary.
+Legend: B rows, L tokens per row, P predictions per row, S sequences per row, T = B L, D hidden, N heads, H head size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tf2_bert.rows import Rows
 
 Parameters = Iterator[tuple[str, tf.Variable]]
 
-# Added to the score of a key that a token does not see: large enough that its probability is exactly 0, finite so that
-# a token which sees none has no NaN.
+# Added to the score of a masked key: large enough that its probability is exactly 0, finite so that a token that sees
+# no key does not produce NaN.
 UNSEEN = -1e9
 DROPOUT_PLACES_OF_LAYER = 3  # attention probabilities, attention output, output
 _HAS = {"position_embedding_type": "absolute", "norm_position": "post", "gated_mlp": False, "tie_word_embeddings": True}
 
 
 class Logits(NamedTuple):
-    """Of each place for a prediction and of each place for a sequence, taken or not."""
+    """Logits for every prediction slot and every sequence slot, including empty ones."""
 
     masked: tf.Tensor  # float32 [B P, V]
-    next_sentence: tf.Tensor  # float32 [B S, 2]; column 1: sentence B is a random one
+    next_sentence: tf.Tensor  # float32 [B S, 2]; column 1: sentence B is random
 
 
 class _Draw:
-    """Draws matrices: normal, cut at two deviations, each of its own number."""
+    """Draw matrices from a normal distribution truncated at two deviations, each with its own seed."""
 
     def __init__(self, deviation: float, seed: int) -> None:
         self._deviation, self._seed, self._count = deviation, seed, 0
@@ -60,7 +60,7 @@ class _Dense(tf.Module):
         self.bias = tf.Variable(tf.zeros([rows]))
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """x W + b of a matrix, in its own precision."""
+        """Return x W + b in the precision of x, a matrix."""
         return tf.matmul(x, tf.cast(self.kernel, x.dtype)) + tf.cast(self.bias, x.dtype)
 
     def named(self, name: str) -> Parameters:
@@ -76,7 +76,7 @@ class _LayerNorm(tf.Module):
         self._eps = config.layer_norm_eps
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """float32 to float32, over the last dimension."""
+        """Normalize float32 x over the last dimension."""
         centred = x - tf.reduce_mean(x, -1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), -1, keepdims=True)
         return centred * tf.math.rsqrt(variance + self._eps) * self.gamma + self.beta
@@ -92,7 +92,7 @@ class _Embedding(tf.Module):
         self.embeddings = draw(rows, columns)
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
-        """float32 [T, D] of int32 [T]."""
+        """Map ids int32 [T] to float32 [T, D]."""
         return _looked_up(tf.convert_to_tensor(self.embeddings), ids)
 
 
@@ -112,7 +112,7 @@ class _SelfAttention(tf.Module):
         self.attention_output = _Dense(draw, size, size)
 
     def __call__(self, hidden_TD: tf.Tensor, bias: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        """Attention and its output's product, [T, D] to [T, D]; the bias goes to the scores [B, N, L, L]."""
+        """Return attention with its output projection, [T, D]; ``bias`` is added to the scores [B, N, L, L]."""
         shape = [-1, bias.shape[-1], self._heads, self._head_size]
         query, key, value = (tf.reshape(part(hidden_TD), shape) for part in (self.query, self.key, self.value))
         scores = tf.cast(tf.einsum("blnh,bmnh->bnlm", query, key), tf.float32) / math.sqrt(self._head_size)
@@ -132,7 +132,7 @@ class _Layer(tf.Module):
         self.output_layer_norm = _LayerNorm(config)
 
     def __call__(self, hidden_TD: tf.Tensor, bias: tf.Tensor, seeds: list[tf.Tensor | None]) -> tf.Tensor:
-        """[T, D] to [T, D] in the compute precision."""
+        """Map [T, D] to [T, D] in the compute precision."""
         attended = self.self_attention(hidden_TD, bias, seeds[0])
         hidden_TD = self._add(attended, hidden_TD, self.self_attention_layer_norm, seeds[1])
         inner = tf.cast(self._gelu(tf.cast(self.intermediate(hidden_TD), tf.float32)), hidden_TD.dtype)
@@ -154,7 +154,7 @@ class _Layer(tf.Module):
 
 
 class _Transformer(tf.Module):
-    """Layers `layer_0`, `layer_1` and so on."""
+    """Layers named `layer_0`, `layer_1` and so on."""
 
     def __init__(self, config: BertConfig, draw: _Draw) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Encoder(tf.Module):
         self.transformer = _Transformer(config, draw)
 
     def __call__(self, rows: Rows, dtype: tf.DType, seeds: list[tf.Tensor | None]) -> tf.Tensor:
-        """Last hidden states [T, D] in the compute precision."""
+        """Return the last hidden states [T, D] in the compute precision."""
         ids, positions, segments = (
             tf.reshape(part, [-1]) for part in (rows.input_ids, rows.position_ids, rows.segment_ids)
         )
@@ -208,7 +208,7 @@ class _MaskedLM(tf.Module):
         self.bias = tf.Variable(tf.zeros([config.vocab_size]))
 
     def __call__(self, masked: tf.Tensor, table_VD: tf.Variable) -> tf.Tensor:
-        """Logits float32 [B P, V] of float32 [B P, D]."""
+        """Map float32 [B P, D] to logits float32 [B P, V]."""
         inner = self.layer_norm(self._gelu(self.dense(masked)))
         return tf.matmul(inner, table_VD, transpose_b=True) + self.bias
 
@@ -225,7 +225,7 @@ class _NextSentence(tf.Module):
         self.out_proj = _Dense(draw, config.hidden_size, 2)
 
     def __call__(self, first: tf.Tensor) -> tf.Tensor:
-        """Logits float32 [B S, 2] of float32 [B S, D]."""
+        """Map float32 [B S, D] to logits float32 [B S, 2]."""
         return self.out_proj(tf.tanh(self.dense(first)))
 
     def named(self) -> Parameters:
@@ -237,13 +237,13 @@ class BertPretrainer(tf.Module):
     """BERT with masked-LM and next-sentence heads.
 
     Args:
-        config: shape: a plain BERT with learned positions and tied decoder; `hidden_act` "gelu" is the tanh form.
-        compute_dtype: of the encoder's products and activations: float32, bfloat16 or float16.
-        seed: of the weights, which are drawn as the reference does: normal cut at two deviations, zero biases, unit
-            LayerNorm gains.
+        config: a plain BERT with learned positions and a tied decoder; `hidden_act` "gelu" is the tanh form.
+        compute_dtype: dtype of the encoder's products and activations: float32, bfloat16 or float16.
+        seed: seed of the initial weights. As in the reference, they are normal and truncated at two deviations, with
+            zero biases and unit LayerNorm gains.
 
     Raises:
-        UserError: a shape that only the PyTorch implementation has.
+        UserError: ``config`` uses a feature that only the PyTorch implementation supports.
     """
 
     def __init__(self, config: BertConfig, compute_dtype: tf.DType = tf.float32, seed: int = 0) -> None:
@@ -260,15 +260,15 @@ class BertPretrainer(tf.Module):
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
         self.masked_lm = _MaskedLM(config, draw)
-        self.classification_heads = [_NextSentence(config, draw)]  # a list, for Google's name
+        self.classification_heads = [_NextSentence(config, draw)]  # a list, to match Google's checkpoint keys
 
     def __call__(self, rows: Rows, dropout_seed: tf.Tensor | None) -> Logits:
-        """Logits of both heads.
+        """Return the logits of both heads.
 
         Args:
-            rows: their L and S are static.
-            dropout_seed: int32 or int64 [2], of all masks; another for each micro-batch and replica. None: evaluation.
-                Compiled by XLA, the same seed names other masks: it has a generator of its own.
+            rows: a batch with static L and S.
+            dropout_seed: int32 or int64 [2], different for each micro-batch and replica. None disables dropout. XLA has
+                a different generator, so compiled code draws other masks from the same seed.
         """
         size = self.config.hidden_size
         hidden_TD = self.encoder(rows, self.compute_dtype, self._seeds(dropout_seed))
@@ -281,19 +281,19 @@ class BertPretrainer(tf.Module):
         return Logits(masked_logits, self.classification_heads[0](first))
 
     def parameters(self) -> dict[str, tf.Variable]:
-        """Our names, in the order of `parameter_names`, and the variables: kernels are [in, out]."""
+        """Return the variables by our names, in the order of `parameter_names`; kernels are [in, out]."""
         parts = self.encoder.named(), self.masked_lm.named(), self.classification_heads[0].named()
         found = dict(pair for part in parts for pair in part)
         return {name: found[name] for name in parameter_names(self.config.num_hidden_layers)}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Takes over all weights, or none where one is amiss.
+        """Assign all weights, or none if any of them is invalid.
 
         Args:
-            values: float32 by our names, matrices [out, in] as PyTorch has them; the vocabulary's padding is cut.
+            values: float32 by our names, matrices [out, in] as in PyTorch; vocabulary padding is cut.
 
         Raises:
-            UserError: a name that is missing or unknown, or a wrong shape.
+            UserError: a name is missing or unknown, or a shape is wrong.
         """
         variables = self.parameters()
         for code, problem, names in (
@@ -309,7 +309,7 @@ class BertPretrainer(tf.Module):
             variable.assign(new[name])
 
     def values(self) -> dict[str, np.ndarray]:
-        """All weights as `assign` takes them, without padding."""
+        """Return all weights in the format of `assign`, without padding."""
         return {name: _turned(name, variable.numpy()) for name, variable in self.parameters().items()}
 
     def _own_shape(self, name: str, value: np.ndarray, variable: tf.Variable) -> np.ndarray:
@@ -327,7 +327,7 @@ class BertPretrainer(tf.Module):
         return own
 
     def _seeds(self, dropout_seed: tf.Tensor | None) -> list[tf.Tensor | None]:
-        """One seed for each place of dropout: the embeddings, then those of each layer."""
+        """Return one seed per dropout: that of the embeddings, then those of each layer."""
         places = 1 + DROPOUT_PLACES_OF_LAYER * self.config.num_hidden_layers
         if dropout_seed is None:
             return [None] * places
@@ -335,7 +335,7 @@ class BertPretrainer(tf.Module):
 
 
 def _attention_bias(rows: Rows) -> tf.Tensor:
-    """float32, 0 where a token may see a key: [B, 1, 1, L] where each row is one sequence, else [B, 1, L, L]."""
+    """Return float32, 0 for visible keys: [B, 1, 1, L] if each row is one sequence, else [B, 1, L, L]."""
     sequence_BL = rows.sequence_ids
     seen = sequence_BL[:, None, None, :] != 0
     if rows.first_positions.shape[1] > 1:
@@ -344,7 +344,7 @@ def _attention_bias(rows: Rows) -> tf.Tensor:
 
 
 def _dropout(x: tf.Tensor, probability: float, seed: tf.Tensor | None) -> tf.Tensor:
-    """float32 x with this share of its elements zero and the others scaled: in 16 bits the scale would be off."""
+    """Apply dropout to float32 x; in 16 bits the scale would be inaccurate."""
     if seed is None or probability == 0.0:
         return x
     kept = tf.random.stateless_uniform(tf.shape(x), seed) >= probability
@@ -353,7 +353,7 @@ def _dropout(x: tf.Tensor, probability: float, seed: tf.Tensor | None) -> tf.Ten
 
 @tf.custom_gradient
 def _looked_up(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
-    """Rows of a table. Its gradient is dense: tf.gather's own are slices, and the tied table's were copied to those."""
+    """Gather rows of a table, with a dense gradient: slices from tf.gather cost a copy of the tied table's gradient."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return tf.math.unsorted_segment_sum(upstream, ids, table.shape[0]), None
@@ -370,5 +370,5 @@ def _is_kernel(name: str) -> bool:
 
 
 def _turned(name: str, value: np.ndarray) -> np.ndarray:
-    """A kernel's transpose; other parameters as they are."""
+    """Transpose kernels; return other parameters unchanged."""
     return np.ascontiguousarray(value.T) if _is_kernel(name) else value

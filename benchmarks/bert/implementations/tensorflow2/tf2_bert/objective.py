@@ -1,6 +1,6 @@
-"""Masked-LM and next-sentence loss of `Logits`, and the sums and metrics of an evaluation, all in float32.
+"""Masked-LM and next-sentence loss of `Logits`, and evaluation sums and metrics, all in float32.
 
-Places of a row that hold no prediction or no sequence have weight 0.
+Slots of a row without a prediction or sequence have weight 0.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MLM_DIVISOR_EPS = 1e-5
 
 
 class Counts(NamedTuple):
-    """What a loss is divided by."""
+    """Divisors of the loss."""
 
     masked: tf.Tensor  # float32 scalar, predictions
     sequences: tf.Tensor  # float32 scalar
 
 
 class Sums(NamedTuple):
-    """Of an evaluation, float32 scalars: they add up over batches and replicas."""
+    """Evaluation sums, float32 scalars; add them over batches and replicas."""
 
     masked_correct: tf.Tensor
     masked: tf.Tensor
@@ -36,16 +36,16 @@ class Sums(NamedTuple):
 
 
 def counts(rows: Rows) -> Counts:
-    """Predictions and sequences of the rows."""
+    """Count the predictions and sequences in the rows."""
     return Counts(tf.reduce_sum(rows.masked_weights), tf.reduce_sum(rows.next_sentence_weights))
 
 
 def loss(logits: Logits, rows: Rows, counts: Counts) -> tf.Tensor:
-    """float32 scalar: sum(w CE) / (masked + 1e-5) + sum(w next-sentence CE) / sequences.
+    """Return sum(w CE) / (masked + 1e-5) + sum(w next-sentence CE) / sequences, a float32 scalar.
 
     Args:
-        counts: of the rows; or the mean over a step's micro-batches and replicas, so that the step's mean loss does not
-            depend on how it is split. `sequences` is not 0.
+        counts: counts of the rows, or their mean over a step's micro-batches and replicas, which makes the step's mean
+            loss independent of how it is split. `sequences` must not be 0.
     """
     masked, _ = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
     next_sentence, _ = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
@@ -53,7 +53,7 @@ def loss(logits: Logits, rows: Rows, counts: Counts) -> tf.Tensor:
 
 
 def sums(logits: Logits, rows: Rows) -> Sums:
-    """Of a batch."""
+    """Return the evaluation sums of a batch."""
     masked, sequences = counts(rows)
     masked_loss, masked_correct = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
     nsp_loss, nsp_correct = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
@@ -61,8 +61,11 @@ def sums(logits: Logits, rows: Rows) -> Sums:
 
 
 def metrics(sums: Sums) -> dict[str, float]:
-    """Of a whole evaluation: "mlm_accuracy" and "loss" as the PyTorch implementation has them, each token once; and the
-    same of the next-sentence head. Raises UserError: nothing was masked."""
+    """Return the metrics of an evaluation from its total sums.
+
+    "mlm_accuracy" and "loss" count each token once, as in PyTorch; "nsp_accuracy" and "nsp_loss" are those of the
+    next-sentence head. Raises UserError if no token is masked.
+    """
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:
         raise UserError(
@@ -78,7 +81,7 @@ def metrics(sums: Sums) -> dict[str, float]:
 
 
 def _summed(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weighted sums of cross-entropy and of right answers, float32 scalars."""
+    """Return the weighted sums of cross-entropy and of correct predictions, float32 scalars."""
     labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     right = tf.argmax(logits, 1, output_type=labels.dtype) == labels

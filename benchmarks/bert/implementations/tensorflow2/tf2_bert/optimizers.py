@@ -1,16 +1,16 @@
 """LAMB and BERT's AdamW on TensorFlow variables, under any strategy.
 
-With g the gradient, w the weight and t the number of the update, from 1:
+With gradient g, weight w and update number t, from 1:
 
     m = beta_1 m + (1 - beta_1) g      c1 = 1 - beta_1^t
     v = beta_2 v + (1 - beta_2) g^2    c2 = 1 - beta_2^t
     LAMB     u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay w      w = w - lr (||w|| / ||u||) u
     AdamW    u = (m / c1) / (sqrt(v) + eps) sqrt(c2) + weight_decay w  w = w - lr u
 
-LayerNorm and bias parameters take neither decay nor LAMB's ratio, which is 1 where a norm is 0. Sources: You et al.,
+LayerNorm and bias parameters have neither decay nor LAMB's ratio. The ratio is 1 if a norm is 0. Sources: You et al.,
 arXiv 1904.00962, algorithm 2; Kingma and Ba, arXiv 1412.6980, the form at the end of section 2, with decay as in
-Loshchilov and Hutter, arXiv 1711.05101. AdamW adds epsilon where Keras' Adam does, from which Google's
-`AdamWeightDecay` is derived; `mlbert.optim.adamw` adds it to the corrected root, TensorFlow 1 corrects nothing.
+Loshchilov and Hutter, arXiv 1711.05101. AdamW adds epsilon like Keras' Adam, the base of Google's `AdamWeightDecay`.
+`mlbert.optim.adamw` adds it to the bias-corrected root; TensorFlow 1 has no bias correction.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _UNDECAYED = re.compile("LayerNorm|layer_norm|bias")
 
 
 class Optimizer(tf.Module):
-    """What both have in common. Made in the strategy's scope.
+    """Base class of both optimizers; create it in the strategy's scope.
 
     Args:
         parameters: float32, by the names of `mlbert.models.weights.checkpoint_names.parameter_names`.
         beta_1, beta_2, epsilon, weight_decay_rate: see the module docstring.
-        max_grad_norm: what `tf2_bert.step` clips to; None: nothing is clipped.
-        compiled: XLA compiles the update of each parameter.
+        max_grad_norm: maximum norm for `tf2_bert.step`; None disables clipping.
+        compiled: compile the update of each parameter with XLA.
 
     Attributes:
         m, v: float32 moments by the parameters' names.
@@ -59,7 +59,7 @@ class Optimizer(tf.Module):
         super().__init__()
         self.betas, self.eps, self.weight_decay = (beta_1, beta_2), epsilon, weight_decay_rate
         self.max_grad_norm = max_grad_norm
-        self._parameters = MappingProxyType(dict(parameters))  # a dict would put the model into our checkpoints
+        self._parameters = MappingProxyType(dict(parameters))  # a dict would add the model to our checkpoints
         self.m, self.v = (
             {name: tf.Variable(tf.zeros(w.shape), trainable=False) for name, w in parameters.items()} for _ in range(2)
         )
@@ -68,12 +68,12 @@ class Optimizer(tf.Module):
         self._update = tf.function(self.update, jit_compile=True) if compiled else self.update
 
     def apply(self, gradients: Sequence[tf.Tensor], lr: tf.Tensor, finite: tf.Tensor) -> None:
-        """Makes one update, in replica context, outside of loops within the replica.
+        """Apply one update; call it in replica context and outside any loop there.
 
         Args:
             gradients: float32, in the parameters' order, summed over the replicas.
             lr: float32 scalar.
-            finite: bool scalar, the same on all replicas; false: everything stays as it is.
+            finite: bool scalar, the same on all replicas; if false, nothing changes.
         """
         step = tf.cast(self.iterations + 1, tf.float32)
         replica = tf.distribute.get_replica_context()
@@ -90,7 +90,7 @@ class Optimizer(tf.Module):
         step: tf.Tensor,
         decayed: bool,
     ) -> Updated:
-        """New weight and moments of one parameter; `step` is t, a float32 scalar."""
+        """Return the new weight and moments of one parameter; `step` is t, a float32 scalar."""
         beta_1, beta_2 = self.betas
         m = beta_1 * m + (1.0 - beta_1) * grad
         v = beta_2 * v + (1.0 - beta_2) * tf.square(grad)
@@ -101,7 +101,7 @@ class Optimizer(tf.Module):
         return weight - lr * direction, m, v
 
     def hyperparameters(self, event: Event) -> None:
-        """Names each number as the benchmark's log calls it."""
+        """Log the hyperparameters under their MLPerf keys."""
         raise NotImplementedError
 
     def _direction(self, m: tf.Tensor, v: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -111,7 +111,7 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _corrections(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """c1 and c2, by expm1: the difference from 1 would cost four digits of float32 at beta_2 0.999."""
+        """Return c1 and c2 via expm1: 1 - beta^t would lose four digits of float32 at beta_2 0.999."""
         c1, c2 = (-tf.math.expm1(step * math.log(beta)) for beta in self.betas)
         return c1, c2
 
@@ -123,7 +123,7 @@ class Optimizer(tf.Module):
         step: tf.Tensor,
         finite: tf.Tensor,
     ) -> None:
-        """In cross-replica context: each device updates its own copy of each parameter."""
+        """Update each device's copy of each parameter, in cross-replica context."""
         for (name, weight), gradient in zip(self._parameters.items(), gradients, strict=True):
             slots = self.m[name], self.v[name]
             update = self._update_of(decayed=_UNDECAYED.search(name) is None)
@@ -151,10 +151,10 @@ class Lamb(Optimizer):
     """LAMB; see the module docstring."""
 
     def hyperparameters(self, event: Event) -> None:
-        """LAMB's keys of the benchmark's log."""
+        """Log the hyperparameters under the MLPerf keys for LAMB."""
         event("opt_name", "lamb")
         event("opt_lamb_epsilon", self.eps)
-        event("opt_epsilon", self.eps)  # rulesets up to 2.0 name it so
+        event("opt_epsilon", self.eps)  # key in rulesets up to 2.0
         event("opt_lamb_beta_1", self.betas[0])
         event("opt_lamb_beta_2", self.betas[1])
         event("opt_lamb_weight_decay_rate", self.weight_decay)
@@ -174,7 +174,7 @@ class AdamWeightDecay(Optimizer):
     """BERT's AdamW; see the module docstring."""
 
     def hyperparameters(self, event: Event) -> None:
-        """AdamW's keys of the benchmark's log."""
+        """Log the hyperparameters under the MLPerf keys for AdamW."""
         event("opt_name", "adamw")
         event("opt_adamw_epsilon", self.eps)
         event("opt_adamw_beta_1", self.betas[0])
@@ -194,10 +194,10 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDe
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool) -> Optimizer:
-    """Return the optimizer of the settings for all of a model's parameters; ``compiled`` as in `Optimizer`.
+    """Return the configured optimizer for all of a model's parameters; ``compiled`` as in `Optimizer`.
 
     Raises:
-        UserError: one that only the PyTorch implementation has.
+        UserError: only the PyTorch implementation has this optimizer.
     """
     if config.optimizer not in OPTIMIZERS:
         reason = f"{config.optimizer} is not there in TensorFlow 2"

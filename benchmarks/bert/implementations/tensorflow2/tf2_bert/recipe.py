@@ -1,8 +1,8 @@
-"""Google's method of MLPerf v0.7 in TensorFlow 2.
+"""Google's MLPerf v0.7 recipe in TensorFlow 2.
 
-LAMB or AdamW, polynomial decay from step 0, the gradient of each micro-batch clipped on each replica before it is
-accumulated and summed. The numbers are the defaults of the published `run_pretraining.py` for its flags;
-`tf2_bert.flags` has those that count in other units than the settings.
+LAMB or AdamW with polynomial decay from step 0. Each replica clips the gradient of each micro-batch before it is
+accumulated and summed. The values are the flag defaults of the published `run_pretraining.py`; flags that use other
+units than the settings are in `tf2_bert.flags`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `tf2_bert.data.inspect`."""
-    from tf2_bert import data  # needs TensorFlow
+    """Inspect the inputs; see `tf2_bert.data.inspect`."""
+    from tf2_bert import data  # imports TensorFlow
 
     return data.inspect(config[ModelConfig], config[DataConfig], config[TensorFlowConfig])
 

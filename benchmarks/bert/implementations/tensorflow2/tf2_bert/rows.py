@@ -1,9 +1,9 @@
-"""What a step consumes: rows of static shape, each with one sequence (as published) or several (packed).
+"""A step's input: rows of static shape, each with one sequence (as published) or several (packed).
 
-The flat token stream of `mlbert.data.formats.ragged` is cut into rows because XLA compiles for one shape. A row with
-several sequences keeps them apart by `sequence_ids`; positions begin anew with each.
+The flat token stream of `mlbert.data.formats.ragged` is cut into rows because XLA compiles for one shape.
+`sequence_ids` separates the sequences of a row; positions restart with each sequence.
 
-Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row.
+Legend: B rows, L tokens per row, P predictions per row, S sequences per row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 class Rows(NamedTuple):
     """Numpy arrays, tensors, or the `tf.TensorSpec` of each."""
 
-    input_ids: Any  # int32 [B, L], 0 where there is no token
+    input_ids: Any  # int32 [B, L], 0 in empty slots
     segment_ids: Any  # int32 [B, L], 1 in sentence B
-    sequence_ids: Any  # int32 [B, L], which sequence of the row a token belongs to, from 1; 0 where there is none
-    position_ids: Any  # int32 [B, L], place in its sequence
+    sequence_ids: Any  # int32 [B, L], index of the token's sequence in the row, from 1; 0 in empty slots
+    position_ids: Any  # int32 [B, L], position in its sequence
     masked_positions: Any  # int32 [B, P], column of a masked token
     masked_labels: Any  # int32 [B, P], its original id
-    masked_weights: Any  # float32 [B, P], 1, or 0 where there is no prediction
+    masked_weights: Any  # float32 [B, P], 1; 0 in empty slots
     first_positions: Any  # int32 [B, S], column of a sequence's [CLS]
-    next_sentence_labels: Any  # int32 [B, S], 1 where sentence B is a random one
-    next_sentence_weights: Any  # float32 [B, S], 1, or 0 where there is no sequence
+    next_sentence_labels: Any  # int32 [B, S], 1 if sentence B is random
+    next_sentence_weights: Any  # float32 [B, S], 1; 0 in empty slots

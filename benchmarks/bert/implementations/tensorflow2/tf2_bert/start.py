@@ -1,4 +1,4 @@
-"""Entry point of every `run_pretraining.py`: says what is not installed before anything needs it."""
+"""Entry point of every `run_pretraining.py`: report missing packages before anything imports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlbert.host.errors import UserError
 
 
 def main() -> None:
-    """Runs `tf2_bert.main`; never returns."""
+    """Run `tf2_bert.main`; never return."""
     for package in ("tensorflow", "absl", "mlperf_logging"):
         if find_spec(package) is None:
             error = UserError("package.missing", package, "is not installed", "Run: pip install 'mlbert[tf]'")

@@ -1,23 +1,23 @@
-"""One training step, and the loop that runs many of them in one call.
+"""One training step, and a loop that runs many steps in one call.
 
-A replica's batch of A micro-batches of b rows, on each of R replicas:
+Each of R replicas has a batch of A micro-batches of b rows:
 
-    1. counts    predictions and sequences of the whole step, over A and R: their means
+    1. counts    predictions and sequences of the step, averaged over A and R
     2. micro     for each micro-batch: loss, gradient of loss (/ R with SCALE_LOSS) (* loss scale for float16)
     3. sum       accumulate gradient / A in float32, sum over replicas
-    4. update    LAMB or AdamW; where the sum is not finite, no replica changes anything
+    4. update    LAMB or AdamW; if the sum is not finite, no replica changes anything
 
-The loss of a micro-batch is divided by the step's mean counts, not by its own as published: the mean loss over
-micro-batches and replicas is then that of the whole batch, however it is split. Published micro-batches weigh alike
-whatever they hold.
+The loss of a micro-batch is divided by the step's mean counts, so the mean over micro-batches and replicas is the loss
+of the entire batch, however it is split. The published program divides by each micro-batch's own counts, so all
+micro-batches weigh the same.
 
-Clipping comes in two forms. As published, the gradient of each micro-batch on each replica is unscaled and clipped
-before it is accumulated: with SCALE_LOSS it is already divided by R, so MAX_GRAD_NORM acts like R times itself on the
-replicas' mean. With EXPLICIT_ALLREDUCE, the gradient that is still scaled is summed over the replicas first, in
-float16 for float16 and in packs of ALLREDUCE_BYTES_PER_PACK; then it is unscaled and clipped. GRADIENT_CLIPPING=after
-clips there too.
+There are two forms of clipping. The published form unscales and clips the gradient of each micro-batch on each replica
+before accumulating it. With SCALE_LOSS it is already divided by R, so MAX_GRAD_NORM acts like R MAX_GRAD_NORM on the
+mean over replicas. With EXPLICIT_ALLREDUCE, the still scaled gradient is first summed over the replicas, in float16 for
+PRECISION=fp16 and in packs of ALLREDUCE_BYTES_PER_PACK, then unscaled and clipped. With
+GRADIENT_CLIPPING=after, the sum is likewise clipped, not its parts.
 
-Legend: n steps of a loop, B = A b rows of a replica.
+Legend: n steps per loop, B = A b rows per replica.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ Gradients = list[tf.Tensor]  # float32 in the order of the model's parameters
 
 
 class LoopResult(NamedTuple):
-    """What a loop of n steps did."""
+    """Results of a loop of n steps."""
 
-    losses: np.ndarray  # float32 [n], of the steps' whole batches
-    grad_norms: np.ndarray  # float32 [n], of the summed gradient, before it is clipped there
-    sequences: np.ndarray  # float32 [n], of the steps' whole batches
+    losses: np.ndarray  # float32 [n], over each step's global batch
+    grad_norms: np.ndarray  # float32 [n], of the summed gradient before it is clipped
+    sequences: np.ndarray  # float32 [n], in each step's global batch
     tokens: np.ndarray  # float32 [n], likewise
 
     @property
     def skipped(self) -> int:
-        """Steps whose gradient was not finite, and which changed nothing."""
+        """Number of steps that changed nothing because their gradient was not finite."""
         return int(np.count_nonzero(~np.isfinite(self.grad_norms)))
 
 
 class TrainStep:
-    """Trains a model under a strategy.
+    """Train a model under a strategy.
 
     Args:
-        strategy: in whose scope model, optimizer and loss scale were made.
-        model, optimizer, loss_scale: what a step changes; without a loss scale the loss is differentiated as it is.
-        config: the settings of TensorFlow.
+        strategy: the model, optimizer and loss scale must have been created in its scope.
+        model, optimizer, loss_scale: the objects that a step updates; without a loss scale the loss is not scaled.
+        config: TensorFlow settings.
         accumulation: A.
-        gradient_clipping: GRADIENT_CLIPPING; the norm is the optimizer's.
-        seed: of dropout.
+        gradient_clipping: GRADIENT_CLIPPING; the maximum norm is the optimizer's.
+        seed: dropout seed.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class TrainStep:
         self._evaluate = self._evaluation if config.run_eagerly else tf.function(self._evaluation)
         self._loops: dict[Any, Callable[..., tf.Tensor]] = {}
 
-    # What the host calls.
+    # Called by the host.
 
     def run_loop(self, iterator: Any, learning_rates: Sequence[float] | np.ndarray, first_step: int) -> LoopResult:
-        """Runs as many steps as there are learning rates: one call into TensorFlow, one traced function for any n.
+        """Run one step per learning rate in one call into TensorFlow; one traced function serves any n.
 
         Args:
-            iterator: the strategy's, over `Rows` of B rows for each replica.
+            iterator: the strategy's iterator over `Rows`, B rows for each replica.
             learning_rates: float32 [n].
-            first_step: number of the first one; dropout depends on it.
+            first_step: number of the first step; dropout depends on it.
         """
         rates = tf.convert_to_tensor(np.asarray(learning_rates, np.float32))
         loop = self._loop if self._config.run_eagerly else self._traced_loop(iterator)
@@ -112,14 +112,14 @@ class TrainStep:
         return LoopResult(*told.T)
 
     def evaluate_batch(self, rows: Rows) -> Sums:
-        """Sums over the rows of all replicas, which the strategy's iterator dealt out."""
+        """Return the sums over the rows of all replicas; ``rows`` comes from the strategy's iterator."""
         return self._evaluate(rows)
 
     def warm_up(self, rows: Rows) -> None:
-        """Compiles and runs a step, then puts back whatever it changed.
+        """Compile and run one step, then restore all variables that it changed.
 
         Args:
-            rows: made-up ones of one replica, numpy, of the shapes of training.
+            rows: dummy numpy rows for one replica, with the shapes used in training.
         """
         variables = [*self._parameters, *self._optimizer.variables]
         variables += self._loss_scale.variables if self._loss_scale else ()
@@ -129,10 +129,10 @@ class TrainStep:
         for variable, value in zip(variables, saved, strict=True):
             variable.assign(value)
 
-    # All replicas together.
+    # Across replicas.
 
     def _traced_loop(self, iterator: Any) -> Callable[..., tf.Tensor]:
-        """The loop for iterators of this type, with n left open."""
+        """Return the traced loop for this type of iterator, for any n."""
         kind = tf.type_spec_from_value(iterator)
         if kind not in self._loops:
             signature = (kind, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64))
@@ -140,7 +140,7 @@ class TrainStep:
         return self._loops[kind]
 
     def _loop(self, iterator: Any, rates: tf.Tensor, first_step: tf.Tensor) -> tf.Tensor:
-        """float32 [n, fields of `LoopResult`]."""
+        """Run the steps and return float32 [n, fields of `LoopResult`]."""
         count = tf.shape(rates)[0]
         told = tf.TensorArray(tf.float32, count)
         for index in tf.range(count):
@@ -154,32 +154,32 @@ class TrainStep:
         sums = self._strategy.run(self._replica_sums, args=(rows,))
         return Sums(*(self._strategy.reduce(SUM, value, axis=None) for value in sums))
 
-    # One replica.
+    # Per replica.
 
     def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """One step of one replica: what `LoopResult` tells of it, whose mean over replicas is the step's."""
+        """Run one step on one replica; its `LoopResult` fields averaged over replicas are those of the step."""
         counts, sequences, tokens = self._step_counts(rows)
         loss, gradients = self._accumulated(rows, counts, step)
         gradients, norm = self._summed(gradients)
-        finite = tf.math.is_finite(norm)  # the same bits everywhere, so the same decision
+        finite = tf.math.is_finite(norm)  # identical bits on every replica, so all decide alike
         self._optimizer.apply(gradients, lr, finite)
         if self._loss_scale:
             self._loss_scale.update(finite)
         return tf.stack([loss, norm, sequences, tokens])
 
     def _step_counts(self, rows: Rows) -> tuple[Counts, tf.Tensor, tf.Tensor]:
-        """Of a micro-batch, on average over the step's micro-batches and replicas; sequences and tokens of the step."""
+        """Return mean counts per micro-batch over the step, and the step's total sequences and tokens."""
         tokens = tf.reduce_sum(tf.cast(rows.sequence_ids > 0, tf.float32))
         *counts, tokens = tf.distribute.get_replica_context().all_reduce(SUM, [*objective.counts(rows), tokens])
         whole = Counts(*counts)
         return Counts(*(count / (self._accumulation * self._replicas) for count in whole)), whole.sequences, tokens
 
     def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
-        """Loss and gradient, both means over the micro-batches; the gradient as it is to be summed over replicas."""
+        """Return loss and gradient, averaged over micro-batches; the gradient is ready to be summed over replicas."""
         parts = Rows(*(tf.reshape(x, [self._accumulation, -1, *x.shape[1:]]) for x in rows))
         loss, gradients = tf.zeros([]), [tf.zeros(parameter.shape) for parameter in self._parameters]
         for index in tf.range(self._accumulation):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # one micro-batch's activations at a time
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # keep only one micro-batch's activations
             part = Rows(*[x[index] for x in parts])
             part_loss, part_gradients = self._forward_backward(part, counts, self._dropout_seed(step, index))
             if not self._sum_scaled:
@@ -191,17 +191,17 @@ class TrainStep:
         return loss, gradients
 
     def _loss_and_gradients(self, rows: Rows, counts: Counts, seed: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
-        """Forward and backward of one micro-batch: its loss, and the gradient of the scaled one."""
+        """Return the loss of one micro-batch and the gradient of its scaled loss."""
         with tf.GradientTape() as tape:
             loss = objective.loss(self._model(rows, seed), rows, counts)
             scaled = loss / self._replicas if self._config.scale_loss else loss
             if self._loss_scale:
                 scaled = self._loss_scale.scale(scaled)
         gradients = tape.gradient(scaled, self._parameters)
-        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # slices made dense
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # densify slices
 
     def _summed(self, gradients: Gradients) -> tuple[Gradients, tf.Tensor]:
-        """The gradient summed over replicas, unscaled and clipped, and its norm before clipping."""
+        """Return the gradient summed over replicas, unscaled and clipped, and its norm before clipping."""
         if self._sum_scaled and self._loss_scale:
             gradients = [tf.cast(gradient, tf.float16) for gradient in gradients]
         replica = tf.distribute.get_replica_context()
@@ -215,18 +215,18 @@ class TrainStep:
         return self._loss_scale.unscale(gradients) if self._loss_scale else gradients
 
     def _clipped(self, gradients: Gradients, norm: tf.Tensor) -> Gradients:
-        """Brought down to MAX_GRAD_NORM where the norm is larger; all NaN where it is not finite."""
+        """Clip to MAX_GRAD_NORM; the result is all NaN if the norm is not finite."""
         most = self._optimizer.max_grad_norm
         return gradients if most is None else tf.clip_by_global_norm(gradients, most, use_norm=norm)[0]
 
     def _dropout_seed(self, step: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-        """int64 [2]: the seed and a number that no other micro-batch of any step and replica has."""
+        """Return int64 [2]: the seed and a number unique to this step, micro-batch and replica."""
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
         number = (step * self._accumulation + tf.cast(part, tf.int64)) * self._replicas + replica
         return tf.stack([tf.constant(self._seed, tf.int64), number])
 
     def _replica_sums(self, rows: Rows) -> Sums:
-        return self._forward(rows)  # in a function of its own: XLA compiles it for each replica's device
+        return self._forward(rows)  # a separate function, so that XLA compiles it for each replica's device
 
     def _sums(self, rows: Rows) -> Sums:
         return objective.sums(self._model(rows, None), rows)

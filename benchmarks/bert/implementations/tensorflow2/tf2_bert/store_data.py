@@ -1,7 +1,6 @@
-"""Rows of a stored set for every replica, read in a background thread: the sequences that `mlbert.data.formats.order`
-names.
+"""Rows of a stored set for every replica, read in a background thread in the order of `mlbert.data.formats.order`.
 
-Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row, S sequences of a row.
+Legend: B rows per replica's batch, L tokens per row, P predictions per row, S sequences per row.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PREFETCHED_STEPS = 4
 
 
 def specs(num_rows: int, shape: RowShape) -> Rows:
-    """The tf.TensorSpec of each field of ``num_rows`` rows."""
+    """Return the tf.TensorSpec of each field of ``num_rows`` rows."""
     length, predictions, sequences = shape
     widths = Rows(*[length] * 4, *[predictions] * 3, *[sequences] * 3)
     kinds = {name: tf.float32 if name.endswith("weights") else tf.int32 for name in Rows._fields}
@@ -37,17 +36,17 @@ def specs(num_rows: int, shape: RowShape) -> Rows:
 
 
 class _StoreData:
-    """What training and evaluation from a store share.
+    """Base class of training and evaluation from a store.
 
     Args:
-        info: of the set.
+        info: description of the set.
         rows: B.
         shape: L, P, S.
-        vocab_size: of the model; compared with every token id of a set that does not know its own.
+        vocab_size: the model's; token ids are checked against it if the set does not state its vocabulary size.
         opened: opens the set.
 
     Attributes:
-        failure: what the reading thread ended with; TensorFlow raises an error of its own in its place.
+        failure: the exception that ended the reading thread; TensorFlow raises its own error instead.
     """
 
     resume_note: str | None = None
@@ -61,7 +60,7 @@ class _StoreData:
         self._vocab_size = vocab_size if info.vocab_size is None else info.vocab_size
 
     def translated(self, error: BaseException) -> Exception | None:
-        """`failure`, where ``error`` is one of TensorFlow's."""
+        """Return `failure` if ``error`` is a TensorFlow error."""
         return self.failure if isinstance(error, tf.errors.OpError) else None
 
     def _as_rows(self, ragged: Ragged, per_row: np.ndarray) -> Rows:
@@ -69,7 +68,7 @@ class _StoreData:
         return rows_of(ragged, per_row, self._rows, self.shape)
 
     def _dataset(self, batches: Iterator[Rows], ahead: int) -> Any:
-        """One host's batches as a tf.data.Dataset that makes ``ahead`` of them in a background thread."""
+        """Return one host's batches as a tf.data.Dataset; a background thread prepares ``ahead`` batches."""
 
         def kept() -> Iterator[Rows]:
             try:
@@ -84,8 +83,8 @@ class _StoreData:
 class StoreTraining(_StoreData):
     """Endless steps over a stored set; step n is a pure function of the settings and n.
 
-    ``bin_counts``: sequences of each length bin in each replica's B rows; None: in proportion. ``seed``: of packing and
-    order. Other arguments as above.
+    ``bin_counts`` gives the sequences of each length bin in each replica's B rows; by default they are proportional.
+    ``seed`` determines packing and order. Other arguments are those of `_StoreData`.
     """
 
     def __init__(
@@ -110,12 +109,14 @@ class StoreTraining(_StoreData):
         self._store = in_memory(self._opened())
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
-        """See `tf2_bert.data.TrainingData.dataset`. Raises UserError: the set is too small for one step."""
+        """See `tf2_bert.data.TrainingData.dataset`. Raises UserError if the set is too small for one step."""
         return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:
-        """One host's part of `dataset`: its replicas' batches of a step, one after the other; ``context``: a
-        tf.distribute.InputContext."""
+        """Return one host's part of `dataset`: each step's batches, one replica after another.
+
+        ``context`` is a tf.distribute.InputContext.
+        """
         assert self._store is not None, "open() first"
         hosts, replicas = context.num_input_pipelines, context.num_replicas_in_sync
         local = replicas // hosts
@@ -123,7 +124,7 @@ class StoreTraining(_StoreData):
             check_counts(self._store.info, self._bin_counts, replicas)
         reader = StepReader(
             self._store,
-            # A host's share in as many parts as it has replicas: those that `contiguous` gives to each of them.
+            # A host's share, split into one part per replica as by `contiguous`.
             RankSlice(self._rows * local, local, context.input_pipeline_id, hosts),
             max_tokens=self.shape.tokens,
             max_sequences=self.shape.sequences,
@@ -145,8 +146,10 @@ class StoreTraining(_StoreData):
 
 
 class StoreEvaluation(_StoreData):
-    """The first ``num_examples`` sequences of a stored set, packed when it is opened; None: all. Other arguments as
-    above. Raises UserError: the set is smaller."""
+    """The first ``num_examples`` sequences of a stored set (all if None), packed when it is opened.
+
+    Other arguments are those of `_StoreData`. Raises UserError if the set is smaller.
+    """
 
     def __init__(
         self,
@@ -188,7 +191,7 @@ class StoreEvaluation(_StoreData):
         return distributed(strategy, self.pipeline)
 
     def pipeline(self, context: Any) -> Any:
-        """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
+        """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
         local = context.num_replicas_in_sync // context.num_input_pipelines
         first = local * context.input_pipeline_id
         replicas = range(first, first + local)

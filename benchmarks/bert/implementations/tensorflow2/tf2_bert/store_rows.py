@@ -1,7 +1,7 @@
-"""Ragged sequences to rows of static shape; numpy only.
+"""Convert ragged sequences to rows of static shape; numpy only.
 
-Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row; R rows that are filled, N sequences,
-T tokens and M predictions of all.
+Legend: B rows, L tokens per row, P predictions per row, S sequences per row; R filled rows; N sequences, T tokens and
+M predictions in total.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class RowShape(NamedTuple):
 
 
 def row_shape(tokens: int, sequences: int, max_seq_length: int, max_predictions: int) -> RowShape:
-    """The shape of rows of ``tokens`` slots and at most ``sequences`` sequences, each of at most ``max_seq_length``
-    tokens and ``max_predictions`` predictions.
+    """Return the shape of rows of ``tokens`` slots and at most ``sequences`` sequences, each of at most
+    ``max_seq_length`` tokens and ``max_predictions`` predictions.
 
-    P never overflows with data that keeps the rule it is made by: a sequence of l tokens has min(max_predictions,
-    max(1, round(share l))) predictions, so less than share l + 1, and a row less than share L + S. ``max_predictions``
-    tells the share where it is above the benchmark's 0.15. The bound that holds whatever the rule, S max_predictions,
-    would make an output layer of three times the size for S = 3; where it is smaller, it counts. With data masked
-    otherwise `rows_of` may refuse a row; a larger MAX_PREDICTIONS_PER_SEQ widens the rows then.
+    P is large enough for data made by the usual rule: a sequence of l tokens has min(max_predictions, max(1,
+    round(share l))) predictions, so fewer than share l + 1, and a row has fewer than share L + S. The share is 0.15, as
+    in the benchmark, or max_predictions / max_seq_length if that is larger. S max_predictions is a bound for any rule,
+    but triples the output layer for S = 3, so it is used only if it is smaller. For data masked by another rule,
+    `rows_of` may reject a row; a larger MAX_PREDICTIONS_PER_SEQ widens the rows.
     """
     share = max(MASKED_SHARE, max_predictions / max_seq_length)
     by_rule = math.floor(share * tokens) + sequences
@@ -42,15 +42,15 @@ def row_shape(tokens: int, sequences: int, max_seq_length: int, max_predictions:
 
 
 def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape) -> Rows:
-    """Sequences in rows, one behind the other from column 0.
+    """Lay out sequences in rows, one after another from column 0; return numpy arrays.
 
     Args:
         ragged: N sequences, row by row.
-        per_row: int64 [R], sequences of each row, which sum to N; R is at most ``num_rows``.
-        num_rows: B; the rows behind the R first are empty: all zeros, weights too.
+        per_row: int64 [R], sequences per row, which sum to N; R is at most ``num_rows``.
+        num_rows: B; rows after the first R are all zeros, including weights.
         shape: L, P, S.
 
-    Returns numpy arrays. Raises UserError: a row has more tokens, predictions or sequences than ``shape``.
+    Raises UserError: a row has more tokens, predictions or sequences than ``shape``.
     """
     length, predictions, sequences = shape
     assert len(per_row) <= num_rows
@@ -62,11 +62,11 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     _check(row_tokens, length, "tokens", "MAX_SEQ_LENGTH", "Prepare the data with shorter sequences")
     _check(row_masked, predictions, "predictions", "MAX_PREDICTIONS_PER_SEQ", "Raise it")
 
-    row = np.repeat(np.arange(len(per_row)), per_row)  # [N], of each sequence
-    place = np.arange(len(ragged)) - first[row]  # [N], in its row
-    column = ragged.offsets[:-1] - tokens_before[row]  # [N], of its first token
+    row = np.repeat(np.arange(len(per_row)), per_row)  # [N], row of each sequence
+    place = np.arange(len(ragged)) - first[row]  # [N], index within its row
+    column = ragged.offsets[:-1] - tokens_before[row]  # [N], column of its first token
     lengths, masked = ragged.lengths, np.diff(ragged.masked_offsets)
-    # Where token t of all stands in the flat [B * L]; likewise predictions in [B * P] and sequences in [B * S].
+    # Index of each token in the flat [B * L]; likewise of predictions in [B * P] and sequences in [B * S].
     at = np.arange(len(ragged.tokens)) + np.repeat(np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens)
     shift = np.arange(len(per_row)) * predictions - masked_before[:-1]
     at_masked = np.arange(len(ragged.masked_positions)) + np.repeat(shift, row_masked)
@@ -93,8 +93,11 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
 
 
 def zero_rows(num_rows: int, shape: RowShape) -> Rows:
-    """Rows for a step that only compiles: each one sequence of L tokens 0 in sentence A, all predictions at column 0
-    with label 0. Weights are 1, so that nothing is divided by 0."""
+    """Return dummy rows for compiling a step.
+
+    Each is one sequence of L tokens 0 in sentence A, with all predictions at column 0 and label 0. Weights are 1 to
+    avoid dividing by 0.
+    """
     length, predictions, sequences = shape
     tokens, masked = np.zeros((num_rows, length), np.int32), np.zeros((num_rows, predictions), np.int32)
     first = np.zeros((num_rows, sequences), np.int32)
@@ -115,6 +118,6 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
 
 
 def _check(found: np.ndarray, most: int, what: str, variable: str, remedy: str) -> None:
-    """Refuse rows that hold more than ``most``; ``found``: int64 [R]."""
+    """Raise UserError if any of ``found``, int64 [R], exceeds ``most``."""
     if found.max(initial=0) > most:
         raise UserError("data.too-long", variable, f"a row of the data has {found.max()} {what}, {most} fit", remedy)

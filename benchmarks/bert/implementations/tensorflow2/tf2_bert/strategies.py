@@ -1,4 +1,4 @@
-"""Where a run trains: devices made ready before TensorFlow starts, and `tf.distribute`'s strategy on them."""
+"""Configure devices before TensorFlow initializes them, and create the `tf.distribute` strategy."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tf2_bert.messages import plain
 Strategy: TypeAlias = tf.distribute.Strategy
 Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
-# Strategy -> what it may sum gradients by.
+# Strategy -> supported all-reduce algorithms.
 _ALL_REDUCE = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("nccl", "ring")}
 MOST_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
 
 
 def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus: int) -> None:
-    """Threads and devices of this process: the first `num_gpus` GPUs, or as many virtual CPUs where there is no GPU.
+    """Set the threads and devices of this process: the first `num_gpus` GPUs, or as many virtual CPUs without a GPU.
 
-    Before anything else is asked of TensorFlow.
+    Call it before any other use of TensorFlow.
 
     Args:
-        config: the settings of TensorFlow.
-        cpu_threads: of this process; None: TensorFlow's own choice.
-        num_gpus: GPUs or virtual CPUs; 0: the CPU.
+        config: TensorFlow settings.
+        cpu_threads: threads of this process; None keeps TensorFlow's default.
+        num_gpus: number of GPUs or virtual CPUs; 0 selects the CPU.
 
     Raises:
-        UserError: not so many GPUs, or more devices than a CPU is worth cutting into.
-        RuntimeError: TensorFlow's devices have been started with others.
+        UserError: there are fewer GPUs, or too many virtual CPUs are requested.
+        RuntimeError: TensorFlow already initialized its devices with other settings.
     """
     if num_gpus < 0:
         raise UserError("config.range", "num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU")
@@ -56,10 +56,10 @@ def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus:
 
 
 def set_virtual_cpus(count: int) -> None:
-    """Cuts the CPU into so many devices, which all run on the same cores.
+    """Split the CPU into ``count`` devices, which all share the same cores.
 
     Raises:
-        RuntimeError: TensorFlow's devices have been started with another number.
+        RuntimeError: TensorFlow already initialized its devices with another number.
     """
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
@@ -68,19 +68,19 @@ def set_virtual_cpus(count: int) -> None:
 def make_strategy(
     config: TensorFlowConfig, num_gpus: int, worker_hosts: Sequence[str] = (), task_index: int = -1
 ) -> tuple[Strategy, list[str]]:
-    """The strategy that DISTRIBUTION_STRATEGY names.
+    """Create the strategy that DISTRIBUTION_STRATEGY names.
 
     Args:
-        config: the settings of TensorFlow.
-        num_gpus: devices of this process; 0: the CPU.
-        worker_hosts: host:port of all processes of multi_worker_mirrored; none: from TF_CONFIG or Slurm.
-        task_index: which of them this one is.
+        config: TensorFlow settings.
+        num_gpus: devices of this process; 0 selects the CPU.
+        worker_hosts: host:port of all processes of multi_worker_mirrored; if empty, TF_CONFIG or Slurm provides them.
+        task_index: index of this process in ``worker_hosts``.
 
     Returns:
-        It, and lines for the user on what is not as asked for.
+        The strategy, and notes for the user on settings that could not be followed.
 
     Raises:
-        UserError: devices, workers or a TPU that are not there, or settings that do not go together.
+        UserError: devices, workers or a TPU are not available, or settings conflict.
     """
     name, algorithm = config.distribution_strategy, config.all_reduce_alg
     if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(name, ())):
@@ -128,7 +128,7 @@ def _gpus_in_use(num_gpus: int) -> bool:
 
 
 def _devices(num_gpus: int) -> list[str]:
-    """Names of the first GPUs, or of virtual CPUs where there is none."""
+    """Return the names of the first GPUs, or of virtual CPUs if there is no GPU."""
     kind = "GPU" if _gpus_in_use(num_gpus) else "CPU"
     there = [device.name for device in tf.config.list_logical_devices(kind)]
     _check_number(num_gpus, len(there), "GPUs" if kind == "GPU" else "CPU devices and no GPU")
@@ -158,7 +158,7 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
 
 
 def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Resolver:
-    """The processes that train together: as given, else of TF_CONFIG, else of the Slurm step."""
+    """Return the cluster from the arguments, else from TF_CONFIG, else from the Slurm step."""
     gpus = num_gpus if _gpus_in_use(num_gpus) else 0
     if worker_hosts:
         if not 0 <= task_index < len(worker_hosts):
@@ -186,7 +186,7 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
 
 def _slurm(tasks: int, gpus: int) -> Resolver:
     try:
-        # It would deal GPUs out, which srun has done: one each, so that every task gets a port.
+        # srun has already assigned the GPUs. One each here gives every task a port.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
         )
@@ -198,7 +198,7 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
         ) from error
     _, index = resolver.get_task_info()
     here, there = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
-    if here not in (None, there):  # it sorts nodes by name, and Slurm has node10 after node9
+    if here not in (None, there):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
         reason = f"TensorFlow expects task {index} on {there}, and it runs on {here}"
         raise UserError("distributed.identity", "SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
     return _simple(spec, index, gpus)

@@ -1,4 +1,4 @@
-"""Random tokens in the form of a stored set: for smoke tests and speed, no files needed."""
+"""Random tokens in the form of a stored set, for smoke tests and benchmarks without files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 
 NUM_SEQUENCES = 1 << 20
-DIFFERENT = 1024  # sequences that all others repeat
+DIFFERENT = 1024  # distinct sequences; all others repeat them
 FIRST_WORD = 5  # ids below are special tokens
 
 
 class SyntheticStore:
-    """A `mlbert.data.formats.base.Store` of sequences that all have the same length, the same at each start.
+    """A `mlbert.data.formats.base.Store` of equally long sequences, identical in every run.
 
     Args:
-        tokens: slots of a pack, which are filled as far as they can be.
-        sequences: of a pack.
-        max_predictions: of a sequence, at most; None: the benchmark's 76.
-        vocab_size: token ids are below it.
+        tokens: token slots per pack, filled as far as possible.
+        sequences: sequences per pack.
+        max_predictions: maximum per sequence; the default is derived from ``tokens``, at most the benchmark's 76.
+        vocab_size: token ids are smaller than this.
 
     Raises UserError: vocabulary or sequences are too small.
     """
@@ -58,19 +58,19 @@ class SyntheticStore:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence."""
+        """Tokens of every sequence, int32 [N]."""
         return np.full(NUM_SEQUENCES, self._length, np.int32)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """int64, tokens of the sequences ``indices`` (int64)."""
+        """Return the token counts (int64) of the sequences ``indices`` (int64)."""
         return np.full(len(indices), self._length, np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64), in that order."""
+        """Return the sequences ``indices`` (int64), in that order."""
         return self._pool.take(indices % DIFFERENT)
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """The packs ``indices`` (int64): their sequences pack by pack, and int64 sequences of each."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the int64 count of each."""
         members = (indices[:, None] + np.arange(self._sequences)).reshape(-1)
         return self.gather(members), np.full(len(indices), self._sequences)
 

@@ -1,10 +1,11 @@
-"""TFRecords by tf.data, in the order that the published program reads them: any file system that TensorFlow knows.
+"""TFRecords read by tf.data in the published program's order, from any file system that TensorFlow supports.
 
-Training: files in random order, shared out over hosts, repeated and shuffled again, eight read at a time, their records
-shuffled through 1500 places and cut into batches. Evaluation: the first records of all files by name, each once.
-Checksums are checked; that a file ends within the first 11 bytes of a record TensorFlow does not notice.
+Training: files are put in random order, divided among hosts, repeated and shuffled again. Eight are read at a time;
+their records pass through a shuffle buffer of 1500 and are batched. Evaluation: the first records of all files, sorted
+by name, each once. Checksums are checked, but TensorFlow does not notice a file truncated within the first 11 bytes of
+a record.
 
-Legend: B rows, L tokens of a row, P predictions of a row; S = 1.
+Legend: B rows, L tokens per row, P predictions per row; S = 1.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.checksums import FileSum, listed_sums
 from mlbert.data.formats.index_cache import content_of
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, read_widths
-from mlbert.data.formats.tfrecord_list import LIST
-from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
+from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, LIST, BadExample, Widths, parse_example
 from mlbert.data.formats.tfrecord_store import outline
 from mlbert.host.errors import UserError
 from tf2_bert.distributed import distributed
@@ -44,29 +44,29 @@ _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 class Files:
     """TFRecord files that belong together."""
 
-    patterns: str  # as they were given
+    patterns: str  # as given
     names: tuple[str, ...]  # sorted
     identity: str  # as `mlbert.data.formats.tfrecord_store.describe` gives it for a folder of these files
     content: str | None  # likewise
     widths: Widths  # of every record
-    listed: tuple[StoreInfo, ...] = ()  # what their folders' `instances.json` say, where they have one
-    sums: tuple[FileSum, ...] = ()  # of the files that a list of checksums names
+    listed: tuple[StoreInfo, ...] = ()  # contents of their folders' `instances.json`, if present
+    sums: tuple[FileSum, ...] = ()  # of the files in the checksum lists
 
     @property
     def shape(self) -> RowShape:
-        """Of the rows: one sequence each."""
+        """Shape of the rows, with one sequence each."""
         return RowShape(*self.widths, 1)
 
 
 def match_files(patterns: str, variable: str, widths: Widths) -> Files:
-    """The files of some globs with commas between. Looks at names and sizes; reads no record.
+    """Return the files that match comma-separated globs. Only names and sizes are read, no records.
 
     Args:
-        patterns: local, or of any other file system such as gs://.
+        patterns: globs, local or on another file system such as gs://.
         variable: the setting that they come from.
-        widths: what records must have, see `check_widths`.
+        widths: required list sizes of the records, see `check_widths`.
 
-    Raises UserError: a glob that matches nothing, an empty file, or a folder that is not as its list says.
+    Raises UserError: a glob matches nothing, a file is empty, or a folder does not match its list.
     """
     found: set[str] = set()
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -99,7 +99,7 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
 
 
 def check_widths(files: Files) -> None:
-    """Reads the list sizes of the first good record. Raises UserError: they are others, or the file is no TFRecords."""
+    """Check the list sizes of the first good record. Raises UserError if they differ or the file is not a TFRecord."""
     own, wanted = _first_widths(files.names[0]), files.widths
     if own != wanted:
         reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
@@ -110,7 +110,7 @@ def check_widths(files: Files) -> None:
 
 
 def _asked(name: str, question: Any) -> Any:
-    """What the file system answers. Raises UserError: it cannot be asked."""
+    """Query the file system. Raises UserError if that fails."""
     try:
         return question(name)
     except tf.errors.OpError as error:
@@ -131,13 +131,13 @@ def _first_widths(name: str) -> Widths:
 
 
 class _TFRecordData:
-    """What training and evaluation share.
+    """Base class of training and evaluation from TFRecords.
 
     Args:
         files: see `match_files`.
-        rows: B, of one replica's batch.
-        vocab_size: ids must be smaller.
-        deterministic: the same order each time, at some cost in speed.
+        rows: B, per replica's batch.
+        vocab_size: token ids must be smaller.
+        deterministic: read in the same order each time, at some cost in speed.
     """
 
     resume_note: str | None = None
@@ -147,7 +147,7 @@ class _TFRecordData:
         self._rows, self._vocab_size, self._deterministic = rows, vocab_size, deterministic
 
     def translated(self, error: BaseException) -> UserError | None:
-        """Why reading failed, in one line with the file's name; None where ``error`` is none of the data's."""
+        """Return why reading failed, in one line with the file's name, or None if the data did not cause ``error``."""
         return translated(error, self.files, self._vocab_size)
 
     def _finish(self, dataset: Any) -> Any:
@@ -160,7 +160,7 @@ class _TFRecordData:
 
 
 class TFRecordTraining(_TFRecordData):
-    """Endless training rows; see the module for their order. Arguments as above, and ``seed``."""
+    """Endless training rows in the order given in the module docstring, shuffled by ``seed``."""
 
     resume_note: str | None = RESUMED
 
@@ -169,24 +169,26 @@ class TFRecordTraining(_TFRecordData):
         self._seed = seed
 
     def open(self) -> None:
-        """Look at the first record. Raises UserError: it has other list sizes."""
+        """Check the first record. Raises UserError if its list sizes differ."""
         check_widths(self.files)
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
-        """Batches of B rows for each replica and step, as a tf.distribute.DistributedDataset. With another
-        ``first_step`` the order is another one. Raises UserError: fewer files than hosts."""
+        """Return a tf.distribute.DistributedDataset with B rows for each replica and step.
+
+        The order depends on ``first_step``. Raises UserError if there are fewer files than hosts.
+        """
         return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:
-        """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
+        """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         if len(self.files.names) < hosts:
             reason = f"{len(self.files.names)} files cannot be shared out over {hosts} hosts"
             raise UserError("data.too-small", self.files.patterns, reason, "Cut the data into more files")
-        # The order of all files must be the same on every host: what each takes of it is its own.
+        # Every host must draw the same file order, so that their shares do not overlap.
         draws = np.random.default_rng([self._seed, first_step])
         order = draws.permutation(len(self.files.names))[host::hosts]
-        # Op seeds: one each for files and records of this host.
+        # Op seeds for this host's files and records.
         file_seed, record_seed = np.random.default_rng([self._seed, first_step, host]).integers(1, 2**31, 2).tolist()
         dataset = tf.data.Dataset.from_tensor_slices([self.files.names[index] for index in order])
         dataset = dataset.repeat().shuffle(len(order), seed=file_seed)
@@ -201,16 +203,15 @@ class TFRecordTraining(_TFRecordData):
 
 
 class TFRecordEvaluation(_TFRecordData):
-    """The first ``num_examples`` records of the files in order, each once over all replicas; None: all of them.
-    Other arguments as above."""
+    """The first ``num_examples`` records of the files in order (all if None), each once over all replicas."""
 
     def __init__(self, files: Files, rows: int, num_examples: int | None, *, vocab_size: int) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=True)
         self._wanted = num_examples
-        self.num_examples = num_examples or 0  # known after `open` where all are wanted
+        self.num_examples = num_examples or 0  # set by `open` if None
 
     def open(self) -> None:
-        """Count the records. Raises UserError: fewer than asked for, other list sizes, or a file is damaged."""
+        """Count the records. Raises UserError: too few records, other list sizes, or a damaged file."""
         check_widths(self.files)
         records = tf.data.TFRecordDataset(list(self.files.names)).take(self._wanted or -1)
         try:
@@ -225,7 +226,7 @@ class TFRecordEvaluation(_TFRecordData):
         self.num_examples = available
 
     def steps(self, num_replicas: int) -> int:
-        """Batches of each replica; known after `open`."""
+        """Return the batches per replica; call `open` first."""
         return -(-self.num_examples // (self._rows * num_replicas))
 
     def dataset(self, strategy: Any) -> Any:
@@ -233,10 +234,10 @@ class TFRecordEvaluation(_TFRecordData):
         return distributed(strategy, self.pipeline)
 
     def pipeline(self, context: Any) -> Any:
-        """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
+        """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         replicas = context.num_replicas_in_sync // hosts
-        block = self._rows * replicas  # rows of a host's step
+        block = self._rows * replicas  # rows per step of a host
         records = tf.data.Dataset.from_tensor_slices(list(self.files.names)).flat_map(_named_records)
         dataset = records.take(self.num_examples).batch(block)
         dataset = dataset.map(lambda names, records: _filled(self._parse(names, records), block))
@@ -248,21 +249,22 @@ class TFRecordEvaluation(_TFRecordData):
 
 
 def _named_records(name: Any) -> Any:
-    """The records of a file, each with its name."""
+    """Return the records of a file, each paired with the file's name."""
     return tf.data.TFRecordDataset(name).map(lambda record: (name, record))
 
 
 def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
-    """Rows of serialized tf.train.Examples (see `mlbert.data.formats.tfrecord_plain`), one sequence each; what is not a
-    token or a prediction becomes 0.
+    """Parse serialized tf.train.Examples (see `mlbert.data.formats.tfrecord_plain`) into rows of one sequence each.
+
+    Slots without a token or prediction become 0.
 
     Args:
-        names: string [B], the file of each record, for messages.
+        names: string [B], the file of each record, for error messages.
         records: string [B].
-        widths: list sizes that each record must have.
-        vocab_size: ids must be smaller.
+        widths: required list sizes of each record.
+        vocab_size: token ids must be smaller.
 
-    Raises tf.errors.InvalidArgumentError when it runs: see `translated`.
+    Raises tf.errors.InvalidArgumentError when the dataset runs; see `translated`.
     """
     length, predictions = widths
     features = {name: tf.io.FixedLenFeature([length], tf.int64) for name in _PER_TOKEN}
@@ -297,14 +299,16 @@ def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
 
 
 def _filled(rows: Rows, num_rows: int) -> Rows:
-    """The rows and empty ones behind them, ``num_rows`` in all."""
+    """Pad with empty rows to ``num_rows``."""
     filled = (tf.pad(x, [[0, num_rows - tf.shape(x)[0]], [0, 0]]) for x in rows)
     return Rows(*(tf.ensure_shape(x, [num_rows, y.shape[1]]) for x, y in zip(filled, rows, strict=True)))
 
 
 def translated(error: BaseException, files: Files, vocab_size: int) -> UserError | None:
-    """Why reading these files failed, in one line that names file, record and byte where the files are local; None
-    where ``error`` does not come from them."""
+    """Return why reading these files failed, or None if they did not cause ``error``.
+
+    The message is one line; for local files it names file, record and byte.
+    """
     if not isinstance(error, tf.errors.OpError):
         return None
     named = [name for name in files.names if re.search(re.escape(name) + r"(?![\w-]|\.\w)", error.message)]
@@ -319,7 +323,7 @@ def translated(error: BaseException, files: Files, vocab_size: int) -> UserError
 
 
 def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
-    """What is wrong with a file, found by reading it up to there."""
+    """Read a file until its first error; return that error, or None."""
     if os.path.exists(name):
         try:
             remedy = f"{RESTORE}, or give the BERT_CONFIG that goes with it"

@@ -1,4 +1,4 @@
-"""The processes of a multi-worker strategy: which one this is, and numbers that all have to agree on."""
+"""The processes of a multi-worker strategy: the rank of this one, and sums over all of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 
 
 class Workers:
-    """This process's place among the workers of a strategy; alone for all other strategies.
+    """This process among the workers of a strategy; strategies without workers count as one worker.
 
     Attributes:
-        task, count: which of how many.
-        replicas: over all workers.
-        is_chief: whether it writes the log.
-        hosts: the machine of each.
+        task, count: index of this worker and number of workers.
+        replicas: total over all workers.
+        is_chief: whether this worker writes the log.
+        hosts: host name of each worker.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -32,13 +32,13 @@ class Workers:
         self._traced = tf.function(self._summed, input_signature=[tf.TensorSpec([None], tf.float64)])
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """The sum over workers of each; all call it together, so nobody is ahead of the others behind it."""
+        """Return each number summed over workers. All workers must call it; it is also a barrier."""
         if self.count == 1:
             return list(numbers)
         return self._traced(tf.constant(numbers, tf.float64)).numpy().tolist()
 
     def of_chief(self, number: int) -> int:
-        """The chief's."""
+        """Return the chief's ``number``; all workers must call it."""
         return round(self.sum([number if self.is_chief else 0])[0])
 
     def _summed(self, numbers: tf.Tensor) -> tf.Tensor:

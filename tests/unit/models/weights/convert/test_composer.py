@@ -17,10 +17,9 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.files import read_composer, write_composer
 from mlbert.models.weights.huggingface import huggingface_config, to_huggingface
 from mlbert.models.weights.load import load_weights
-from mlbert.models.weights.renaming import padded
+from mlbert.models.weights.weight_files import padded, read_composer, write_composer
 from padded_batches import unpadded
 
 HEADS = ("bert.pooler.", "cls.seq_relationship.")

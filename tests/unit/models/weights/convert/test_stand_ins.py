@@ -14,7 +14,7 @@ import omegaconf
 import pytest
 import torch
 
-from mlbert.models.weights.files import STAND_INS, read_pt
+from mlbert.models.weights.weight_files import STAND_INS, read_pt
 from user_errors import user_error
 
 

@@ -1,4 +1,4 @@
-/* What the two forms of the attention kernels share: the problem, softmax of one row each way, small copies.
+/* Shared by both attention kernels: the problem, softmax of one row (forward and backward), small copies.
  *
  * Legend: T tokens, S sequences, N heads, H head size. */
 #ifndef MLBERT_ATTENTION_H
@@ -11,7 +11,7 @@ typedef struct {
     const void *qkv;        /* [T, 3, N, H] */
     const int32_t *bounds;  /* [S+1] */
     const int32_t *rows;    /* [T], dropout rows */
-    const float *slopes;    /* [N], ALiBi's, or NULL */
+    const float *slopes;    /* [N] ALiBi slopes, or NULL */
     int64_t num_heads, head_size, max_length;
     uint32_t key;
     int threshold, is_bf16;
@@ -59,8 +59,8 @@ INLINE void mask_row(const Problem *p, uint32_t key, int64_t token, int64_t leng
     if (p->threshold) dropout_bytes(row_hash(key, p->rows[token]), round_up(length, LANES), bytes);
 }
 
-/* ALiBi: subtracts slope * |query - j| from the scaled scores of one query; `scores` are unscaled, so the slope is divided
- * by `root`. Written up to a whole vector: softmax_row overwrites what lies behind the sequence. */
+/* ALiBi: subtract slope * |query - j| from the scaled scores of one query. `scores` are unscaled, so the slope is
+ * divided by `root`. Writes up to a full vector; softmax_row overwrites the part past the sequence. */
 INLINE void alibi_row(const Problem *p, int64_t head, float *scores, int64_t query, int64_t length, float root) {
     if (!p->slopes) return;
     float step = p->slopes[head] / root;
@@ -72,8 +72,8 @@ INLINE void alibi_row(const Problem *p, int64_t head, float *scores, int64_t que
     }
 }
 
-/* Scores to exp(root * score - max), dropped ones 0; statistics: max, 1 / sum of exponentials. They stay apart: their
- * log-sum-exp would round large scores. `root` is 1 / sqrt(H). */
+/* Replace scores by exp(root * score - max), or 0 if dropped. statistics: max and 1 / sum of exponentials, kept apart
+ * because their log-sum-exp would round large scores. `root` is 1 / sqrt(H). */
 INLINE void softmax_row(float *scores, int64_t length, float root, const uint8_t *bytes, int threshold,
                         float *statistics) {
     int64_t end = round_up(length, LANES);

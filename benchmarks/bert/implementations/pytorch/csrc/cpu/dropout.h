@@ -15,7 +15,7 @@ INLINE uint32_t mix32(uint32_t x) {
 INLINE uint32_t head_key(uint32_t key, uint32_t head) { return mix32(key + (head + 1) * GOLDEN); }
 INLINE uint32_t row_hash(uint32_t key, int32_t row) { return mix32(mix32((uint32_t)row + GOLDEN) ^ key); }
 
-/* The mask bytes of one row, `columns` rounded up to a multiple of 4. Byte order is that of a little-endian word. */
+/* The mask bytes of one row, `columns` rounded up to a multiple of 4, in little-endian order. */
 static inline void dropout_bytes(uint32_t hash, int64_t columns, uint8_t *bytes) {
     uint32_t *words = (uint32_t *)bytes;
     int64_t groups = (columns + 3) / 4;
@@ -23,7 +23,7 @@ static inline void dropout_bytes(uint32_t hash, int64_t columns, uint8_t *bytes)
     for (int64_t g = 0; g < groups; g++) words[g] = mix32(hash ^ ((uint32_t)g * GOLDEN));
 }
 
-/* x where the byte keeps it, 0 where it is dropped (LANES bytes are read). */
+/* x if the byte keeps it, 0 if it is dropped. Reads LANES bytes. */
 INLINE vec keep_or_zero(vec x, const uint8_t *bytes, int threshold) {
     return (vec)((widen_bytes(bytes) >= threshold) & (ivec)x);
 }

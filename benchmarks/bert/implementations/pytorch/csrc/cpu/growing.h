@@ -1,11 +1,11 @@
-/* Arrays that grow; every function says with 0 that it worked and with -1 that there is no memory. */
+/* Growable arrays. Every function returns 0 on success and -1 if out of memory. */
 #ifndef MLBERT_GROWING_H
 #define MLBERT_GROWING_H
 
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Make room for `needed` elements of `size` bytes in *array, which has room for *room. */
+/* Grow *array, which has room for *room elements of `size` bytes, to hold `needed` of them. */
 static inline int make_room(void *array, int64_t *room, int64_t needed, size_t size)
 {
     void **place = array;

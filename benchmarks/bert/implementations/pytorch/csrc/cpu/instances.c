@@ -1,12 +1,13 @@
 /*
- * The benchmark's instance generator, draw by draw. Called through ctypes from mlbert/data/prepare/generator.py; the plain
- * form and the rules are mlbert/data/prepare/instances.py and mlbert/data/formats/masking.py.
+ * The benchmark's instance generator, with the same random draws. Called through ctypes from
+ * mlbert/data/prepare/generator.py. The Python reference is mlbert/data/prepare/instances.py and
+ * mlbert/data/formats/masking.py.
  *
- * Sentences of a document lie back to back, and so do the A and B of an instance: each is a range of the text's tokens.
- * Instances are therefore kept as two ranges and their masks, and written out as rows after the last shuffle.
+ * The sentences of a document are contiguous, so segments A and B of an instance are ranges of the text's tokens.
+ * Instances are kept as two ranges and their masks, and written out as rows after the last shuffle.
  *
- * Floating point occurs in comparisons of drawn numbers, which are exact, and in one product that is rounded to an
- * integer; neither depends on how the compiler contracts expressions.
+ * Floating point is used only in exact comparisons of drawn numbers and in one product that is rounded to an integer.
+ * Neither depends on how the compiler contracts expressions.
  */
 #include <math.h>
 #include <stdint.h>
@@ -17,10 +18,10 @@
 
 enum { STATE_WORDS = 624, STATE_MIDDLE = 397 };
 
-/* Python's random.Random: MT19937, a block of outputs at a time. */
+/* Python's random.Random: MT19937, generated one block of outputs at a time. */
 struct generator {
     uint32_t state[STATE_WORDS], block[STATE_WORDS];
-    int next; /* of block */
+    int next; /* position in block */
 };
 
 static void temper(struct generator *g)
@@ -59,14 +60,14 @@ static inline uint32_t draw32(struct generator *g)
     return g->block[g->next++];
 }
 
-/* random.random(): 53 bits. */
+/* random.random(): a double with 53 random bits. */
 static inline double draw(struct generator *g)
 {
     const uint32_t a = draw32(g) >> 5, b = draw32(g) >> 6;
     return (a * 67108864.0 + b) * (1.0 / 9007199254740992.0);
 }
 
-/* A number below n (1 <= n < 2^32) as getrandbits with rejection gives it. */
+/* A number below n (1 <= n < 2^32), from getrandbits with rejection. */
 static inline uint32_t below(struct generator *g, uint32_t n)
 {
     const int shift = __builtin_clz(n);
@@ -77,21 +78,21 @@ static inline uint32_t below(struct generator *g, uint32_t n)
     return r;
 }
 
-/* randint(low, high), both included. */
+/* randint(low, high), inclusive. */
 static inline uint32_t between(struct generator *g, uint32_t low, uint32_t high)
 {
     return low + below(g, high - low + 1);
 }
 
-/* random.shuffle. A rejected draw swaps an element with itself instead of branching: a quarter of all draws are
- * rejected, at random, and a mispredicted branch costs more than the swap. */
+/* random.shuffle. A rejected draw swaps an element with itself instead of branching: about a quarter of
+ * the draws are rejected, unpredictably, and a mispredicted branch costs more than the swap. */
 #define DEFINE_SHUFFLE(NAME, TYPE)                                                                                     \
     static void NAME(struct generator *g, TYPE *items, uint32_t count)                                                 \
     {                                                                                                                  \
         uint32_t i = count ? count - 1 : 0;                                                                            \
         while (i >= 1) {                                                                                               \
             const int shift = __builtin_clz(i + 1);                                                                    \
-            const uint32_t lowest = (0x80000000u >> shift) - 1; /* as long as i + 1 has as many bits */                \
+            const uint32_t lowest = (0x80000000u >> shift) - 1; /* while i + 1 has this many bits */                \
             while (i >= lowest) {                                                                                      \
                 const uint32_t r = draw32(g) >> shift;                                                                 \
                 const uint32_t accepted = r <= i;                                                                      \
@@ -113,8 +114,8 @@ struct options {
     int32_t mask_id, cls_id, sep_id, vocab_size;
 };
 
-/* Documents: sentence s holds tokens[sentences[s]:sentences[s + 1]], document d the sentences documents[d] to
- * documents[d + 1] - 1; none is empty. */
+/* Documents: sentence s holds tokens[sentences[s]:sentences[s + 1]], and document d holds the sentences documents[d] to
+ * documents[d + 1] - 1. No document is empty. */
 struct text {
     const uint16_t *tokens;
     const int64_t *sentences, *documents;
@@ -139,7 +140,7 @@ struct result {
     struct mask *masks;
     uint32_t *order;                       /* [num_documents], later [num_instances] */
     uint16_t *candidates, *replacements;   /* [max_seq_length] */
-    uint64_t *chosen;                      /* bit set of positions */
+    uint64_t *chosen;                      /* bit set over positions */
     int64_t num_instances, room_instances; /* at most 2^32 - 1 */
     int64_t num_masks, room_masks, num_tokens;
 };
@@ -154,7 +155,7 @@ static inline int64_t length_of(struct range r)
     return r.end - r.begin;
 }
 
-/* Cut to max_tokens together: one token at a time from the longer (B when equal), front or back. */
+/* Truncate A and B to max_tokens in total: drop one token at a time from the longer (B on a tie), front or back. */
 static void truncate_pair(struct generator *g, struct range *a, struct range *b, int64_t max_tokens)
 {
     for (int64_t excess = length_of(*a) + length_of(*b) - max_tokens; excess > 0; --excess) {
@@ -172,7 +173,7 @@ static uint16_t token_at(const struct result *r, const struct instance *x, int p
     return r->text.tokens[in_second < 0 ? x->first + position - 1 : x->second + in_second];
 }
 
-/* Choose and draw the masks of an instance and append them, by position. */
+/* Draw the masks of an instance and append them in order of position. */
 static int mask_instance(struct result *r, struct instance *x)
 {
     struct generator *g = &r->random;
@@ -184,7 +185,7 @@ static int mask_instance(struct result *r, struct instance *x)
             r->candidates[count++] = (uint16_t)position;
     shuffle_positions(g, r->candidates, (uint32_t)count);
 
-    double rounded = rint((words + 3) * o->masked_lm_prob); /* half to even, as Python's round */
+    double rounded = rint((words + 3) * o->masked_lm_prob); /* half to even, like Python's round */
     int wanted = rounded > 1 ? (int)rounded : 1;
     wanted = wanted < o->max_predictions ? wanted : o->max_predictions;
     wanted = wanted < count ? wanted : count;
@@ -228,7 +229,7 @@ static int append_instance(struct result *r, struct range a, struct range b, int
     return mask_instance(r, x);
 }
 
-/* Sentences from a random place of another document, `target` tokens if it has so many. */
+/* Take sentences from a random position in another document: `target` tokens, or fewer if it ends first. */
 static struct range random_second(struct result *r, uint32_t index, int64_t target)
 {
     struct generator *g = &r->random;
@@ -247,7 +248,7 @@ static struct range random_second(struct result *r, uint32_t index, int64_t targ
     return (struct range){sentences[start], sentences[end]};
 }
 
-/* Instances of one document: sentences are collected up to a target length, then split into A and B. */
+/* Generate the instances of one document: collect sentences up to a target length, then split them into A and B. */
 static int document_instances(struct result *r, uint32_t index)
 {
     struct generator *g = &r->random;
@@ -268,7 +269,7 @@ static int document_instances(struct result *r, uint32_t index)
         const int random_next = count == 1 || draw(g) < 0.5;
         if (random_next) {
             b = random_second(r, index, target - length_of(a));
-            end = middle; /* the sentences after A are used again */
+            end = middle; /* reuse the sentences after A */
         }
         if (append_instance(r, a, b, random_next))
             return -1;
@@ -320,8 +321,8 @@ void instances_free(struct result *r)
 /*
  * Generate all instances of a text.
  *
- * state: random.Random.getstate()[1], 624 words and the place of the next one. counts: instances, tokens, masks.
- * The text must stay where it is until instances_take. NULL: no memory.
+ * state: random.Random.getstate()[1], 624 words and the index of the next one. counts: instances, tokens, masks.
+ * The text must stay valid until instances_take. Returns NULL if out of memory.
  */
 struct result *instances_make(const uint16_t *tokens, const int64_t *sentences, const int64_t *documents,
                               int64_t num_documents, const struct options *options, const uint32_t *state,

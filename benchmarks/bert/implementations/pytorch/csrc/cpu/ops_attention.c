@@ -1,8 +1,8 @@
-/* Attention over a flat token stream, one (sequence, head) a task, scores held in cache a block of queries at a time.
+/* Attention over a flat token stream: one task per (sequence, head), with the scores of one block of queries in cache.
  *
- * Per task the operands are packed into panels of TILE_COLUMNS columns; every product is then TILE_ROWS x
- * TILE_COLUMNS register tiles. Backward computes the scores again and normalises them with the saved row statistics.
- * A task is the work of one thread in a fixed order, so results do not depend on the number of threads.
+ * Each task packs its operands into panels of TILE_COLUMNS columns, so every product runs on TILE_ROWS x TILE_COLUMNS
+ * register tiles. Backward recomputes the scores and normalises them with the saved row statistics. One thread runs
+ * each task in a fixed order, so results do not depend on the number of threads.
  *
  * Legend: T tokens, S sequences, N heads, H head size, L tokens of one sequence. */
 #include <math.h>
@@ -17,7 +17,7 @@
 #else
 #define TILE_ROWS 6
 #endif
-#define BLOCK_ROWS 48 /* queries a block: a multiple of both values of TILE_ROWS */
+#define BLOCK_ROWS 48 /* queries per block: a multiple of both values of TILE_ROWS */
 
 #define PREFETCH_ROWS 6
 
@@ -47,7 +47,7 @@ INLINE void tile(const float *a, int64_t row_step, int64_t depth_step, const flo
         for (int v = 0; v < TILE_VECTORS; v++) store(c + r * c_step + v * LANES, sum[r][v]);
 }
 
-/* C [rows, columns] = or += A B, B in panels of `depth` rows; C and A are readable up to whole tiles. */
+/* C [rows, columns] = or += A B, B in panels of `depth` rows; C and A must be readable up to full tiles. */
 static void product(const float *a, int64_t row_step, int64_t depth_step, const float *panels, int64_t rows,
                     int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
     for (int64_t j = 0; j < columns; j += TILE_COLUMNS, panels += depth * TILE_COLUMNS)
@@ -64,7 +64,7 @@ INLINE void copy_rows(const void *source, int64_t step, int64_t rows, int64_t he
                       int is_bf16) {
     const int64_t line = 64 / (is_bf16 ? 2 : 4);
     for (int64_t t = 0; t < rows; t++) {
-        /* Rows of one head lie far apart: the processor does not foresee the next one. */
+        /* Rows of one head are far apart, so the hardware prefetcher misses the next one. */
         if (t + PREFETCH_ROWS < rows)
             for (int64_t h = 0; h < head_size; h += line)
                 __builtin_prefetch(at(source, (t + PREFETCH_ROWS) * step + h, is_bf16));
@@ -74,15 +74,15 @@ INLINE void copy_rows(const void *source, int64_t step, int64_t rows, int64_t he
     }
 }
 
-/* Panels over columns of a row-major matrix: panel p holds [rows][TILE_COLUMNS]; columns end at a whole panel. */
+/* Panels over columns of a row-major matrix: panel p holds [rows][TILE_COLUMNS]; columns fill whole panels. */
 static void pack_columns(const float *matrix, int64_t step, int64_t rows, int64_t columns, float *panels) {
     for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
         for (int64_t t = 0; t < rows; t++, panels += TILE_COLUMNS)
             for (int v = 0; v < TILE_VECTORS; v++) store(panels + v * LANES, load(matrix + t * step + j + v * LANES));
 }
 
-/* Panels of the transpose: panel p holds [columns][TILE_COLUMNS] with rows p * TILE_COLUMNS and on as its columns.
- * `matrix` is readable up to whole panels of rows and a multiple of 8 columns. */
+/* Panels of the transpose: panel p holds [columns][TILE_COLUMNS]; its columns are the rows from p * TILE_COLUMNS.
+ * `matrix` must be readable up to full panels of rows and a multiple of 8 columns. */
 static void pack_rows(const float *matrix, int64_t step, int64_t rows, int64_t columns, float *panels) {
     for (int64_t t = 0; t < rows; t += TILE_COLUMNS, panels += columns * TILE_COLUMNS)
         for (int64_t i = 0; i < TILE_COLUMNS; i += 8)
@@ -90,10 +90,10 @@ static void pack_rows(const float *matrix, int64_t step, int64_t rows, int64_t c
                 transpose_8x8(matrix + (t + i) * step + c, step, panels + c * TILE_COLUMNS + i, TILE_COLUMNS);
 }
 
-/* Sizes of the scratch arrays of one thread, in floats. */
+/* Sizes of one thread's scratch arrays, in floats. */
 typedef struct {
     int64_t width;  /* padded head size */
-    int64_t length; /* padded tokens of a sequence: whole panels and whole tiles */
+    int64_t length; /* padded tokens of a sequence: full panels and full tiles */
     int64_t score_step;
     int64_t matrix, block, scores, bytes;
 } Layout;
@@ -102,7 +102,7 @@ static Layout layout_of(int64_t max_length, int64_t head_size) {
     Layout l;
     l.width = round_up(head_size, TILE_COLUMNS);
     l.length = round_up(max_length, TILE_COLUMNS > 16 ? 96 : 48);
-    l.score_step = l.length + 16; /* not a power of two: rows fall into different cache sets */
+    l.score_step = l.length + 16; /* not a power of two, so rows map to different cache sets */
     l.matrix = l.length * l.width;
     l.block = BLOCK_ROWS * l.width;
     l.scores = BLOCK_ROWS * l.score_step;
@@ -128,7 +128,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
     uint32_t key = head_key(p->key, (uint32_t)head);
     float scale = 256.0f / (float)(256 - p->threshold), root = 1.0f / sqrtf((float)size);
 
-    /* Keys as columns for Q K^T, values as rows for P V: packed once, read by every block of queries. */
+    /* Keys as columns for Q K^T, values as rows for P V; packed once and read by every block of queries. */
     copy_rows(at(head_qkv, p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
     pack_rows(rows, l.width, length, size, keys);
     copy_rows(at(head_qkv, 2 * p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
@@ -144,7 +144,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
             softmax_row(scores + i * l.score_step, length, root, bytes, p->threshold, row_statistics[i]);
             memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
         }
-        /* Rows of `scores` are not normalised: 1 / sum and the dropout scale go into the output's one multiplication. */
+        /* Rows of `scores` are not normalised: the output is multiplied once by 1 / sum and the dropout scale. */
         product(scores, l.score_step, 1, values, count, size, length, outputs, l.width, 0);
         for (int64_t i = 0; i < count; i++)
             write_rows(outputs + i * l.width, l.width, 1, size, scale * row_statistics[i][1],
@@ -170,7 +170,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
     uint32_t key = head_key(p->key, (uint32_t)head);
     float root = 1.0f / sqrtf((float)size);
 
-    /* `rows` is scratch for packing only: keys both ways (scores, and the gradient of queries), values one way. */
+    /* `rows` is scratch for packing. Keys are packed both ways (for the scores and for dQ), values one way. */
     copy_rows(at(head_qkv, out_step, bf16), step, length, size, rows, l.width, bf16);
     pack_rows(rows, l.width, length, size, keys_by_row);
     pack_columns(rows, l.width, length, size, keys_by_column);
@@ -192,7 +192,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
         pack_columns(queries, l.width, count, size, query_panels);
         pack_columns(d_outputs, l.width, count, size, d_output_panels);
         /* dQ = dS K; dK += dS^T Q and dV += P^T dO read the transposes by swapping the steps. The first block of queries
-         * writes, later ones add. */
+         * overwrites, later ones add. */
         product(d_scores, l.score_step, 1, keys_by_column, count, size, length, d_queries, l.width, 0);
         product(d_scores, 1, l.score_step, query_panels, length, size, count, d_keys, l.width, first > 0);
         product(scores, 1, l.score_step, d_output_panels, length, size, count, d_values, l.width, first > 0);
@@ -202,7 +202,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
     write_rows(d_values, l.width, length, size, 1.0f, at_mut(head_d_qkv, 2 * out_step, bf16), step, bf16);
 }
 
-/* out [T, N, H] and statistics [T, N, 2]; scratch holds attention_scratch_floats() for each thread. */
+/* out [T, N, H] and statistics [T, N, 2]; scratch has attention_scratch_floats() floats per thread. */
 void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
                        const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
                        int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads, float *scratch,

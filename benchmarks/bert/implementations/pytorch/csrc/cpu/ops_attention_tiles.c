@@ -1,12 +1,12 @@
-/* Attention in bfloat16 on the matrix unit of a processor with AMX: the algorithm of ops_attention.c with every product
- * in tiles of 16 x 16 sums over 32 elements. Scores, softmax and sums are float32; probabilities and the gradients of
- * scores are rounded to bfloat16 as operands.
+/* Attention in bfloat16 on AMX: the algorithm of ops_attention.c, with every product in 16 x 16 tiles of sums over 32
+ * elements. Scores, softmax and sums are float32. Probabilities and score gradients are rounded to bfloat16 before they
+ * are used as operands.
  *
- * Without AMX the tile instructions are emulated: slow, for tests of everything but the instructions themselves.
+ * Without AMX the tile instructions are emulated. That is slow; it lets tests cover everything but the instructions.
  * The head size must be a multiple of 32.
  *
- * Operands: the left one of a product is row-major; the right one lies in panels of 16 columns, [depth / 2][16][2]:
- * pairs of rows side by side. Legend: T tokens, N heads, H head size. */
+ * The left operand of a product is row-major. The right operand is in panels of 16 columns, [depth / 2][16][2], with
+ * pairs of rows interleaved. Legend: T tokens, N heads, H head size. */
 #define _GNU_SOURCE /* syscall() */
 #include <math.h>
 #include <omp.h>
@@ -14,14 +14,14 @@
 
 #include "attention.h"
 
-#define STEP 32        /* rows, columns and depth of a product are multiples of it */
-#define BLOCK_ROWS 128 /* queries a block: the deeper, the fewer times sums of keys and values move through cache */
+#define STEP 32        /* rows, columns and depth of a product are multiples of this */
+#define BLOCK_ROWS 128 /* queries per block: larger blocks move the sums of keys and values through cache less often */
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #define HAVE_TILES 1
-/* The compiler's tile loads do not say that they read memory: earlier stores must not sink below them. */
+/* The compiler's tile loads are not declared as memory reads, so keep earlier stores from moving below them. */
 #define MEMORY_BARRIER(p) __asm__ volatile("" ::"r"(p) : "memory")
 #define TILE_FILE
 #define TILE_ZERO(t) _tile_zero(t)
@@ -79,7 +79,7 @@ static void tiles_begin(void) {}
 static void tiles_end(void) {}
 #endif
 
-/* 1 if the kernels below run on the matrix unit: compiled for it, and the system lets this process use it. */
+/* Return 1 if the kernels below run on AMX: compiled for it, and the system lets this process use it. */
 int attention_tiles_available(void) {
 #if HAVE_TILES
     const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
@@ -128,7 +128,7 @@ static __attribute__((noinline)) void product(const uint16_t *a, int64_t a_step,
     MEMORY_BARRIER(c);
 }
 
-/* `rows` rows of one head, contiguous, then zeros up to `padded` rows. */
+/* Copy `rows` rows of one head contiguously, then zeros up to `padded` rows. */
 static void gather(const uint16_t *source, int64_t step, int64_t rows, int64_t padded, int64_t size, uint16_t *out) {
     for (int64_t t = 0; t < rows; t++) memcpy(out + t * size, source + t * step, 2 * (size_t)size);
     memset(out + rows * size, 0, 2 * (size_t)((padded - rows) * size));
@@ -179,7 +179,7 @@ static void scatter_transposed(const float *matrix, int64_t step, int64_t rows, 
     }
 }
 
-/* Scratch arrays of one thread. Sizes in floats, of the longest sequence. */
+/* Scratch arrays of one thread. Sizes are in floats, for the longest sequence. */
 typedef struct {
     float *scores, *d_scores, *d_keys, *d_values, *rows;
     uint16_t *matrix, *keys, *values, *keys_by_column, *queries, *d_outputs, *transposed;
@@ -229,7 +229,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scrat
             softmax_row(s.scores + i * keys, length, root, s.bytes, p->threshold,
                         statistics + 2 * ((start + first + i) * p->num_heads + head));
         }
-        /* Probabilities, not normalised yet, as bfloat16 operands; rows behind `count` become zeros. */
+        /* Unnormalised probabilities as bfloat16 operands; rows from `count` on are zero. */
         narrow(s.scores, keys, count, padded, keys, s.row_major);
         product(s.row_major, keys, s.values, padded, size, keys, s.rows, size, 0);
         for (int64_t i = 0; i < count; i++)
@@ -267,7 +267,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
             softmax_row_backward(s.scores + i * keys, s.d_scores + i * keys, length, root,
                                  statistics + 2 * (token * p->num_heads + head), s.bytes, p->threshold);
         }
-        /* dV^T += dO^T P and dK^T += Q^T dS: sums [H, L], turned round once behind the loop. */
+        /* dV^T += dO^T P and dK^T += Q^T dS: sums [H, L], transposed once after the loop. */
         narrow(s.scores, keys, count, padded, keys, s.row_major);
         pack(s.row_major, padded, keys, s.panels);
         transpose(s.d_outputs, padded, size, s.transposed);
@@ -283,7 +283,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
     scatter_transposed(s.d_values, keys, length, size, 1.0f, s.rows, head_d_qkv + 2 * out_step, step);
 }
 
-/* Arguments of attention_forward, all activations bfloat16 (is_bf16 is not read). */
+/* Same arguments as attention_forward; all activations are bfloat16 (is_bf16 is ignored). */
 void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
                              const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
                              int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,
@@ -302,7 +302,7 @@ void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32
     }
 }
 
-/* Arguments of attention_backward, all activations bfloat16. */
+/* Same arguments as attention_backward; all activations are bfloat16. */
 void attention_tiles_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
                               const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
                               int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,

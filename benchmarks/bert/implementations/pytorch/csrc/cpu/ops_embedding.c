@@ -1,12 +1,12 @@
 /* The sum of three embeddings, and its gradient.
  *
- * Threads share the columns, never the tokens: each table element is summed in token order by one thread, so the
- * cost is T * D and the result does not depend on the number of threads.
+ * Threads split the columns, never the tokens. One thread sums each table element in token order, so the cost is T * D
+ * and the result does not depend on the number of threads.
  *
  * Legend: T tokens, D hidden, V vocabulary. Tables are float32, the sum float32 or bfloat16. */
 #include "simd.h"
 
-#define MIN_COLUMNS 32 /* a slice narrower than this wastes cache lines */
+#define MIN_COLUMNS 32 /* a narrower slice wastes cache lines */
 
 void embedding_forward(const int64_t *words, const int64_t *positions, const int64_t *segments, const float *word,
                        const float *position, const float *segment, int64_t tokens, int64_t columns, int is_bf16,
@@ -27,7 +27,7 @@ INLINE void add_row(float *row, int64_t first, int64_t stop, const float *values
     for (int64_t c = first; c < stop; c++) row[c] += values[c - first];
 }
 
-/* Adds d_out [T, D] into the three tables' gradients, which the caller has zeroed. */
+/* Add d_out [T, D] to the gradients of the three tables. The caller zeroes them first. */
 void embedding_backward(const int64_t *words, const int64_t *positions, const int64_t *segments, const void *d_out,
                         int64_t tokens, int64_t columns, int is_bf16, int threads, float *d_word, float *d_position,
                         float *d_segment) {

@@ -1,13 +1,13 @@
-/* Element-wise work around matrix products: bias with tanh-GELU each way, and sums over tokens.
+/* Element-wise operations around matrix products: bias with tanh-GELU, forward and backward, and sums over tokens.
  *
- * gelu(x) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form without its cancellation.
+ * gelu(x) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form without cancellation.
  *
  * Legend: T tokens, F columns. Activations are float32 or bfloat16, biases and sums float32. */
 #include "simd.h"
 
 #define TWO_ROOT_2_OVER_PI 1.5957691216057308f
 #define CUBE 0.044715f
-#define NEGLIGIBLE_BELOW -10.0f /* sigmoid(2 u) is below 1e-37 there */
+#define NEGLIGIBLE_BELOW -10.0f /* sigmoid(2 u) is below 1e-37 at this point */
 
 INLINE void forward_body(const void *pre, const float *bias, int64_t tokens, int64_t columns, int threads, void *out,
                          int is_bf16) {
@@ -21,7 +21,7 @@ INLINE void forward_body(const void *pre, const float *bias, int64_t tokens, int
         });
 }
 
-/* out = gelu(pre + bias); out may be pre. */
+/* out = gelu(pre + bias); out may alias pre. */
 void bias_gelu_forward(const void *pre, const float *bias, int64_t tokens, int64_t columns, int is_bf16, int threads,
                        void *out) {
     if (is_bf16) forward_body(pre, bias, tokens, columns, threads, out, 1);
@@ -55,7 +55,7 @@ INLINE void backward_body(const void *d_out, const void *pre, const float *bias,
     }
 }
 
-/* d_pre = d_out * gelu'(pre + bias), which may be pre; partial [ceil(T / chunk), F]: its sums over chunks of tokens. */
+/* d_pre = d_out * gelu'(pre + bias); d_pre may alias pre. partial [ceil(T / chunk), F]: its sums over token chunks. */
 void bias_gelu_backward(const void *d_out, const void *pre, const float *bias, int64_t tokens, int64_t columns,
                         int64_t chunk, int is_bf16, int threads, void *d_pre, float *partial) {
     if (is_bf16) backward_body(d_out, pre, bias, tokens, columns, chunk, threads, d_pre, partial, 1);

@@ -1,4 +1,5 @@
-/* Cross-entropy of masked tokens: loss and best class forward, gradient over the logits backward.
+/* Cross-entropy of masked tokens. Forward computes the loss and the best class; backward overwrites the logits with
+ * their gradient.
  *
  * Legend: M masked tokens, V vocabulary; a row of logits has `columns` >= V elements, float32 or bfloat16. */
 #include <math.h>
@@ -15,7 +16,7 @@ INLINE float row_maximum(const void *logits, int64_t start, int64_t classes, int
     return max_lanes(largest);
 }
 
-/* Blocks keep the rounding error of the long sum small. */
+/* Summing in blocks keeps the rounding error of the long sum small. */
 INLINE float row_sum_exp(const void *logits, int64_t start, int64_t classes, float top, int is_bf16) {
     const int64_t block = 32 * LANES;
     vec total = {0};
@@ -34,7 +35,7 @@ INLINE float row_sum_exp(const void *logits, int64_t start, int64_t classes, flo
 
 INLINE float element(const void *p, int64_t i, int is_bf16) { return load_elements(p, i, 1, is_bf16)[0]; }
 
-/* The label is the row's maximum and no lower class equals it. */
+/* True if the label is the row's maximum and no lower class equals it. */
 INLINE int is_first_maximum(const void *logits, int64_t start, int64_t label, float top, int is_bf16) {
     if (element(logits, start + label, is_bf16) != top) return 0;
     for (int64_t c = 0; c < label; c++)
@@ -80,7 +81,7 @@ INLINE void backward_body(void *logits, const int64_t *labels, int64_t rows, int
     }
 }
 
-/* logits become factor * (softmax - one-hot of the label); columns from `classes` on become 0. */
+/* Overwrite the logits with factor * (softmax - one-hot of the label); columns from `classes` on become 0. */
 void cross_entropy_backward(void *logits, const int64_t *labels, int64_t rows, int64_t columns, int64_t classes,
                             float factor, int is_bf16, int threads, const float *statistics) {
     if (is_bf16) backward_body(logits, labels, rows, columns, classes, factor, threads, statistics, 1);

@@ -1,7 +1,7 @@
-/* LayerNorm with dropout before it (and a residual) or after it, one pass over memory each way.
+/* LayerNorm with dropout before it (and a residual) or after it; one pass over memory forward and one backward.
  *
- * Sums over tokens (weight and bias gradients) are taken in fixed chunks of tokens and then over the chunks in order,
- * so they do not depend on the number of threads.
+ * Weight and bias gradients are summed over fixed chunks of tokens and then over the chunks in order, so they do not
+ * depend on the number of threads.
  *
  * Legend: T tokens, D hidden. Activations are float32 or bfloat16, weights and statistics float32. */
 #include <math.h>
@@ -24,7 +24,7 @@ INLINE vec drop(const Dropout *d, vec x, const uint8_t *bytes, float scale) {
     return d->threshold ? keep_or_zero(x * scale, bytes, d->threshold) : x;
 }
 
-/* Sum of squared distances to the mean of `n` floats, after the mean itself: two passes, the row is in cache. */
+/* Mean of `n` floats and the sum of squared distances to it. Two passes: the row is in cache. */
 INLINE float variance(const float *x, int64_t n, float mean) {
     vec sum = {0};
     int64_t c = 0;
@@ -145,9 +145,9 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
     }
 }
 
-/* Gradients of norm_forward: d_total [T, D] (of the residual), d_x [T, D] or null (of x, where dropout makes it
- * another), partial [ceil(T / chunk), partials, D]: sums over a chunk's tokens for weight, bias and
- * perhaps x_bias. */
+/* Gradients of norm_forward: d_total [T, D] (of the residual), d_x [T, D] (of x; null unless dropout makes it differ
+ * from d_total) and partial [ceil(T / chunk), partials, D] (sums over a chunk's tokens for weight, bias and optionally
+ * x_bias). */
 void norm_backward(const void *d_out, const void *total, const float *weight, const float *statistics,
                    const int32_t *rows, int64_t tokens, int64_t columns, int64_t chunk, uint32_t key, int threshold,
                    int drop_output, int is_bf16, int threads, void *d_total, void *d_x, float *partial, int partials) {

@@ -1,4 +1,4 @@
-/* Rotary position embeddings: pairs of channels of queries and keys turned by each token's angles; values copied.
+/* Rotary position embeddings: rotate channel pairs of queries and keys by each token's angles, and copy the values.
  *
  * Legend: T tokens, N heads, H head size. qkv and out are [T, 3, N, H] float32 or bfloat16, rotations float32 [T, H]:
  * H/2 cosines, then H/2 sines. */
@@ -14,7 +14,7 @@ INLINE void turn(const void *qkv, const float *cosines, const float *sines, int6
     });
 }
 
-/* direction 1 turns, -1 turns back. */
+/* direction: 1 rotates, -1 rotates back. */
 void rotary(const void *qkv, const float *rotations, int64_t tokens, int64_t heads, int64_t size, int direction,
             int is_bf16, int threads, void *out) {
     int64_t row = 3 * heads * size, bytes = is_bf16 ? 2 : 4;

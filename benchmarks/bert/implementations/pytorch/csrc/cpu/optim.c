@@ -1,9 +1,9 @@
 /*
- * Optimizers on flat float32 buffers, for CPUs. Called through ctypes from mlbert/optim/compiled.py; the formulas
- * are in mlbert/optim: adam.py (with LAMB and StableAdamW), acclip.py, madgrad.py and sgd.py.
+ * CPU optimizers on flat float32 buffers. Called through ctypes from mlbert/optim/compiled.py. The formulas are in
+ * mlbert/optim: adam.py (with LAMB and StableAdamW), acclip.py, madgrad.py and sgd.py.
  *
- * The buffers are walked in blocks that never cross a parameter ("owner"). Each block's sums are stored and later added
- * in block order, so results do not depend on how many threads there are.
+ * The buffers are processed in blocks that never cross a parameter ("owner"). The sums of each block are stored and
+ * then added in block order, so results do not depend on the number of threads.
  */
 #include <math.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@ enum { FORMULAS_ADAM, FORMULAS_ACCLIP, FORMULAS_MADGRAD, FORMULAS_SGD }; /* mlbe
 enum { SCALE_NONE, SCALE_TRUST_RATIO, SCALE_RMS };                       /* mlbert.optim.compiled.Scaling */
 
 struct scalars {
-    double beta_1, beta_2; /* double: 1 - 0.999f is off by 1.3e-5 of its value */
+    double beta_1, beta_2; /* double: 1 - 0.999f has a relative error of 1.3e-5 */
     float lr, grad_scale, correction_1, correction_2, eps, weight_decay;
     int64_t scaling;
 };
@@ -27,7 +27,7 @@ struct blocks {
     int64_t num_groups;
 };
 
-/* Sum of squares of x[n], in double; sums[ceil(n / block)] is scratch. */
+/* Return the sum of squares of x[n], in double. sums[ceil(n / block)] is scratch. */
 double optim_sum_squares(const float *restrict x, int64_t n, int64_t block, double *restrict sums, int threads)
 {
     const int64_t num_blocks = (n + block - 1) / block;
@@ -46,13 +46,13 @@ double optim_sum_squares(const float *restrict x, int64_t n, int64_t block, doub
     return total;
 }
 
-/* Adam's direction from the moments as they are after this step's gradient. */
+/* Adam's direction, from the moments after this step's gradient. */
 static inline float direction(float m, float v, const struct scalars *s)
 {
     return m * s->correction_1 / (sqrtf(v * s->correction_2) + s->eps);
 }
 
-/* Moments and weights of one block in one pass; decay is the weight decay or 0. */
+/* Update the moments and weights of one block in one pass. decay: the weight decay or 0. */
 static void update_block(float *restrict w, const float *restrict g, float *restrict m, float *restrict v, int64_t n,
                          const struct scalars *s, float decay)
 {
@@ -70,8 +70,8 @@ static void update_block(float *restrict w, const float *restrict g, float *rest
     }
 }
 
-/* First half of LAMB: moments, and the sums of squares of weights and update. The update itself is not stored: to
- * compute it again from weights and moments costs less memory traffic than to write and read it. */
+/* First half of LAMB: moments, and the sums of squares of weights and update. The update is not stored: recomputing it
+ * from weights and moments takes less memory traffic than writing and reading it. */
 static void moments_and_norms(const float *restrict w, const float *restrict g, float *restrict m, float *restrict v,
                               int64_t n, const struct scalars *s, double *weight_sum, double *update_sum)
 {
@@ -115,7 +115,7 @@ static double moments_and_rms(const float *restrict g, float *restrict m, float 
     return sum;
 }
 
-/* Second half: rate is learning rate times the parameter's scale; decay is the weight decay or 0. */
+/* Second half. rate: the learning rate times the parameter's scale; decay: the weight decay or 0. */
 static void apply_block(float *restrict w, const float *restrict m, const float *restrict v, int64_t n,
                         const struct scalars *s, float rate, float decay)
 {
@@ -130,7 +130,7 @@ static inline int is_scaled(const struct scalars *s, int64_t decay)
     return s->scaling == SCALE_RMS || (s->scaling == SCALE_TRUST_RATIO && decay);
 }
 
-/* Everything for a block that is not scaled; for one that is, moments and sums. */
+/* The full update of an unscaled block; only the moments and sums of a scaled one. */
 static void first_pass(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
                        int64_t b, double *sums_1, double *sums_2)
 {
@@ -145,7 +145,7 @@ static void first_pass(float *w, const float *g, float *m, float *v, const struc
     }
 }
 
-/* What a parameter's update is scaled by, from both of its sums. */
+/* Scale factor of a parameter's update, from its two sums. */
 static float scale_of(const struct scalars *s, double sum_1, double sum_2)
 {
     if (s->scaling == SCALE_RMS && sum_2 < sum_1)
@@ -160,7 +160,7 @@ static void second_pass(float *w, const float *m, const float *v, const struct b
     apply_block(w + o, m + o, v + o, t->length[b], s, s->lr * scale, t->decay[b] ? s->weight_decay : 0.0f);
 }
 
-/* One update of w, m, v [sum of lengths], all of each parameter being here; sums_1 and sums_2 [num_blocks] are
+/* One update of w, m, v [sum of lengths], which hold every parameter in full. sums_1 and sums_2 [num_blocks] are
  * scratch. */
 void optim_update(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
                   double *sums_1, double *sums_2, int threads)
@@ -168,7 +168,7 @@ void optim_update(float *w, const float *g, float *m, float *v, const struct blo
 #pragma omp parallel num_threads(threads)
     for (int64_t group = 0; group < t->num_groups; ++group) {
         const int64_t first = t->group_first_block[group], end = t->group_first_block[group + 1];
-#pragma omp for schedule(static) /* waits at its end: the sums of the group are complete */
+#pragma omp for schedule(static) /* implicit barrier at the end: the sums of the group are complete */
         for (int64_t b = first; b < end; ++b)
             first_pass(w, g, m, v, t, s, b, sums_1, sums_2);
         int64_t known = -1;
@@ -177,7 +177,7 @@ void optim_update(float *w, const float *g, float *m, float *v, const struct blo
         for (int64_t b = first; b < end; ++b) {
             if (!is_scaled(s, t->decay[b]))
                 continue;
-            if (t->owner[b] != known) { /* a thread's blocks follow each other: once a parameter, not once a block */
+            if (t->owner[b] != known) { /* a thread's blocks are consecutive: once per parameter, not per block */
                 known = t->owner[b];
                 double sum_1 = 0.0, sum_2 = 0.0;
                 for (int64_t i = t->owner_first_block[known]; i < t->owner_first_block[known + 1]; ++i) {
@@ -191,8 +191,8 @@ void optim_update(float *w, const float *g, float *m, float *v, const struct blo
     }
 }
 
-/* The two halves of an update of a shard, between which the sums of each parameter are added over the ranks; each for
- * blocks first to end. */
+/* The two halves of a shard's update, each for the blocks [first, end). Between them the caller adds the sums of each
+ * parameter over the ranks. */
 void optim_first_pass(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
                       int64_t first, int64_t end, double *sums_1, double *sums_2, int threads)
 {
@@ -230,9 +230,9 @@ static void acclip_block(float *restrict w, const float *restrict g, float *rest
     }
 }
 
-/* Cube root of x >= 0 to a unit in the last place; unlike cbrtf, compilers can vectorise it. A third of the exponent is
- * off by 3.3 % at most, which three of Newton's steps reduce to 1e-3, 1e-6 and rounding. Below the normal numbers the
- * result is off by 1e-13 at most. */
+/* Cube root of x >= 0 to one unit in the last place; unlike cbrtf, compilers can vectorise it. Dividing the exponent by
+ * three gives an error of at most 3.3 %, which three Newton steps reduce to 1e-3, 1e-6 and rounding. For subnormal x
+ * the error is at most 1e-13. */
 static inline float cube_root(float x)
 {
     union {
@@ -245,7 +245,7 @@ static inline float cube_root(float x)
     return x < INFINITY ? y.value : x;
 }
 
-/* The scalars' rate is lambda. */
+/* The rate in the scalars is lambda. */
 static void madgrad_block(float *restrict w, const float *restrict g, float *restrict sum, float *restrict sum_sq,
                           const float *restrict start, int64_t n, const struct scalars *s, float decay)
 {
@@ -275,8 +275,8 @@ static void sgd_block(float *restrict w, const float *restrict g, float *restric
     }
 }
 
-/* One update of blocks first to end by a method whose elements do not depend on each other. Its state is in state_1 and,
- * where it has so many, state_2 and state_3. */
+/* One update of the blocks [first, end) by an element-wise method. Its state is in state_1 and, if the method needs
+ * them, state_2 and state_3. */
 void optim_one_pass(float *w, const float *g, float *state_1, float *state_2, const float *state_3,
                     const struct blocks *t, const struct scalars *s, int64_t first, int64_t end, int formulas,
                     int threads)

@@ -1,6 +1,6 @@
 /* Vectors of floats through compiler vector extensions, loads and stores of float32 and bfloat16, and exp.
- * The width follows the target (AVX-512, AVX2, otherwise 16 bytes); any GCC target builds
- * (the one intrinsic is a conversion that GCC 12 takes apart into scalars). */
+ * The width follows the target (AVX-512, AVX2, otherwise 16 bytes), and it builds for any GCC target.
+ * The only intrinsic is a conversion that GCC 12 would split into scalars. */
 #ifndef MLBERT_SIMD_H
 #define MLBERT_SIMD_H
 
@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(VECTOR_BYTES) /* given on the command line: to try a width that the processor does not have */
+#if defined(VECTOR_BYTES) /* set on the command line to test a width that the processor does not have */
 #elif defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -94,7 +94,7 @@ INLINE void store_elements(void *p, int64_t i, int count, vec x, int is_bf16) {
     else memcpy((float *)p + i, &x, 4 * (size_t)count);
 }
 
-/* Runs the statements for c = 0, LANES, ... below n with `count` elements left for them: a constant but at the end. */
+/* Run the statements for c = 0, LANES, ... below n, with `count` elements each: a constant except in the last pass. */
 #define EACH_VECTOR(c, count, n, ...)                      \
     do {                                                   \
         int64_t c = 0;                                     \
@@ -112,16 +112,16 @@ INLINE int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1)
 INLINE const void *at(const void *p, int64_t i, int is_bf16) { return (const char *)p + i * (is_bf16 ? 2 : 4); }
 INLINE void *at_mut(void *p, int64_t i, int is_bf16) { return (char *)p + i * (is_bf16 ? 2 : 4); }
 
-/* Sums over many rows go through a block of few: the rounding error then grows far slower than the number of rows. */
+/* Sum many rows in small blocks, so that the rounding error grows far slower than the number of rows. */
 #define SUM_BLOCK 8
 
-/* total[i] += block[i], and block becomes 0. */
+/* total[i] += block[i], then block[i] = 0. */
 INLINE void flush_block(float *total, float *block, int64_t n) {
     for (int64_t i = 0; i < n; i++) total[i] += block[i], block[i] = 0;
 }
 
 /* exp within about 1 ulp: 2^n times the Cephes polynomial on [-ln2/2, ln2/2]. The argument is clamped to
- * [-87.3, 88.3], so there are neither infinities nor denormals; a NaN stays a NaN. */
+ * [-87.3, 88.3], which avoids infinities and denormals; a NaN stays a NaN. */
 INLINE vec exp_vec(vec x) {
     x = select_vec(x < -87.3f, splat(-87.3f), x);
     x = select_vec(x > 88.3f, splat(88.3f), x);

@@ -1,8 +1,8 @@
 /*
- * TFRecord framing, CRC32C, and the benchmark's tf.train.Example read into and written from ragged arrays: what
- * tfrecord_frame.c, tfrecord_read.c and tfrecord_write.c share. Called through ctypes from
- * mlbert/data/formats/tfrecord_native.py; mlbert/data/formats/tfrecord_plain.py is the same in Python, and makes the message for whatever
- * is refused here. Little-endian machines.
+ * Shared by tfrecord_frame.c, tfrecord_read.c and tfrecord_write.c: TFRecord framing, CRC32C, and conversion between
+ * the benchmark's tf.train.Example and ragged arrays. Called through ctypes by mlbert/data/formats/tfrecord_native.py.
+ * mlbert/data/formats/tfrecord_plain.py does the same in Python, and builds the error message for any input rejected
+ * here. Little-endian machines only.
  */
 #ifndef MLBERT_TFRECORD_H
 #define MLBERT_TFRECORD_H
@@ -13,7 +13,7 @@ enum { INPUT_IDS, MASKED_LM_POSITIONS, INPUT_MASK, SEGMENT_IDS, MASKED_LM_WEIGHT
 enum { KIND_NONE = 0, KIND_FLOAT = 2, KIND_INT = 3 }; /* field numbers of tf.train.Feature */
 enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
 
-/* In the order in which the benchmark's files hold them. No two names have the same length. */
+/* In the order of the benchmark's files. No two names have the same length. */
 extern const char *const tfrecord_names[NUM_LISTS];
 
 struct rows { /* see mlbert/data/formats/ragged.py */

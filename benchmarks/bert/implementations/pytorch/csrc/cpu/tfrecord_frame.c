@@ -1,5 +1,5 @@
 /*
- * The framing of TFRecords: checksums, and where records lie.
+ * TFRecord framing: checksums and record boundaries.
  *
  * A record is: uint64 length, uint32 masked CRC32C of the length, the data, uint32 masked CRC32C of the data.
  */
@@ -29,7 +29,7 @@ __attribute__((constructor)) static void fill_crc_table(void)
         }
 }
 
-/* CRC32C of bytes[size] by tables, eight bytes at a time. */
+/* Table-driven CRC32C of bytes[size], eight bytes at a time. */
 uint32_t tfrecord_crc32c_table(const uint8_t *bytes, int64_t size)
 {
     uint32_t crc = ~0u;
@@ -46,7 +46,7 @@ uint32_t tfrecord_crc32c_table(const uint8_t *bytes, int64_t size)
     return ~crc;
 }
 
-/* CRC32C of bytes[size], by the processor's instruction where the library is compiled for one that has it. */
+/* CRC32C of bytes[size], with the processor's instruction if the library is compiled for it. */
 uint32_t tfrecord_crc32c(const uint8_t *bytes, int64_t size)
 {
 #ifdef __SSE4_2__
@@ -78,8 +78,8 @@ static int has_crc(const uint8_t *bytes, int64_t size)
 }
 
 /*
- * Walk over the whole records at the start of bytes[size], at most `most`. starts[n + 1]: first byte of each record,
- * and of what follows the last; intact[n]: whether the data's checksum is right. Returns n; *stopped says why it ended.
+ * Find the complete records at the start of bytes[size], at most `most`. starts[n + 1]: first byte of each record, then
+ * the end of the last; intact[n]: whether the data's checksum is right. Returns n; *stopped is the reason for stopping.
  */
 int64_t tfrecord_scan(const uint8_t *bytes, int64_t size, int64_t most, int64_t *starts, uint8_t *intact, int64_t *stopped)
 {
@@ -104,7 +104,7 @@ int64_t tfrecord_scan(const uint8_t *bytes, int64_t size, int64_t most, int64_t 
     }
 }
 
-/* intact[n]: whether a whole record with right checksums lies at bytes[starts[n]] to before bytes[ends[n]]. */
+/* intact[n]: whether bytes[starts[n]:ends[n]] is one complete record with correct checksums. */
 void tfrecord_check(const uint8_t *bytes, const int64_t *starts, const int64_t *ends, int64_t n, uint8_t *intact)
 {
     for (int64_t r = 0; r < n; ++r) {

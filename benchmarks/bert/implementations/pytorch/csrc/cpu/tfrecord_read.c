@@ -1,11 +1,11 @@
-/* tf.train.Examples of the benchmark, in any form that protocol buffers allow, into ragged arrays. */
+/* Parse the benchmark's tf.train.Examples, in any encoding that protocol buffers allow, into ragged arrays. */
 #include "tfrecord.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define TOO_LARGE 65536 /* stands for every integer that no feature may hold */
-#define BAD_WEIGHT 2    /* stands for every weight other than 0 and 1 */
+#define TOO_LARGE 65536 /* replaces every integer that no feature may hold */
+#define BAD_WEIGHT 2    /* replaces every weight other than 0 and 1 */
 
 const char *const tfrecord_names[NUM_LISTS] = {"input_ids",         "masked_lm_positions", "input_mask",
                                                "segment_ids",       "masked_lm_weights",   "masked_lm_ids",
@@ -16,8 +16,8 @@ struct span {
 };
 
 struct field {
-    uint64_t number, value; /* value: of WIRE_VARINT and WIRE_32 */
-    struct span bytes;      /* of WIRE_BYTES */
+    uint64_t number, value; /* value: for WIRE_VARINT and WIRE_32 */
+    struct span bytes;      /* for WIRE_BYTES */
     int wire;
 };
 
@@ -35,7 +35,7 @@ static inline int read_varint(struct span *in, uint64_t *value)
     return 0;
 }
 
-/* The next field of a message; 0 when the bytes are no message. */
+/* Read the next field of a message; 0 if the bytes are not a message. */
 static int read_field(struct span *in, struct field *field)
 {
     uint64_t tag, size = 0;
@@ -79,7 +79,7 @@ static inline void append(struct list *list, int32_t value)
 {
     if (list->count < list->capacity)
         list->values[list->count] = value;
-    ++list->count; /* one too many is noticed by the count */
+    ++list->count; /* the count detects one too many */
 }
 
 static inline void append_integer(struct list *list, uint64_t value)
@@ -94,7 +94,7 @@ static inline void append_weight(struct list *list, uint32_t bits)
 
 static int append_packed_integers(struct list *list, struct span in)
 {
-    /* Eight bytes at a time: eight values of one byte, as in masks, or one of up to three bytes, as every id is. */
+    /* Eight bytes at a time: eight one-byte values, as in masks, or one value of up to three bytes, as every id is. */
     int32_t *values = list->values;
     int64_t n = list->count;
     for (uint64_t word; in.end - in.at >= 8 && n + 8 <= list->capacity;) {
@@ -136,7 +136,7 @@ static int append_packed_weights(struct list *list, struct span in)
     return 1;
 }
 
-/* tf.train.Int64List or FloatList: its values follow those already there. */
+/* tf.train.Int64List or FloatList: append its values to those already read. */
 static int read_values(struct span in, struct list *list)
 {
     struct field field;
@@ -156,7 +156,7 @@ static int read_values(struct span in, struct list *list)
     return 1;
 }
 
-/* tf.train.Feature: one of three lists, the last one counts. */
+/* tf.train.Feature: one of three lists; the last one wins. */
 static int read_feature(struct span in, struct list *list)
 {
     struct field field;
@@ -183,7 +183,7 @@ static struct list *find_list(struct list *lists, struct span name)
     return NULL;
 }
 
-/* An entry of the map from names to features; a later entry of the same name replaces an earlier one. */
+/* An entry of the map from names to features. A later entry with the same name replaces an earlier one. */
 static int read_entry(struct span in, struct list *lists)
 {
     struct span again = in, name = {in.at, in.at};
@@ -244,7 +244,7 @@ static int64_t count_leading(const int32_t *values, int64_t size, int32_t value)
     return n;
 }
 
-/* Sequence `row` from the lists, which have their right sizes; 0 when a value is not allowed. */
+/* Store sequence `row` from the lists, whose sizes are correct; 0 if a value is not allowed. */
 static int store_row(const struct list *lists, struct rows *rows, int64_t row, int32_t vocab_size)
 {
     const int32_t *mask = lists[INPUT_MASK].values, *segments = lists[SEGMENT_IDS].values;
@@ -282,9 +282,9 @@ static int store_row(const struct list *lists, struct rows *rows, int64_t row, i
 }
 
 /*
- * Read the records at bytes[starts[n]] to before bytes[ends[n]], those with wanted[n] only. Every list must have its
- * width. Rows are stored one after another, good[n] says of which records; tokens has room for n * seq_width, masked_*
- * for n * mask_width. Returns the number of rows, -1 without memory.
+ * Read the records bytes[starts[n]:ends[n]] that have wanted[n] set. Every list must have its expected width. Rows are
+ * stored consecutively; good[n] marks the records they came from. tokens has room for n * seq_width and masked_* for
+ * n * mask_width. Returns the number of rows, or -1 if out of memory.
  */
 int64_t tfrecord_parse(const uint8_t *bytes, const int64_t *starts, const int64_t *ends, const uint8_t *wanted, int64_t n,
                        int64_t seq_width, int64_t mask_width, int64_t vocab_size, struct rows *rows, uint8_t *good)

@@ -1,4 +1,4 @@
-/* Ragged arrays into records, byte for byte as the benchmark's generator writes them. */
+/* Write ragged arrays as records, byte for byte like the benchmark's generator. */
 #include "tfrecord.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ static int64_t entry_bytes(int list, int64_t size)
     return tagged_bytes((int64_t)strlen(tfrecord_names[list])) + tagged_bytes(tagged_bytes(tagged_bytes(size)));
 }
 
-/* Everything of a map entry that comes before its `size` bytes of packed values. */
+/* Write the part of a map entry before its `size` bytes of packed values. */
 static uint8_t *put_entry(uint8_t *out, int list, int64_t size)
 {
     const int64_t name_bytes = (int64_t)strlen(tfrecord_names[list]);
@@ -103,7 +103,7 @@ static uint8_t *put_example(uint8_t *out, const struct rows *rows, int64_t r, in
     return put_same(put_entry(out, NEXT_SENTENCE, 1), rows->next_sentence[r], 1);
 }
 
-/* Write n sequences as records, back to back. `out` has room for the longest possible ones. Returns the bytes. */
+/* Write n sequences as consecutive records and return the number of bytes. `out` must fit the longest possible ones. */
 int64_t tfrecord_encode(const struct rows *rows, int64_t n, int64_t seq_width, int64_t mask_width, uint8_t *out)
 {
     uint8_t *const begin = out;

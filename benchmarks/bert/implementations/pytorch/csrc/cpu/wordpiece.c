@@ -1,10 +1,10 @@
 /*
- * Text to token ids, exactly as mlbert/data/formats/wordpiece.py. Called through ctypes from mlbert/data/formats/wordpiece.py.
+ * Convert text to token ids, exactly like mlbert/data/formats/wordpiece.py, which calls this through ctypes.
  *
- * What a chunk (bytes between spaces, tabs and line ends; the text has no carriage returns) gives depends on the chunk
- * alone, so each distinct one is worked out once and remembered. Chunks of ASCII alone are worked out here; the others
- * are handed back to Python. A block of lines takes three calls: wordpiece_scan finds its chunks, wordpiece_define takes
- * what Python made of the unknown ones, wordpiece_append adds the block's sentences to the documents.
+ * A chunk is the bytes between spaces, tabs and line ends (the text has no carriage returns). Its tokens depend on the
+ * chunk alone, so each distinct chunk is tokenized once and cached: ASCII chunks here, the others in Python. A block of
+ * lines takes three calls: wordpiece_scan finds its chunks, wordpiece_define stores the tokens that Python computed for
+ * the unknown ones, and wordpiece_append adds the block's sentences to the documents.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,12 +16,12 @@ enum { MAX_WORD = 200 }; /* MAX_CHARS_PER_WORD of mlbert/data/formats/wordpiece.
 #define LINE_END UINT32_MAX
 #define NO_NODE 0u
 
-/* Vocabulary entries of ASCII as a trie; its edges are in a hash table keyed by (node, byte). Node 0 is nothing. */
+/* ASCII vocabulary entries as a trie whose edges are in a hash table keyed by (node, byte). Node 0 is unused. */
 struct trie {
-    uint64_t *edges;   /* node << 8 | byte, 0 where free */
-    uint32_t *targets; /* of the edges */
+    uint64_t *edges;   /* node << 8 | byte, or 0 if free */
+    uint32_t *targets; /* of the edge table */
     int64_t num_slots; /* a power of two */
-    int32_t *ids;      /* [num_nodes] entry that ends here, or -1 */
+    int32_t *ids;      /* [num_nodes] entry that ends at this node, or -1 */
     uint32_t num_nodes, start, inside;
 };
 
@@ -39,9 +39,9 @@ struct tokenizer {
 
     const uint8_t *text;
     struct chunk *chunks;
-    uint64_t *slots; /* hash << 32 | chunk + 1, 0 where free */
+    uint64_t *slots; /* hash << 32 | chunk + 1, or 0 if free */
     uint16_t *pool;
-    uint32_t *seen, *pending; /* chunks of the block in order with LINE_END between lines; those that Python works out */
+    uint32_t *seen, *pending; /* chunks of the block in order with LINE_END between lines; those left to Python */
     int64_t num_chunks, room_chunks, num_slots, num_pool, room_pool;
     int64_t num_seen, room_seen, num_pending, room_pending;
 
@@ -56,7 +56,7 @@ static inline uint64_t mix(uint64_t key)
     return key ^ (key >> 29);
 }
 
-/* The slot of an edge, or the free one where it belongs. */
+/* Return the slot of an edge, or the free slot for it. */
 static inline int64_t edge_slot(const struct trie *t, uint64_t key)
 {
     int64_t slot = (int64_t)(mix(key) & (uint64_t)(t->num_slots - 1));
@@ -117,7 +117,7 @@ void wordpiece_free(struct tokenizer *t)
     free(t);
 }
 
-/* Entry i of the vocabulary, ASCII, is entries[offsets[i]:offsets[i + 1]] and has number ids[i]. NULL: no memory. */
+/* Vocabulary entry i, in ASCII, is entries[offsets[i]:offsets[i + 1]] with id ids[i]. Returns NULL if out of memory. */
 struct tokenizer *wordpiece_new(const uint8_t *entries, const int64_t *offsets, const int32_t *ids, int64_t count,
                                 int unknown, int lower_case)
 {
@@ -135,21 +135,21 @@ struct tokenizer *wordpiece_new(const uint8_t *entries, const int64_t *offsets, 
     return t;
 }
 
-/* Forget all chunks, between two blocks. */
+/* Drop all cached chunks. Call it only between two blocks. */
 void wordpiece_forget(struct tokenizer *t)
 {
     memset(t->slots, 0, (size_t)t->num_slots * sizeof *t->slots);
     t->num_chunks = t->num_pool = 0;
 }
 
-/* Begin another text. */
+/* Start a new text. */
 void wordpiece_reset(struct tokenizer *t)
 {
     wordpiece_forget(t);
     t->num_seen = t->num_pending = t->num_tokens = t->num_sentences = t->num_documents = 0;
 }
 
-/* Bytes that the known chunks take, apart from the text. */
+/* Return the bytes used by the cached chunks, without the text. */
 int64_t wordpiece_remembered_bytes(const struct tokenizer *t)
 {
     const size_t bytes = (size_t)t->num_chunks * sizeof *t->chunks + (size_t)t->num_slots * sizeof *t->slots;
@@ -164,7 +164,7 @@ static int push(struct tokenizer *t, int32_t id)
     return 0;
 }
 
-/* Greedy longest-match-first pieces of one word; [UNK] alone when a rest matches nothing. */
+/* Split one word into pieces, greedy longest match first; [UNK] alone if a remainder matches nothing. */
 static int push_word(struct tokenizer *t, const uint8_t *word, int64_t length)
 {
     const int64_t before = t->num_pool;
@@ -199,17 +199,17 @@ static inline int is_punctuation(uint8_t c)
     return (c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) || (c >= 123 && c <= 126);
 }
 
-/* Python's str.strip takes these control characters for white space; cleaning drops them like the others. */
+/* Python's str.strip treats these control characters as white space; cleaning drops them like the others. */
 static inline int is_blank_control(uint8_t c)
 {
     return c == 0x0b || c == 0x0c || (c >= 0x1c && c <= 0x1f);
 }
 
-/* Tokens of a chunk of ASCII: control characters dropped, lower case, punctuation apart. */
+/* Tokenize an ASCII chunk: drop control characters, lower the case, split off punctuation. */
 static int work_out(struct tokenizer *t, struct chunk *chunk)
 {
     uint8_t word[MAX_WORD + 1];
-    int64_t length = 0; /* of the word, also where it is too long to be kept */
+    int64_t length = 0; /* of the word, even if it is too long to be kept */
     chunk->first = t->num_pool;
     chunk->blank = 1;
     for (int64_t i = 0; i < chunk->length; ++i) {
@@ -270,7 +270,7 @@ static int new_chunk(struct tokenizer *t, int64_t begin, int64_t length, uint32_
     return t->num_chunks * 2 > t->num_slots ? grow_slots(t) : 0;
 }
 
-/* Note one more chunk of the block, known or new. */
+/* Record the next chunk of the block, known or new. */
 static inline int see(struct tokenizer *t, int64_t begin, int64_t length, uint32_t hash, int is_ascii)
 {
     int64_t slot = hash & (t->num_slots - 1);
@@ -288,8 +288,8 @@ static inline int see(struct tokenizer *t, int64_t begin, int64_t length, uint32
 }
 
 /*
- * Find the chunks of text[begin:end], whole lines. The text must stay where it is until wordpiece_forget.
- * Returns how many chunks Python has to work out, or -1: no memory.
+ * Find the chunks of text[begin:end], which must be complete lines. The text must stay valid until wordpiece_forget.
+ * Returns the number of chunks that Python must tokenize, or -1 if out of memory.
  */
 int64_t wordpiece_scan(struct tokenizer *t, const uint8_t *text, int64_t begin, int64_t end)
 {
@@ -315,7 +315,7 @@ int64_t wordpiece_scan(struct tokenizer *t, const uint8_t *text, int64_t begin, 
     return t->num_pending;
 }
 
-/* Where the chunks lie that Python has to work out. */
+/* Return the positions of the chunks that Python must tokenize. */
 void wordpiece_pending(const struct tokenizer *t, int64_t *begins, int64_t *lengths)
 {
     for (int64_t i = 0; i < t->num_pending; ++i) {
@@ -324,7 +324,7 @@ void wordpiece_pending(const struct tokenizer *t, int64_t *begins, int64_t *leng
     }
 }
 
-/* What Python made of them: chunk i has tokens[offsets[i]:offsets[i + 1]], and is blank or not. */
+/* Store the result from Python: chunk i has tokens[offsets[i]:offsets[i + 1]], and is blank or not. */
 int wordpiece_define(struct tokenizer *t, const uint16_t *tokens, const int64_t *offsets, const uint8_t *blank)
 {
     const int64_t count = offsets[t->num_pending];
@@ -365,7 +365,7 @@ static int end_line(struct tokenizer *t, int blank)
     return 0;
 }
 
-/* Add the block's lines to the documents; with `last` the last document ends. counts: tokens, sentences, documents. */
+/* Add the block's lines to the documents; `last` ends the last document. counts: tokens, sentences, documents. */
 int wordpiece_append(struct tokenizer *t, int last, int64_t *counts)
 {
     int blank = 1;
@@ -392,7 +392,7 @@ int wordpiece_append(struct tokenizer *t, int last, int64_t *counts)
     return 0;
 }
 
-/* Hand over the documents: tokens, and where sentences [S + 1] and documents [D + 1] begin. */
+/* Copy out the documents: tokens, and the starts of sentences [S + 1] and documents [D + 1]. */
 void wordpiece_take(struct tokenizer *t, uint16_t *tokens, int64_t *sentences, int64_t *documents)
 {
     sentences[0] = documents[0] = 0;

@@ -1,21 +1,21 @@
-/* Gradients of Q, K and V; fmha.h has the whole.
+/* Gradients of Q, K and V; see fmha.h for an overview.
 
-A warp owns 32 keys of 128 at a time, keeps the gradients of these keys and values in registers, and walks the queries
-in tiles of 32. Scores are formed transposed, keys down and queries across, so that weights P and score gradients dS are
-left operands of the next products as they are:
+Each warp owns 32 of 128 keys at a time, keeps the gradients of these keys and values in registers, and loops over the
+queries in tiles of 32. Scores are computed transposed (keys are rows, queries columns), so that weights P and score
+gradients dS can be used directly as left operands of the next products:
 
     P  = exp2(scaled scores - log-sum)                      K Q^T
     dS = P (dP - delta), dP = scaled where kept, else 0     V dO^T
     gradient of V += kept P dO,  of K += dS Q
 
-with delta = sum(dO O), the sum over keys of P dP. dS of all 128 keys meets in shared memory, and each warp forms 16
-columns of the queries' gradient. Where a sequence has more than 128 keys, that gradient is gathered in `d_query` in
-global memory, each number always by the same thread. Shared memory:
+with delta = sum(dO O), the sum over keys of P dP. The warps exchange dS of all 128 keys through shared memory, and each
+computes 16 columns of the queries' gradient. If a sequence has more than 128 keys, that gradient is accumulated in
+`d_query` in global memory, each element always by the same thread. Shared memory:
 
     2 x 16 KiB  128 keys and values
-    2 x 8 KiB   32 queries and gradients of the output; the next are copied while these are at work
-    8 KiB       dS, keys down and queries across
-    6 KiB       of each query: log-sum, delta, and the hash that dropout starts from */
+    2 x 8 KiB   32 queries and gradients of the output; the next are copied while these are in use
+    8 KiB       dS, keys as rows and queries as columns
+    6 KiB       per query: log-sum, delta, and the hash that seeds dropout */
 #include "dropout.cuh"
 #include "tiles.cuh"
 
@@ -33,16 +33,16 @@ static_assert(BACKWARD_BYTES <= 99 * 1024, "what a block may have on every devic
 using ScoreTile = Tile<QUERIES>;
 
 struct Gradients {
-    const uint16_t *out, *d_out; /* of this head's first token, like all here */
+    const uint16_t *out, *d_out; /* of this head's first token, like all pointers here */
     float *d_query;
     uint16_t *d_qkv;
 };
 
-/* What is known of each query before any product; behind the end numbers that make their weights zero. */
+/* Per-query values that need no product. Queries past the end get values that make their weights zero. */
 template <Type TYPE>
 DEVICE void find_statistics(uint32_t memory, const Gradients &g, const float *log_sums, const Sequence &s,
                             const Dropout &dropout) {
-    constexpr int LANES = HEAD_SIZE / 8; /* a query's lanes take 16 bytes each */
+    constexpr int LANES = HEAD_SIZE / 8; /* each lane of a query reads 16 bytes */
     const int lane = threadIdx.x % LANES;
     for (int row = threadIdx.x / LANES; row < (s.length + QUERIES - 1) / QUERIES * QUERIES; row += THREADS / LANES) {
         const bool is_query = row < s.length;
@@ -63,7 +63,7 @@ DEVICE void find_statistics(uint32_t memory, const Gradients &g, const float *lo
     }
 }
 
-/* Scores and products dO V of a warp become kept weights and score gradients, as operands. */
+/* Convert a warp's scores and products dO V to kept weights and score gradients, as operands. */
 template <Type TYPE>
 DEVICE void differentiate(Left<PART> &kept, Left<PART> &d_scores, Sums<PART> &scores, Sums<PART> &d_weights,
                           uint32_t memory, int first_key, int first_query, int length, float slope,
@@ -84,7 +84,7 @@ DEVICE void differentiate(Left<PART> &kept, Left<PART> &d_scores, Sums<PART> &sc
                 const int key = first_key + 16 * group + g + i / 2 * 8;
                 if (slope != 0.0f) score[i] -= slope * static_cast<float>(abs(query + i % 2 - key));
                 const float weight = power_of_2(fmaf(score[i], SCALE_LOG2, i % 2 ? -log_sum.y : -log_sum.x));
-                /* Weights behind the end have no bound, and infinity would not vanish before zero keys. */
+                /* Weights past the end are unbounded, and infinity times a zero key would not be zero. */
                 score[i] = key < length ? weight : 0.0f;
                 d_weight[i] = Dropout::keeps(flags, i) ? d_weight[i] * dropout.scale : 0.0f;
                 d_weight[i] = score[i] * (d_weight[i] - (i % 2 ? delta.y : delta.x));
@@ -97,7 +97,7 @@ DEVICE void differentiate(Left<PART> &kept, Left<PART> &d_scores, Sums<PART> &sc
     }
 }
 
-/* Puts a warp's score gradients, keys from `row` and queries from `column` on, where all warps find them. */
+/* Store a warp's score gradients in shared memory: keys from `row`, queries from `column`. */
 DEVICE void share(ScoreTile tile, int row, int column, const Left<PART> &d_scores) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -107,7 +107,7 @@ DEVICE void share(ScoreTile tile, int row, int column, const Left<PART> &d_score
     }
 }
 
-/* Adds up, in `d_query`, or stores a warp's columns of 32 queries' gradient. */
+/* Accumulate in `d_query`, or store, a warp's columns of the gradient of 32 queries. */
 template <Type TYPE>
 DEVICE void put_query_gradient(const Sums<COLUMNS> &sums, const Gradients &gradients, const Sequence &s, int first_query,
                                bool is_first, bool is_last) {
@@ -129,7 +129,7 @@ DEVICE void put_query_gradient(const Sums<COLUMNS> &sums, const Gradients &gradi
     }
 }
 
-/* Adds 32 rows [32, KEYS] of the transposed tile times 16 columns of the keys; `count` keys exist. */
+/* Add 32 rows [32, KEYS] of the transposed tile times 16 columns of the keys; `count` keys are valid. */
 template <Type TYPE> DEVICE void add_query_gradient(Sums<COLUMNS> &sums, ScoreTile d_scores, HeadTile keys, int count) {
     const int column = threadIdx.x / 32 * COLUMNS;
     for (int key = 0; key < count; key += 16) {
@@ -141,7 +141,7 @@ template <Type TYPE> DEVICE void add_query_gradient(Sums<COLUMNS> &sums, ScoreTi
     }
 }
 
-/* The rows of a warp's 32 keys that exist. */
+/* The valid rows of a warp's 32 keys. */
 template <Type TYPE>
 DEVICE void put_rows(uint16_t *to, const Sums<HEAD_SIZE> &sums, float scale, const Sequence &s, int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -159,7 +159,7 @@ DEVICE void copy_queries(uint32_t stage, const uint16_t *q, const Gradients &gra
     copy_tile<QUERIES>({stage + QUERY_BYTES}, gradients.d_out + first * s.out_stride, s.out_stride, s.length - first);
 }
 
-/* All gradients that come of KEYS keys from `block` on: those of the keys and values, and their part of the queries'. */
+/* Gradients from KEYS keys starting at `block`: those of the keys and values, and their part of the queries'. */
 template <Type TYPE>
 DEVICE void add_keys(uint32_t memory, const uint16_t *q, const Gradients &gradients, const Sequence &s, int block,
                      float slope, const Dropout &dropout) {
@@ -174,13 +174,13 @@ DEVICE void add_keys(uint32_t memory, const uint16_t *q, const Gradients &gradie
     set_zero<HEAD_SIZE>(d_keys);
     set_zero<HEAD_SIZE>(d_values);
     for (int query = 0; query < s.length; query += QUERIES) {
-        /* After the barrier these tiles are whole, and nobody reads those before them, or their dS, any more. */
+        /* After the barrier these tiles are complete, and no thread still reads the previous ones or their dS. */
         wait_for_copies();
         __syncthreads();
         if (query + QUERIES < s.length) copy_queries(other, q, gradients, s, query + QUERIES);
         if (own < count) {
             const HeadTile queries = {stage}, d_out = {stage + QUERY_BYTES};
-#pragma unroll 1 /* two parts at once would not fit into the registers */
+#pragma unroll 1 /* two parts at once would not fit in registers */
             for (int part = 0; part < QUERIES; part += PART) {
                 Sums<PART> scores, d_weights;
                 set_zero<PART>(scores);
@@ -195,7 +195,7 @@ DEVICE void add_keys(uint32_t memory, const uint16_t *q, const Gradients &gradie
                 add_vectors<TYPE, PART>(d_keys, d_scores, queries, part);
             }
         }
-        __syncthreads(); /* dS is whole */
+        __syncthreads(); /* dS is complete */
         Sums<COLUMNS> d_query;
         set_zero<COLUMNS>(d_query);
         add_query_gradient<TYPE>(d_query, shared_scores, keys, count);
@@ -224,7 +224,7 @@ backward_kernel(fmha_problem p, const float *log_sums, Gradients gradients) {
     const uint32_t memory = shared_memory();
     find_statistics<TYPE>(memory, gradients, log_sums, s, dropout);
     for (int block = 0; block < s.length; block += KEYS) {
-        if (block) __syncthreads(); /* nobody reads the keys before them any more */
+        if (block) __syncthreads(); /* no thread still reads the previous keys */
         add_keys<TYPE>(memory, q, gradients, s, block, slope, dropout);
     }
 }

@@ -1,7 +1,7 @@
-/* The instructions that the kernels need beyond C++, one function each (PTX ISA, sections on cp.async, ldmatrix, mma).
+/* One function for each PTX instruction that the kernels need (PTX ISA, sections on cp.async, ldmatrix, mma).
 
-Shared memory is spoken of by 32-bit addresses, counted in bytes, as the instructions want them; all of it is read and
-written through the functions here, so that emulation/device.h sees every access. */
+Shared memory is addressed by 32-bit byte addresses, as the instructions require. All accesses go through the functions
+here, so that emulation/device.h sees every one. */
 #ifndef MLBERT_FMHA_DEVICE_CUH
 #define MLBERT_FMHA_DEVICE_CUH
 
@@ -17,7 +17,7 @@ written through the functions here, so that emulation/device.h sees every access
 
 enum class Type { BFLOAT16, FLOAT16 };
 
-/* The first byte of the block's shared memory. */
+/* Address of the first byte of the block's shared memory. */
 DEVICE uint32_t shared_memory() {
     extern __shared__ __align__(128) unsigned char memory[];
     return static_cast<uint32_t>(__cvta_generic_to_shared(memory));
@@ -41,18 +41,18 @@ DEVICE void store_word(uint32_t to, uint32_t value) {
 
 DEVICE void store_float(uint32_t to, float value) { store_word(to, __float_as_uint(value)); }
 
-/* Starts to copy 16 bytes of global memory; zeros instead, and nothing is read, where `wanted` is false. */
+/* Start copying 16 bytes of global memory. If `wanted` is false, write zeros and read nothing. */
 DEVICE void copy_async(uint32_t to, const void *from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                  "r"(wanted ? 16 : 0)
                  : "memory");
 }
 
-/* Waits for the copies that this thread has started; a barrier must follow before others read them. */
+/* Wait for the copies that this thread has started. A barrier must follow before other threads read them. */
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* Four 8 x 8 matrices of 16-bit numbers; lane l names row l % 8 of matrix l / 8. Lane l gets of each matrix the numbers
-2 (l % 4) and the next of row l / 4. */
+/* Load four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l % 8 of matrix l / 8, and gets from each
+matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. */
 DEVICE void load_matrices(uint32_t (&to)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -60,7 +60,7 @@ DEVICE void load_matrices(uint32_t (&to)[4], uint32_t row) {
                  : "memory");
 }
 
-/* The same of the transposed matrices. */
+/* The same for the transposed matrices. */
 DEVICE void load_transposed(uint32_t (&to)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -87,10 +87,10 @@ template <Type TYPE> DEVICE void multiply_add(float (&sum)[4], const uint32_t (&
 #undef MULTIPLY_ADD
 }
 
-/* The value of the lane whose number differs in the bits of `mask`. */
+/* Return the value of lane (own lane ^ mask). */
 template <class Value> DEVICE Value exchange(Value value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 
-/* Two numbers rounded to nearest, the first in the lower half. */
+/* Pack two numbers, rounded to nearest, the first in the lower half. */
 template <Type TYPE> DEVICE uint32_t pack(float first, float second) {
     uint32_t pair;
     if constexpr (TYPE == Type::BFLOAT16) {
@@ -113,7 +113,7 @@ template <Type TYPE> DEVICE float2 unpack(uint32_t pair) {
     }
 }
 
-/* Four bytes out of the eight of (low, high), one for each digit of the selector; digit + 8: its sign eight times. */
+/* Select four of the eight bytes of (low, high), one per selector digit; digit + 8 replicates that byte's sign bit. */
 DEVICE uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t picked;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(low), "r"(high), "r"(selector));
@@ -132,7 +132,7 @@ DEVICE float log_2(float x) {
     return logarithm;
 }
 
-/* Queues a kernel. */
+/* Queue a kernel. */
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes, void *stream,
            const Arguments &...arguments) {
@@ -142,7 +142,7 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int share
     return cudaGetLastError();
 }
 
-/* Whether the library holds the kernel for the current device. */
+/* Return whether the library contains the kernel for the current device. */
 template <class... Parameters> int check(void (*kernel)(Parameters...)) {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes, kernel);

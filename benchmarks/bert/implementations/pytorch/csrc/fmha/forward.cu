@@ -1,10 +1,11 @@
-/* Output and log-sums of attention; fmha.h has the whole.
+/* Output and log-sums of attention; see fmha.h for an overview.
 
-A warp owns 32 queries of 128 at a time and walks the keys in tiles of 64 with a running maximum and sum. Shared memory:
+Each warp owns 32 of 128 queries at a time and loops over the keys in tiles of 64 with a running maximum and sum. Shared
+memory:
 
     16 KiB      128 queries
-    2 x 16 KiB  64 keys and 64 values; the next pair is copied while one is at work, also across the step to the next
-                128 queries */
+    2 x 16 KiB  64 keys and 64 values; the next pair is copied while one is in use, also when moving to the next 128
+                queries */
 #include "dropout.cuh"
 #include "tiles.cuh"
 
@@ -12,13 +13,13 @@ constexpr int QUERIES = 32 * WARPS, KEYS = 64;
 constexpr int QUERY_BYTES = head_tile_bytes(QUERIES), KEY_BYTES = head_tile_bytes(KEYS), STAGE_BYTES = 2 * KEY_BYTES;
 constexpr int FORWARD_BYTES = QUERY_BYTES + 2 * STAGE_BYTES;
 
-/* A warp's 32 queries, of which this lane has four rows: 16 i + g and 16 i + g + 8. */
+/* A warp's 32 queries; this lane holds four rows: 16 i + g and 16 i + g + 8. */
 struct Queries {
     int first;
-    uint32_t hash[2];       /* as Dropout::flags_of_queries wants it, for each group of 16 */
-    float highest[2][2];    /* score so far, before the scale */
+    uint32_t hash[2];       /* as Dropout::flags_of_queries expects it, per group of 16 */
+    float highest[2][2];    /* score so far, unscaled */
     float total[2][2];      /* this lane's part of sum(exp2(scaled score - scaled highest)) */
-    Sums<HEAD_SIZE> result; /* the same sum of values */
+    Sums<HEAD_SIZE> result; /* the same weighted sum of values */
 };
 
 DEVICE int query_row(const Queries &queries, int group, int half) {
@@ -36,7 +37,7 @@ DEVICE void begin(Queries &queries, int length, const Dropout &dropout) {
     set_zero<HEAD_SIZE>(queries.result);
 }
 
-/* Adds the bias, and takes out the keys behind the sequence's end. `slope` is that of scores before the scale. */
+/* Add the bias and mask the keys past the end of the sequence. `slope` applies to unscaled scores. */
 DEVICE void adjust_scores(Sums<KEYS> &scores, const Queries &queries, int first_key, int length, float slope) {
 #pragma unroll
     for (int group = 0; group < 2; group++) {
@@ -50,7 +51,7 @@ DEVICE void adjust_scores(Sums<KEYS> &scores, const Queries &queries, int first_
     }
 }
 
-/* The scores of one group of rows become weights relative to the new maximum; what was summed so far is rescaled. */
+/* Turn the scores of one group of rows into weights relative to the new maximum, and rescale the sums so far. */
 DEVICE void weigh(Sums<KEYS> &scores, Queries &queries, int group) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -60,7 +61,7 @@ DEVICE void weigh(Sums<KEYS> &scores, Queries &queries, int group) {
         for (int i = 0; i < KEYS / 4; i++) highest = fmaxf(highest, scores[group][i / 2][2 * half + i % 2]);
         highest = fmaxf(highest, exchange(highest, 1));
         highest = fmaxf(highest, exchange(highest, 2));
-        /* The first tile finds `before` = -inf: what exp2(-inf) = 0 rescales is zero anyway. */
+        /* For the first tile `before` is -inf: exp2(-inf) = 0 rescales sums that are zero anyway. */
         const float rescale = power_of_2((before - highest) * SCALE_LOG2), scaled = highest * SCALE_LOG2;
         float total = queries.total[group][half] * rescale;
 #pragma unroll
@@ -92,7 +93,7 @@ DEVICE void add_keys(Queries &queries, HeadTile vectors, HeadTile keys, HeadTile
             const float(&weight)[4] = scores[group][i];
             uint32_t upper = pack<TYPE>(weight[0], weight[1]), lower = pack<TYPE>(weight[2], weight[3]);
             if (dropout.is_on) {
-                /* Behind the sum: dropout acts on normalised weights, so the divisor is that of all of them. */
+                /* After the sum: dropout acts on normalised weights, so the divisor includes dropped ones. */
                 const uint32_t flags = dropout.flags_of_queries(queries.hash[group], first_key + 8 * i);
                 upper = Dropout::keep_pair(upper, flags, 0);
                 lower = Dropout::keep_pair(lower, flags, 1);
@@ -145,10 +146,10 @@ template <Type TYPE> KERNEL(THREADS, 2) forward_kernel(fmha_problem p, uint16_t 
     for (int block = 0; block < s.length; block += QUERIES) {
         queries.first = block + static_cast<int>(threadIdx.x) / 32 * 32;
         begin(queries, s.length, dropout);
-        if (block) __syncthreads(); /* nobody reads the queries before them any more */
+        if (block) __syncthreads(); /* no thread still reads the previous queries */
         copy_tile<QUERIES>(vectors, q + block * s.qkv_stride, s.qkv_stride, s.length - block);
         for (int key = 0; key < s.length; key += KEYS) {
-            /* After the barrier this tile is whole, and nobody reads the one before it any more. */
+            /* After the barrier this tile is complete, and no thread still reads the previous one. */
             wait_for_copies();
             __syncthreads();
             const bool more_keys = key + KEYS < s.length;

@@ -1,4 +1,4 @@
-/* What callers ask of the library besides its two directions; fmha.h has the whole. */
+/* The library's functions other than forward and backward; see fmha.h. */
 #include "device.cuh"
 #include "fmha.h"
 

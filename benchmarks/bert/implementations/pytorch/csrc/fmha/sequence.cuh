@@ -1,4 +1,4 @@
-/* Which sequence and head a block has, and where its numbers lie. */
+/* The sequence and head of a block, and the offsets of its data. */
 #ifndef MLBERT_FMHA_SEQUENCE_CUH
 #define MLBERT_FMHA_SEQUENCE_CUH
 
@@ -14,9 +14,9 @@ constexpr float SCALE = 0.125f, SCALE_LOG2 = SCALE * LOG2_E;
 struct Sequence {
     int head;
     int start, length; /* tokens */
-    bool is_tail;      /* the tokens behind the last sequence, whose results are zero */
-    int qkv_stride, out_stride;    /* numbers from one token to the next in [T, 3, N, H] and [T, N, H] */
-    size_t qkv_place, out_place;   /* of the first token's first number of this head (of Q) */
+    bool is_tail;      /* the tokens after the last sequence; their results are zero */
+    int qkv_stride, out_stride;    /* elements from one token to the next in [T, 3, N, H] and [T, N, H] */
+    size_t qkv_place, out_place;   /* of the first token's first element of this head (of Q) */
 };
 
 DEVICE Sequence sequence_of_block(const fmha_problem &p) {
@@ -37,7 +37,7 @@ inline int64_t number_of_blocks(const fmha_problem &p) {
     return p.num_tokens ? static_cast<int64_t>(p.num_sequences + 1) * p.num_heads : 0;
 }
 
-/* Zeros for `length` tokens of one head. */
+/* Write zeros for `length` tokens of one head. */
 DEVICE void clear(uint16_t *first, int stride, int length) {
     constexpr int WORDS = HEAD_SIZE / 2;
     for (int i = threadIdx.x; i < length * WORDS; i += THREADS) {

@@ -1,13 +1,13 @@
 /* Tiles of 16-bit numbers in shared memory, and products of them.
 
-A row is cut into chunks of 16 bytes, which lie in another order in every row, so that the eight rows of a chunk that
-`load_matrices` reads at once, like the eight chunks of a row that a copy writes, lie in different banks. */
+A row is split into chunks of 16 bytes, in a different order in each row (a swizzle). This puts the eight rows of a
+chunk that `load_matrices` reads at once, and the eight chunks of a row that a copy writes, in different banks. */
 #ifndef MLBERT_FMHA_TILES_CUH
 #define MLBERT_FMHA_TILES_CUH
 
 #include "sequence.cuh"
 
-/* Rows of COLUMNS numbers, 32 or 64. */
+/* Rows of COLUMNS elements, 32 or 64. */
 template <int COLUMNS> struct Tile {
     static constexpr int CHUNKS = COLUMNS / 8, ROW_BYTES = 2 * COLUMNS;
     uint32_t address;
@@ -16,7 +16,7 @@ template <int COLUMNS> struct Tile {
         return address + row * ROW_BYTES + ((chunk ^ (row * CHUNKS / 8 % CHUNKS)) * 16);
     }
 
-    /* Stores a pair of numbers at an even column. */
+    /* Store a pair of elements at an even column. */
     DEVICE void store(int row, int column, uint32_t pair) const {
         store_word(chunk(row, column / 8) + column % 8 * 2, pair);
     }
@@ -26,7 +26,7 @@ using HeadTile = Tile<HEAD_SIZE>;
 
 constexpr int head_tile_bytes(int rows) { return rows * HeadTile::ROW_BYTES; }
 
-/* Starts to copy ROWS tokens' vectors; zeros from row `valid` on. */
+/* Start copying the vectors of ROWS tokens; rows from `valid` on are zero. */
 template <int ROWS> DEVICE void copy_tile(HeadTile tile, const uint16_t *first, int stride, int valid) {
 #pragma unroll
     for (int i = 0; i < ROWS * HeadTile::CHUNKS; i += THREADS) {
@@ -36,9 +36,9 @@ template <int ROWS> DEVICE void copy_tile(HeadTile tile, const uint16_t *first, 
     }
 }
 
-/* Operands of `multiply_add` from 16 x 16 numbers of a tile, whose first row and column are given. `left` of a tile
-with the product's rows as rows, or transposed; `right`, two operands side by side, of a tile with the product's columns
-as rows, or transposed. */
+/* Operands of `multiply_add` from 16 x 16 elements of a tile, starting at the given row and column. `left`: the tile
+has the product's rows as rows, or is transposed. `right`: two adjacent operands; the tile has the product's columns as
+rows, or is transposed. */
 template <int COLUMNS> DEVICE void load_left(uint32_t (&to)[4], Tile<COLUMNS> tile, int row, int column) {
     const int lane = threadIdx.x % 32;
     load_matrices(to, tile.chunk(row + lane % 16, column / 8 + lane / 16));
@@ -62,7 +62,7 @@ template <int COLUMNS> DEVICE void load_right_transposed(uint32_t (&to)[4], Tile
 /* A warp's part of a product: 32 rows in two groups of 16, COLUMNS columns in groups of 8. */
 template <int COLUMNS> using Sums = float[2][COLUMNS / 8][4];
 
-/* The left operand of a product over DEPTH numbers, 32 rows. */
+/* The left operand of a product over DEPTH elements, 32 rows. */
 template <int DEPTH> using Left = uint32_t[2][DEPTH / 16][4];
 
 template <int COLUMNS> DEVICE void set_zero(Sums<COLUMNS> &sums) {
@@ -70,7 +70,7 @@ template <int COLUMNS> DEVICE void set_zero(Sums<COLUMNS> &sums) {
     for (int i = 0; i < 2 * COLUMNS / 8 * 4; i++) sums[i / (COLUMNS / 2)][i / 4 % (COLUMNS / 8)][i % 4] = 0.0f;
 }
 
-/* Adds the products of one left operand for each group of rows and one right operand for two groups of columns. */
+/* Add the products of one left operand per group of rows and one right operand per two groups of columns. */
 template <Type TYPE, int COLUMNS>
 DEVICE void add_products(Sums<COLUMNS> &sums, const uint32_t (&upper)[4], const uint32_t (&lower)[4],
                          const uint32_t (&right)[4], int column) {
@@ -80,7 +80,7 @@ DEVICE void add_products(Sums<COLUMNS> &sums, const uint32_t (&upper)[4], const 
     multiply_add<TYPE>(sums[1][column / 8 + 1], lower, right[2], right[3]);
 }
 
-/* sums += 32 rows of `left` from `row` on times the transposed COLUMNS rows of `right` from `first` on. */
+/* sums += 32 rows of `left` starting at `row`, times the transposed COLUMNS rows of `right` starting at `first`. */
 template <Type TYPE, int COLUMNS>
 DEVICE void add_scores(Sums<COLUMNS> &sums, HeadTile left, int row, HeadTile right, int first) {
 #pragma unroll
@@ -97,7 +97,7 @@ DEVICE void add_scores(Sums<COLUMNS> &sums, HeadTile left, int row, HeadTile rig
     }
 }
 
-/* sums += left [32, DEPTH] times DEPTH rows of `right` from `first` on. */
+/* sums += left [32, DEPTH] times DEPTH rows of `right` starting at `first`. */
 template <Type TYPE, int DEPTH>
 DEVICE void add_vectors(Sums<HEAD_SIZE> &sums, const Left<DEPTH> &left, HeadTile right, int first) {
 #pragma unroll
@@ -111,7 +111,7 @@ DEVICE void add_vectors(Sums<HEAD_SIZE> &sums, const Left<DEPTH> &left, HeadTile
     }
 }
 
-/* The four sums of a group of rows and of columns `group` become their part of a left operand, as two pairs. */
+/* Convert the four sums of a group of rows and of columns `group` to their part of a left operand, as two pairs. */
 template <int DEPTH> DEVICE void set_left(Left<DEPTH> &left, int rows, int group, uint32_t first, uint32_t second) {
     left[rows][group / 2][group % 2 * 2] = first;
     left[rows][group / 2][group % 2 * 2 + 1] = second;

@@ -1,6 +1,6 @@
-/* What matmul.c needs of NVIDIA's cublasLt interface (CUDA 12 and 13), declared here so that building needs a C
- * compiler alone. Opaque handles are void pointers, enumerations plain integers. tests/unit/ops/cublaslt_interface.c
- * compares every line with NVIDIA's own header where that can be found. */
+/* The part of NVIDIA's cublasLt interface (CUDA 12 and 13) that matmul.c uses, declared here so that building needs
+ * only a C compiler. Opaque handles are void pointers and enumerations are plain integers. If NVIDIA's header exists,
+ * tests/unit/ops/cublaslt_interface.c compares every line with it. */
 #ifndef MHALIB_CUBLASLT_H
 #define MHALIB_CUBLASLT_H
 
@@ -40,7 +40,7 @@ enum lt_operation_attribute { /* cublasLtMatmulDescAttributes_t */
     LT_OPERATION_BIAS_POINTER = 8,     /* void * */
     LT_OPERATION_AUX_POINTER = 11,     /* void * */
     LT_OPERATION_AUX_LD = 12,          /* int64_t */
-    LT_OPERATION_A_SCALE_POINTER = 17, /* const void *, and so all of these pointers */
+    LT_OPERATION_A_SCALE_POINTER = 17, /* const void *, like all of these pointers */
     LT_OPERATION_B_SCALE_POINTER = 18,
     LT_OPERATION_D_SCALE_POINTER = 20,
     LT_OPERATION_AMAX_D_POINTER = 21,
@@ -61,7 +61,7 @@ enum lt_epilogue { /* cublasLtEpilogue_t */
 enum lt_preference_attribute { /* cublasLtMatmulPreferenceAttributes_t */
     LT_PREFERENCE_MAX_WORKSPACE_BYTES = 1,   /* uint64_t */
     LT_PREFERENCE_REDUCTION_SCHEME_MASK = 3, /* uint32_t */
-    LT_PREFERENCE_MIN_ALIGNMENT_A_BYTES = 5, /* uint32_t, and so the next three */
+    LT_PREFERENCE_MIN_ALIGNMENT_A_BYTES = 5, /* uint32_t, like the next three */
     LT_PREFERENCE_MIN_ALIGNMENT_B_BYTES = 6,
     LT_PREFERENCE_MIN_ALIGNMENT_C_BYTES = 7,
     LT_PREFERENCE_MIN_ALIGNMENT_D_BYTES = 8,

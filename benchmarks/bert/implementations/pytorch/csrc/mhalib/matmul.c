@@ -1,14 +1,14 @@
 /* Matrix products with an epilogue through NVIDIA's cublasLt, for mlbert/ops/cublaslt_library.py.
  *
- * Host code alone: cublasLt is opened at run time, so building needs no CUDA. `mhalib_matmul` computes, column-major,
+ * Host code only: cublasLt is opened at run time, so building needs no CUDA. `mhalib_matmul` computes, column-major,
  *
  *     d [m, n] = epilogue(scale_a scale_b op(a) [m, k] op(b) [k, n] + d, if it adds)
  *
- * with float32 sums. What cublasLt's heuristic answers for a problem (sizes, types, transposes, epilogue, alignment) is
- * kept with its descriptors as a plan, so a product that was seen before sets its pointers and launches: it allocates
- * nothing, waits for nothing, and can be captured in a CUDA graph. Parts of split sums are exchanged in float32 only.
+ * with float32 sums. The algorithm that cublasLt's heuristic picks for a problem (sizes, types, transposes, epilogue,
+ * alignment) is cached with its descriptors as a plan. A product with a cached plan only sets pointers and launches: it
+ * does not allocate or synchronize, and can be captured in a CUDA graph. Split-K partial sums are float32 only.
  *
- * A context belongs to one device and may be used by several threads. */
+ * A context belongs to one device and is thread-safe. */
 #include "cublaslt.h"
 
 #include <dlfcn.h>
@@ -17,18 +17,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SETS 256 /* of plans; batches of varying size make new ones all the time, the oldest of a set goes */
+#define SETS 256 /* of plans; varying batch sizes keep adding plans, and the oldest of a set is evicted */
 #define WAYS 8
 #define LARGEST_ALIGNMENT 256
-#define NO_ALGORITHM 1000 /* beside cublasLt's own status */
+#define NO_ALGORITHM 1000 /* in addition to cublasLt's status codes */
 #define CANDIDATES 8
 
-/* One product; zero or null where it has none. ops/cublaslt_library.py mirrors it. */
+/* One product; unused fields are zero or null. Mirrored in ops/cublaslt_library.py. */
 struct product {
-    int64_t m, n, k, lda, ldb, ldd; /* leading dimensions in elements; aux has d's */
+    int64_t m, n, k, lda, ldb, ldd; /* leading dimensions in elements; aux uses d's */
     int32_t type_a, type_b, type_d, type_bias, type_aux, compute;
     int32_t transpose_a, transpose_b, epilogue, fast_accumulation, adds;
-    int32_t choice; /* 0: what the heuristic takes for the fastest; i: the i-th of the CANDIDATES that it names */
+    int32_t choice; /* 0: the heuristic's first choice; i: the i-th of its CANDIDATES */
     const void *a, *b;
     void *d, *bias, *aux;
     const void *scale_a, *scale_b, *scale_d;
@@ -48,7 +48,7 @@ struct key {
 
 struct plan {
     struct key key;
-    uint64_t used; /* the context's clock at the last use; 0: empty */
+    uint64_t used; /* the context's clock at the last use; 0 if empty */
     lt_status status;
     lt_operation operation;
     lt_layout a, b, c, d;
@@ -67,7 +67,7 @@ struct context {
     struct plan plans[SETS][WAYS];
 };
 
-/* Opens cublasLt. Returns a context without handle, or null with the reason in `message`. */
+/* Open cublasLt. Returns a context without a handle, or null with the reason in `message`. */
 struct context *mhalib_open(const char *path, char *message, size_t message_bytes) {
     struct context *context = calloc(1, sizeof *context);
     if (!context) {
@@ -95,13 +95,13 @@ struct context *mhalib_open(const char *path, char *message, size_t message_byte
     return context;
 }
 
-/* cublasLt's version: 10000 major + 100 minor + patch. */
+/* Return cublasLt's version: 10000 major + 100 minor + patch. */
 uint64_t mhalib_version(const struct context *context) { return context->lt.GetVersion(); }
 
-/* Makes the handle, which belongs to the device that is current now. */
+/* Create the handle, which belongs to the current device. */
 lt_status mhalib_create_handle(struct context *context) { return context->lt.Create(&context->handle); }
 
-/* Plans made so far: products that came again made none. */
+/* Return the number of plans made so far. Repeated products make none. */
 uint64_t mhalib_plans_made(const struct context *context) { return context->plans_made; }
 
 size_t mhalib_product_bytes(void) { return sizeof(struct product); }
@@ -123,7 +123,7 @@ void mhalib_close(struct context *context) {
     free(context);
 }
 
-/* Bytes that the address is a multiple of. */
+/* Alignment of the address in bytes. */
 static int32_t alignment(const void *pointer) {
     uintptr_t bits = (uintptr_t)pointer | LARGEST_ALIGNMENT;
     return (int32_t)(bits & -bits);
@@ -153,7 +153,7 @@ static uint64_t hash(const struct key *key) {
     return state ^ state >> 32;
 }
 
-/* Stops the function with the first status that is no success. */
+/* Return from the function with the first status that is not success. */
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         lt_status status_ = (call);                                                                                    \
@@ -187,10 +187,10 @@ static lt_status describe(struct context *context, struct plan *plan, const stru
         int8_t yes = 1;
         SET(LT_OPERATION_FAST_ACCUM, yes);
     }
-    TRY(set_pointers(context, operation, p)); /* the heuristic looks at their alignment */
+    TRY(set_pointers(context, operation, p)); /* the heuristic depends on their alignment */
     uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
     int swap_a = p->transpose_a == LT_OP_T, swap_b = p->transpose_b == LT_OP_T;
-    /* c is d, and read if it is added to; FP8 results, which nothing is added to, have no such type. */
+    /* c is d, and is read when accumulating. FP8 results never accumulate, and c has no FP8 type. */
     int is_fp8 = p->type_d == LT_R_8F_E4M3 || p->type_d == LT_R_8F_E5M2;
     uint32_t type_c = is_fp8 ? LT_R_16BF : (uint32_t)p->type_d;
     TRY(context->lt.MatrixLayoutCreate(&plan->a, (uint32_t)p->type_a, swap_a ? k : m, swap_a ? m : k, p->lda));
@@ -231,7 +231,7 @@ static lt_status choose(struct context *context, struct plan *plan, const struct
     return status;
 }
 
-/* The plan of a product, made if it is new; what is wrong with it is in its status. */
+/* Return the plan of a product, making it if new. Its status holds any error. */
 static struct plan *find_plan(struct context *context, const struct product *p) {
     struct key key = key_of(p);
     struct plan *set = context->plans[hash(&key) % SETS], *oldest = set;
@@ -252,7 +252,7 @@ static lt_status multiply(struct context *context, const struct product *p) {
     plan->used = ++context->clock;
     if (plan->status != LT_SUCCESS) {
         lt_status status = plan->status;
-        if (status != NO_ALGORITHM) clear_plan(context, plan); /* may pass: memory, say */
+        if (status != NO_ALGORITHM) clear_plan(context, plan); /* may be temporary, such as out of memory */
         return status;
     }
     TRY(set_pointers(context, plan->operation, p));
@@ -261,8 +261,8 @@ static lt_status multiply(struct context *context, const struct product *p) {
                               plan->c, p->d, plan->d, &plan->algorithm, p->workspace, p->workspace_bytes, p->stream);
 }
 
-/* Puts one product into its stream. Returns cublasLt's status, or NO_ALGORITHM where it has none for this problem: then
- * nothing was done, and the next call says so at once. No size may be 0. */
+/* Queue one product on its stream. Returns cublasLt's status, or NO_ALGORITHM if it has none for this problem; then
+ * nothing is queued, and later calls return the same at once. No size may be 0. */
 lt_status mhalib_matmul(struct context *context, const struct product *p) {
     pthread_mutex_lock(&context->lock);
     lt_status status = multiply(context, p);

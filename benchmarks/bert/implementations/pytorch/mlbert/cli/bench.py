@@ -56,7 +56,7 @@ def step(
     import torch
 
     from mlbert.ops.precision import compute_dtype
-    from mlbert.programs.bench.step import run
+    from mlbert.programs.bench.step_time import run
 
     if precision not in ("auto", "fp32", "bf16"):
         raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")

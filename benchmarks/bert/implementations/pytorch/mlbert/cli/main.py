@@ -24,7 +24,7 @@ from mlbert.host.errors import UserError
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("mlbert.cli.prepare", "Prepare text or data sets for training."),
     "train": ("mlbert.cli.train", "Train once, from exports, flags or YAML."),
-    "mosaic": ("mlbert.cli.mosaic_bert.main", "Pre-train on streamed text, from Mosaic's YAML."),
+    "mosaic": ("mlbert.cli.mosaic_bert.main_yaml", "Pre-train on streamed text, from Mosaic's YAML."),
     "pretrain": ("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
     "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tune on a task, or predict with the result."),
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tune on all GLUE tasks in parallel, and score them."),

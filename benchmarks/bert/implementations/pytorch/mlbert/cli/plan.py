@@ -26,7 +26,7 @@ from mlbert.programs.console import standard_output
 from mlbert.report.planner import calibrate as calibration
 from mlbert.report.planner import request, simulate, timing
 from mlbert.report.planner import timing as times
-from mlbert.report.planner.estimate import Estimate, Prices, estimate
+from mlbert.report.planner.cost import Estimate, Prices, estimate
 from mlbert.report.planner.request import MOST_GPUS, Given, job_of
 from mlbert.report.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
 from mlbert.report.run_plan import planned_world_size
@@ -47,14 +47,10 @@ def plan(
     network: Annotated[str | None, typer.Option(help="Network speed per GPU, such as 400Gb.", metavar="SPEED")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences per step on all GPUs.", min=1)] = None,
     batch_per_gpu: Annotated[int | None, typer.Option(help="Sequences per step and GPU.", min=1)] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="bf16 or fp8; default: as in the GPU's published results.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp8; default: as published for the GPU.")] = None,
     samples: Annotated[float | None, typer.Option(help="Samples to the target, if known.", min=1e3, max=1e12)] = None,
     imbalance: Annotated[float, typer.Option(help="Tokens on the fullest GPU / mean.", min=1.0, max=4.0)] = 1.0,
-    efficiency: Annotated[
-        float | None, typer.Option(help="Fraction of 16-bit peak; sets compute time.", min=0.01, max=2)
-    ] = None,
+    efficiency: Annotated[float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
     watts_per_gpu: Annotated[float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)] = None,
     calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
@@ -62,9 +58,7 @@ def plan(
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
     budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
     picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Write a figure of --sweep.")] = None,
-    simulate_ranks: Annotated[
-        int | None, typer.Option(help="Simulate the load balance of this many ranks.", min=2, max=16384)
-    ] = None,
+    simulate_ranks: Annotated[int | None, typer.Option(help="Ranks to simulate.", min=2, max=16384)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""

@@ -1,6 +1,6 @@
 """``mlbert pretrain TEXT... --out DIR``: pre-train a masked-LM model on your own text, in one command.
 
-If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead (`mlbert.cli.mosaic_bert.main`).
+If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead (`mlbert.cli.mosaic_bert.main_yaml`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pretrain(
     it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
-        from mlbert.cli.mosaic_bert.main import pretrain as mosaic  # torch takes a second
+        from mlbert.cli.mosaic_bert.main_yaml import pretrain as mosaic  # torch takes a second
 
         return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None:

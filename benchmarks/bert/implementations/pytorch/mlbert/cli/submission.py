@@ -16,12 +16,12 @@ from mlbert.host.provenance import tree_root
 from mlbert.mlperf import official
 from mlbert.mlperf.check import check
 from mlbert.mlperf.describe import describe_system, write_description
-from mlbert.mlperf.export import export_tree
 from mlbert.mlperf.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.new_system import new_system
 from mlbert.mlperf.seal import SUMS, seal
 from mlbert.mlperf.trace import Tracer
+from mlbert.mlperf.tree_export import export_tree
 from mlbert.programs.console import new_table, printable, safe, standard_output, write_page
 
 app = typer.Typer(

@@ -80,7 +80,7 @@ def _data(config: DataConfig, inputs: Inputs) -> str:
 
 def _weights(start: Path, inspect: Callable[[], Inputs]) -> str:
     from mlbert.models.weights.load import read_file
-    from mlbert.models.weights.renaming import own_state, parameters_in
+    from mlbert.models.weights.weight_files import own_state, parameters_in
 
     file = weights_file(start)
     weights, shape = read_file(file), inspect().shape

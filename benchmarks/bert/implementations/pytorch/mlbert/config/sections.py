@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TypeVar
 
-from mlbert.config.launch import LaunchConfig
 from mlbert.config.section import Section, Setting, settings_of
+from mlbert.config.shell import LaunchConfig
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TaskConfig, TextConfig
 from mlbert.distributed.config import DistributedConfig

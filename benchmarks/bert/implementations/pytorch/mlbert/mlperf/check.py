@@ -1,6 +1,12 @@
 """Check a submission: run the official tools on a copy and our own checks at the same time.
 
 This module also checks the names of a tree's folders and files against the rules.
+
+Run the checks that no official tool makes on the logs of one system.
+
+Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows the first line of
+the function's docstring. Only a broken rule is an error. Properties that only this code's logs have (provenance, call
+sites, one seed, one writer) are required only of them: see `mlbert.mlperf.result_set.is_ours`.
 """
 
 from __future__ import annotations
@@ -10,24 +16,90 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf import official, seal
-from mlbert.mlperf.checks.duplicate_runs import check_copies_between
+from mlbert.mlperf.checks.accuracy import check_accuracies
+from mlbert.mlperf.checks.code_provenance import check_event_types, check_writer
+from mlbert.mlperf.checks.configuration import check_configuration
+from mlbert.mlperf.checks.duplicate_runs import check_copies, check_copies_between
+from mlbert.mlperf.checks.evaluation import check_evaluations
+from mlbert.mlperf.checks.event_order import check_division, check_lines, check_numbers, check_order, check_program
+from mlbert.mlperf.checks.pace import (
+    check_clock,
+    check_evaluation_time,
+    check_overlap,
+    check_pace,
+    check_status,
+    check_time,
+)
+from mlbert.mlperf.checks.run_identity import check_call_sites, check_code, check_whose
+from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
+from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
+from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
 from mlbert.mlperf.describe import FOLDER as TEMPLATES
 from mlbert.mlperf.describe import MARK, unfilled
-from mlbert.mlperf.export import check_source, export_tree, is_checkout, is_export
 from mlbert.mlperf.findings import Complaint, Complaints, Finding, Outcome, finding_of
 from mlbert.mlperf.logs import Log, is_too_deep, read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
-from mlbert.mlperf.own_checks import run_checks
-from mlbert.mlperf.result_set import NAMES, ResultSet, is_ours
+from mlbert.mlperf.result_set import NAMES, Check, ResultSet, is_ours
 from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
 from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_in
+from mlbert.mlperf.tree_export import check_source, export_tree, is_checkout, is_export
+
+CHECKS: Mapping[str, Check] = {
+    "program": check_program,
+    "lines": check_lines,
+    "division": check_division,
+    "status": check_status,
+    "order of events": check_order,
+    "time stamps": check_time,
+    "clock": check_clock,
+    "runs apart": check_overlap,
+    "speed": check_pace,
+    "evaluation time": check_evaluation_time,
+    "same settings": check_same_settings,
+    "plain numbers": check_numbers,
+    "seeds": check_seeds,
+    "series": check_series,
+    "copies": check_copies,
+    "evaluations": check_evaluations,
+    "accuracies": check_accuracies,
+    "rules": check_rules,
+    "values": check_values,
+    "single lines": check_single_lines,
+    "configuration": check_configuration,
+    "event types": check_event_types,
+    "writer": check_writer,
+    "code": check_code,
+}
+TREE_CHECKS: Mapping[str, Check] = {
+    "call sites": check_call_sites,
+    "submitter": check_submitter,
+    "filed under": check_whose,
+    "system description": check_description,
+    "machine": check_machine,
+}
+
+
+def run_checks(results: ResultSet, subject: str) -> list[Finding]:
+    """Return one row for each check: its docstring if it passed, else all its complaints with the worst outcome.
+
+    A log without events is reported by `check_lines` and skipped by the other checks.
+    """
+    checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
+    readable = replace(results, logs=[log for log in results.logs if log.events])
+    wanted = {name: check for name, check in checks.items() if readable.logs or check is check_lines}
+    seen = {name: results if check is check_lines else readable for name, check in wanted.items()}
+    return [
+        finding_of(f"own: {name}", subject, list(check(seen[name])), (check.__doc__ or "").partition("\n")[0])
+        for name, check in wanted.items()
+    ]
+
 
 _RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
 _TOOL_FILES = frozenset({"scaling.json"})

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.host.errors import UserError
-from mlbert.mlperf.export import differs, digest_of
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.mlperf.rules import BENCHMARK
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN
+from mlbert.mlperf.tree_export import differs, digest_of
 
 SUMS = "SHA256SUMS"
 _SSH_SIGNATURE, _MINISIGN_SIGNATURE = f"{SUMS}.sig", f"{SUMS}.minisig"

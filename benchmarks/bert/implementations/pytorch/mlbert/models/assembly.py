@@ -30,10 +30,10 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.optim import methods
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.config import EvaluationConfig
 
 HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION

@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
 
 MAX_RATIO = 2.0

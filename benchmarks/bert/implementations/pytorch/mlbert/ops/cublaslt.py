@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import cublaslt_library, reference, registry
+from mlbert.ops import cublaslt_library, reference
+from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
 from mlbert.ops.linear import needs_gradient
 from mlbert.ops.weights import gradient_room, in_type, joined, written

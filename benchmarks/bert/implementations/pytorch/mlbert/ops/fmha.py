@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mlbert.host import native
 from mlbert.host.native import NativeUnavailable
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
 from mlbert.ops.dropout import MASK32, Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, pointer

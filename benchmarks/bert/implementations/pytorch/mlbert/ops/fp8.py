@@ -38,7 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import cublaslt, registry
+from mlbert.ops import cublaslt
+from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.ops.fp8_casts import NormGradients, NormSaved
 from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, FP8Scaling, Quantised

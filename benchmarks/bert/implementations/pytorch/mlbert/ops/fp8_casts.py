@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantised, padded_tokens
 

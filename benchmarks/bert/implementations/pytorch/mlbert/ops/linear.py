@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.native_library import is_bf16, library, pointer, sum_tokens, token_chunk, token_chunks
 from mlbert.ops.weights import in_type, joined
 

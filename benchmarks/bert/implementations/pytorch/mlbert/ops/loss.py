@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.native_library import is_bf16, library, pointer
 
 IGNORED = -100  # as in PyTorch's cross_entropy

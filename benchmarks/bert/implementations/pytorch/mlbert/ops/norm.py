@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, is_bf16, library, pointer, token_chunk, token_chunks
 

@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlbert.host.errors import UserError
-from mlbert.ops import device_cache, registry
+from mlbert.ops import device_cache
+from mlbert.ops import forms as registry
 from mlbert.ops.comparison import compare
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens

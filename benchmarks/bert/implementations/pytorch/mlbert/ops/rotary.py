@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.native_library import is_bf16, library, pointer
 
 

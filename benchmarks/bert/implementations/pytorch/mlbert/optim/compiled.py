@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mlbert.host import native
 from mlbert.host.native import NativeUnavailable
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import Blocks, FlatParameters, Piece
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.shared_weights import Layout
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import Adam
-from mlbert.optim.base import Event
 from mlbert.optim.compiled import UpdateScaling
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.optimizer import Event
 
 
 def find_fused_lamb() -> Any:

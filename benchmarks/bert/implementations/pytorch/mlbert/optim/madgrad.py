@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mlbert.optim.base import Event
 from mlbert.optim.compiled import CompiledOptimizer, Formulas
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.optimizer import Event
 from mlbert.optim.shared_weights import Layout
 
 

@@ -13,12 +13,12 @@ from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.sgd import SGD
 from mlbert.optim.shared_weights import Layout
 from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mlbert.optim.base import Event
 from mlbert.optim.compiled import CompiledOptimizer, Formulas
+from mlbert.optim.optimizer import Event
 
 
 class SGD(CompiledOptimizer):

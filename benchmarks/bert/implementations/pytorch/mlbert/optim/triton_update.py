@@ -52,7 +52,7 @@ class TritonUpdate:
         device: device of the buffers.
         betas, eps, weight_decay, max_grad_norm, formulas, scaling: as in `mlbert.optim.compiled.CompiledOptimizer`.
         bias_correction: as in `mlbert.optim.adamw.Adam`.
-        known_norm: as in `mlbert.optim.base.FlatOptimizer`.
+        known_norm: as in `mlbert.optim.optimizer.FlatOptimizer`.
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.

@@ -17,8 +17,8 @@ from mlbert.models.bert import AnyBert, begin_with_frequencies
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.files import write_composer
 from mlbert.models.weights.huggingface import to_huggingface
+from mlbert.models.weights.weight_files import write_composer
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig

@@ -23,10 +23,10 @@ from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.export import write_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods, schedules
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import EvaluationSet, Method
 

@@ -1,5 +1,4 @@
-/* device.cuh for a CPU: the same functions, by what the PTX ISA says of the instructions, on emulated threads and
-shared memory. */
+/* device.cuh for a CPU: the same functions, implemented from the PTX ISA on emulated threads and shared memory. */
 #ifndef MLBERT_FMHA_EMULATION_DEVICE_H
 #define MLBERT_FMHA_EMULATION_DEVICE_H
 
@@ -55,7 +54,7 @@ template <Type TYPE> uint16_t narrow(float value) {
     return half;
 }
 
-/* Number `i` of the 16-bit pairs in `words`. */
+/* Element `i` of the 16-bit pairs in `words`. */
 template <Type TYPE> float half_of(uint32_t word, int i) { return widen<TYPE>(word >> 16 * i); }
 
 /* given: 4 sums, 4 words of the left operand, 2 of the right one; taken: the sums. */
@@ -80,7 +79,7 @@ template <Type TYPE> void multiply_add_warp(Thread *lanes) {
     }
 }
 
-/* given: the address of row lane % 8 of matrix lane / 8, and the caller's place; taken: a pair of each matrix. */
+/* given: the address of row lane % 8 of matrix lane / 8, and the caller's location; taken: a pair from each matrix. */
 template <bool TRANSPOSED> void load_matrices_warp(Thread *lanes) {
     uint16_t rows[LANES][8] = {};
     for (int lane = 0; lane < LANES; lane++) {
@@ -173,7 +172,7 @@ inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 
 inline float power_of_2(float x) {
     const float power = exp2f(x);
-    return power < FLT_MIN ? 0.0f : power; /* and NaN stays */
+    return power < FLT_MIN ? 0.0f : power; /* and NaN is kept */
 }
 
 inline float log_2(float x) { return log2f(x); }

@@ -1,7 +1,7 @@
-/* What tests ask of an emulated library besides fmha.h; with it the rest of the library. */
+/* The emulated library: fmha.h and the functions that only tests call. */
 #include "../library.cu"
 
-/* What was found wrong since the last call, a line each. */
+/* Return the errors found since the last call, one per line. */
 extern "C" const char *emulation_reports() {
     static std::string text;
     text.clear();
@@ -10,7 +10,7 @@ extern "C" const char *emulation_reports() {
     return text.c_str();
 }
 
-/* Leaves out the barrier or wait at this line of a file; "" none. */
+/* Skip the barrier or wait at this line of a file; "" skips none. */
 extern "C" void emulation_skip(const char *file, int line) {
     static std::string name;
     name = file;

@@ -1,9 +1,9 @@
 /* The shared memory of a block, with a check of every access.
 
-Each word remembers who wrote and who read it last, where and between which barriers. Two threads that touch a word
-without a barrier in between, one of them writing, are reported; so are accesses behind the end or across the
-alignment, reading what nobody has written, and touching what an asynchronous copy may still write: copies arrive only
-when their thread waits for them. What a warp loads together counts as read by many threads. */
+Each word records its last writer and reader, with source line and barrier interval. Reported are: two threads that
+access a word without a barrier in between, at least one of them writing; accesses out of bounds or misaligned; reads of
+unwritten words; and accesses to words that an asynchronous copy may still write, because copies arrive only when their
+thread waits for them. A warp's collective load counts as a read by many threads. */
 #ifndef MLBERT_FMHA_EMULATION_MEMORY_H
 #define MLBERT_FMHA_EMULATION_MEMORY_H
 
@@ -11,7 +11,7 @@ when their thread waits for them. What a warp loads together counts as read by m
 
 namespace emulation {
 
-constexpr uint32_t FIRST_ADDRESS = 1024; /* shared memory does not begin at 0 */
+constexpr uint32_t FIRST_ADDRESS = 1024; /* shared memory does not start at 0 */
 constexpr int NOBODY = -1, MANY = -2;
 
 struct Access {
@@ -21,7 +21,7 @@ struct Access {
 
 struct Word {
     Access written, read;
-    Access copied; /* a copy that is under way, if any */
+    Access copied; /* the pending copy, if any */
 };
 
 inline std::vector<unsigned char> memory;
@@ -34,7 +34,7 @@ inline void new_memory(int bytes) {
 
 inline unsigned char *byte_at(uint32_t address) { return &memory[address - FIRST_ADDRESS]; }
 
-/* The words of an access, none where it is not one of this block's memory. */
+/* The words of an access; none if it is outside this block's memory. */
 inline std::pair<Word *, Word *> words_at(uint32_t address, int bytes, Place place) {
     const int64_t first = static_cast<int64_t>(address) - FIRST_ADDRESS;
     if (first < 0 || first + bytes > static_cast<int64_t>(memory.size())) {
@@ -45,7 +45,7 @@ inline std::pair<Word *, Word *> words_at(uint32_t address, int bytes, Place pla
     return {&words[first / 4], &words[(first + bytes) / 4]};
 }
 
-/* Whether another thread made this access since the last barrier. */
+/* Return whether another thread made this access since the last barrier. */
 inline bool clashes(const Access &access, int thread) {
     return access.thread != NOBODY && access.epoch == block.epoch && (access.thread != thread || thread == MANY);
 }
@@ -103,7 +103,7 @@ inline void start_copy(uint32_t to, const void *from, Place place) {
     for (Word *word = first; word != last; word++) word->copied = {block.current, block.epoch, place};
 }
 
-/* The copies of this thread arrive now. */
+/* Complete the copies of this thread. */
 inline void finish_copies(Place place) {
     if (place == skipped) return;
     for (const Copy &copy : me().copies) {

@@ -1,6 +1,6 @@
-/* The threads of a block as fibers on one thread of the CPU: they change only where they wait for each other, so a run is
-always the same. What a GPU would hang on or leave undefined is reported: barriers that not all threads reach, and
-instructions of a warp that its lanes do not execute together. */
+/* Run the threads of a block as fibers on one CPU thread. They switch only when they wait for each other, so runs are
+deterministic. Cases that would hang or be undefined on a GPU are reported: barriers that not all threads reach, and
+warp instructions that the lanes do not execute together. */
 #ifndef MLBERT_FMHA_EMULATION_THREADS_H
 #define MLBERT_FMHA_EMULATION_THREADS_H
 
@@ -19,7 +19,7 @@ namespace emulation {
 constexpr int LANES = 32;
 constexpr size_t STACK_BYTES = 128 * 1024;
 
-/* A place in the source. As a default argument it is the caller's. */
+/* A source location. As a default argument it is the caller's. */
 struct Place {
     const char *file;
     int line;
@@ -31,14 +31,14 @@ struct Place {
     }
 };
 
-inline std::set<std::string> reports; /* each said once */
-inline Place skipped{"", 0};          /* a barrier or wait that tests leave out */
+inline std::set<std::string> reports; /* each reported once */
+inline Place skipped{"", 0};          /* a barrier or wait that tests skip */
 
 inline void report(const std::string &text) { reports.insert(text); }
 
 struct Copy {
     uint32_t to;
-    const void *from; /* null: zeros */
+    const void *from; /* null for zeros */
     Place place;
 };
 
@@ -46,8 +46,8 @@ struct Thread {
     enum State { READY, AT_BARRIER, IN_WARP, DONE };
     State state = READY;
     Place place{"", 0};       /* where it waits */
-    std::vector<Copy> copies; /* that it has started and not waited for */
-    uint32_t given[10] = {}, taken[4] = {}; /* of an instruction of the warp */
+    std::vector<Copy> copies; /* started but not waited for */
+    uint32_t given[10] = {}, taken[4] = {}; /* of a warp instruction */
     std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
     ucontext_t context;
 };
@@ -84,7 +84,7 @@ inline void leave() {
     setcontext(&block.outside);
 }
 
-/* Goes on with the next thread that does not wait; leaves the block where there is none. */
+/* Switch to the next thread that is not waiting, or leave the block if there is none. */
 inline void next_thread() {
     const int count = block.threads.size(), before = block.current;
     for (int i = 1; i <= count; i++) {
@@ -114,7 +114,7 @@ inline void barrier(Place place) {
     block.epoch++;
 }
 
-/* An instruction of the whole warp: the lanes' `given` are there, `instruction` sets all `taken` once all have come. */
+/* A warp instruction: once all lanes have set `given`, `instruction` sets `taken` for all of them. */
 inline void together(Instruction instruction, Place place) {
     Warp &warp = block.warps[block.current / LANES];
     if (warp.arrived++ == 0) warp.instruction = instruction, warp.place = place;
@@ -138,7 +138,7 @@ inline void thread_main() {
     next_thread();
 }
 
-/* One block of a kernel; false where it did not come to its end. */
+/* Run one block of a kernel; return false if it did not finish. */
 inline bool run_block(int index, int threads, const std::function<void()> &kernel) {
     if (static_cast<int>(block.threads.size()) != threads) block.threads = std::vector<Thread>(threads);
     block.warps.assign(threads / LANES, Warp());

@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from mlbert.cli.mosaic_bert.main import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
+from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlbert.cli.mosaic_bert.main import WORDS, Words, check_yaml_file, notes, resolve_layer
+from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, notes, resolve_layer
 from mlbert.cli.train import run_resolved
 from mlbert.data.formats.tasks import read_texts
 from mlbert.data.formats.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 from mlbert.data.loading.batches import HostBatch
-from mlbert.data.loading.text import TRUNCATE, TextSet, TextSource
+from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.data.loading.text_run import MaskingRate
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError

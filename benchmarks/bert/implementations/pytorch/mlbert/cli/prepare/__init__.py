@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from mlbert.cli.prepare import estimate, foreign, instances, sets, tasks, text, wiki
+from mlbert.cli.prepare import foreign, instances, sets, text, wiki
 
 app = typer.Typer(help="Prepare text or data sets for training.", add_completion=False, rich_markup_mode=None)
-for module in (text, wiki, estimate, instances, foreign, sets, tasks):
+for module in (text, wiki, instances, foreign, sets):
     app.add_typer(module.app)

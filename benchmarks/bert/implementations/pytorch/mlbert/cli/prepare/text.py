@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, TextArguments, Workers, console, with_options
-from mlbert.data.prepare import corpus, pipeline, python_text
+from mlbert.cli.prepare.options import Out, TextArguments, Workers, console, say, with_options
+from mlbert.data.prepare import corpus, glue_files, pipeline, python_text
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
@@ -53,3 +53,18 @@ def text_command(
     documents = corpus.documents(folder, one_per_line)
     summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=console_progress())
     _report(out, summary)
+
+
+@app.command("python-glue")
+def python_glue_command(
+    out: Out, size: Annotated[float, typer.Option(help="Factor on the number of rows.", min=0.01, max=10)] = 1.0
+) -> None:
+    """Make stand-ins for GLUE's eight tasks, in their file formats, from this Python installation's documentation."""
+    glue_files.make(out, size)
+    say(f"wrote GLUE's files to {out}")
+
+
+@app.command("glue")
+def glue_command(out: Out) -> None:
+    """Download GLUE's eight tasks with the datasets library, in their official format."""
+    glue_files.fetch(out, tell=say)

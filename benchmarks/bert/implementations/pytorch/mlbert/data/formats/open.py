@@ -15,8 +15,7 @@ from mlbert.data.formats.checksums import FileChecks, listed_sums
 from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.prepared import ShardSet, info_of
-from mlbert.data.formats.tfrecord_list import LIST
-from mlbert.data.formats.tfrecord_plain import Widths
+from mlbert.data.formats.tfrecord_plain import LIST, Widths
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from mlbert.data.formats import tfrecord_native, tfrecord_plain
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord_list import read_list
 from mlbert.data.formats.tfrecord_plain import (
     BAD_LENGTH,
     FOOTER_BYTES,
@@ -36,6 +35,7 @@ from mlbert.data.formats.tfrecord_plain import (
     Scan,
     Widths,
     parse_example,
+    read_list,
 )
 from mlbert.host import native
 from mlbert.host.errors import UserError

@@ -24,8 +24,7 @@ from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, named_files, read_widths
-from mlbert.data.formats.tfrecord_list import read_list
-from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
+from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example, read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
 

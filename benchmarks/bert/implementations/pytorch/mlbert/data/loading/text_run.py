@@ -16,7 +16,7 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
+from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.training.config import EvaluationConfig

@@ -455,7 +455,7 @@ def _has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
-    """Return the held-out sequences with the masks that `mlbert.data.loading.text.TextEvalSet` draws."""
+    """Return the held-out sequences with the masks that `mlbert.data.loading.masked_text.TextEvalSet` draws."""
     masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed=0)
     offsets = offsets_of([len(one) for one in samples])
     return masking(np.concatenate(samples), offsets, 0, np.arange(len(samples)), rate)

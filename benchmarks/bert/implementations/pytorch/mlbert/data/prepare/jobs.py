@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 from mlbert.data.formats.checksums import FileSum, check_files, file_sums, listed_sums
 from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, read_manifest, reading
 from mlbert.data.formats.tfrecord import missing_numbers, missing_text
-from mlbert.data.formats.tfrecord_list import RecordList, read_list
+from mlbert.data.formats.tfrecord_plain import RecordList, read_list
 from mlbert.data.prepare.instances import REMEDY, without_text
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain

@@ -21,7 +21,7 @@ from mlbert.data.formats.manifest import Manifest, file_sha256, make_folder, rea
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness, write_examples
-from mlbert.data.formats.tfrecord_list import LIST, RecordList, read_list, unlisted_note
+from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.jobs import SILENT, Progress, finished_list, finished_manifest, keep_apart, run_jobs, tool_name
 from mlbert.data.prepare.skip_bad_rows import LeftOut

@@ -31,7 +31,7 @@ from mlbert.data.formats.nvidia_index import bins_of, list_shards
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.formats.tfrecord_list import read_list, unlisted_note
+from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
 from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.data.prepare.skip_bad_rows import gather_rows, read_past_errors
 from mlbert.host.errors import UserError

@@ -3,7 +3,7 @@
 Our format is a folder with ``bert_config.json``, ``model.safetensors`` (float32, names of
 `mlbert.models.weights.checkpoint_names`, vocabulary unpadded) and ``vocab.txt`` if the source has one.
 
-Composer (`mlbert.models.weights.files`): only the heads that the source has are written, including a classifier.
+Composer (`mlbert.models.weights.weight_files`): only the heads that the source has are written, including a classifier.
 Missing tensors of an incomplete head are initialized, and the report says so.
 Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``.
 TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only. Needs ``pip install mlbert[tf]``.
@@ -37,10 +37,15 @@ from mlbert.host.json_files import read_json
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
 from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
-from mlbert.models.weights.files import (
+from mlbert.models.weights.huggingface import huggingface_config, obstacle, read_config
+from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
+from mlbert.models.weights.weight_files import (
     PYTORCH_WEIGHTS,
     check_target,
     new_path,
+    own_state,
+    padded,
+    parameters_in,
     read_composer,
     read_nvidia_pt,
     read_safetensors,
@@ -49,9 +54,6 @@ from mlbert.models.weights.files import (
     write_composer,
     write_pt,
 )
-from mlbert.models.weights.huggingface import huggingface_config, obstacle, read_config
-from mlbert.models.weights.renaming import own_state, padded, parameters_in
-from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"

@@ -14,9 +14,9 @@ from torch import Tensor
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.models.bert import AnyBert
-from mlbert.models.weights.files import new_path, save_safetensors
 from mlbert.models.weights.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.models.weights.model_card import model_card
+from mlbert.models.weights.weight_files import new_path, save_safetensors
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:

@@ -27,10 +27,17 @@ from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.files import PYTORCH_WEIGHTS, Weights, check_target, new_path, read_safetensors, read_weights
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.modernbert import is_modernbert, own_tensors
-from mlbert.models.weights.renaming import load_state
+from mlbert.models.weights.weight_files import (
+    PYTORCH_WEIGHTS,
+    Weights,
+    check_target,
+    load_state,
+    new_path,
+    read_safetensors,
+    read_weights,
+)
 from mlbert.runs.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.runs.step_folders import read_step
 

@@ -27,7 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_rows

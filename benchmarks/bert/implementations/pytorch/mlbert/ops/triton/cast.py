@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Quantised, padded_tokens
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials
 

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops import reference, registry
+from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.triton.device import ACTIVATION_TYPES
 
 CHUNK = 64  # tokens

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 
 # Excludes a row from loss, gradient and count, as in PyTorch's cross_entropy. Fills batches up to a fixed number of
 # masked tokens.

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mlbert.ops import registry
+from mlbert.ops import forms as registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.fp8_casts import NormGradients, NormSaved
 from mlbert.ops.fp8_scaling import padded_tokens

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
-from mlbert.data.loading.text import TRUNCATE, TextSet, TextSource
+from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
@@ -31,7 +31,7 @@ from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.ops import api as ops
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench.step import LEARNING_RATE, Side, alternate, check_pairs, trained_side
+from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, check_pairs, trained_side
 
 MASKED_SCORE = -10_000.0
 

@@ -26,12 +26,12 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm
-from mlbert.models.weights.files import new_path
+from mlbert.models.weights.weight_files import new_path
 from mlbert.programs.console import console_progress, short_duration, write_page
+from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, make_plan, pace_of, resolve_settings
 from mlbert.programs.custom_corpus.display import Display
-from mlbert.programs.custom_corpus.plan import CorpusPlan, OwnFolder, make_plan, pace_of, resolve_settings
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.report.custom_corpus import own_text_page
+from mlbert.report.page import own_text_page
 from mlbert.training.config import RunConfig
 from mlbert.training.experiment import RunOptions, run_experiment
 

@@ -16,8 +16,8 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import VOCAB_FILE, hub_problem
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
-from mlbert.models.weights.files import read_weights
 from mlbert.models.weights.huggingface import read_config
+from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 UNITS = {

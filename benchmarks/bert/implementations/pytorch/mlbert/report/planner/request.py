@@ -13,7 +13,7 @@ from rich.table import Table
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.mlperf.rules import NUM_RESULT_FILES
-from mlbert.report.planner.estimate import Estimate
+from mlbert.report.planner.cost import Estimate
 from mlbert.report.planner.simulate import Balance
 from mlbert.report.planner.timing import GPUS, ModelShape, TrainingJob
 

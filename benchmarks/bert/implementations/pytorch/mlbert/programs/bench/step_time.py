@@ -34,9 +34,9 @@ from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops import api as ops
 from mlbert.ops.precision import gemm_peak_flops
-from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.step import Step
 
 LEARNING_RATE = 1e-4
