@@ -25,7 +25,7 @@ from mlbert.distributed.world import World
 from mlbert.models.bert import BertBase, BertForPreTraining
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.ops.precision import compute_dtype, fp8_products
-from mlbert.optim import methods
+from mlbert.optim import optimizers as methods
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.loss_scale import LossScale

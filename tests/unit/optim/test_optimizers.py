@@ -15,7 +15,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim import methods
+from mlbert.optim import optimizers as methods
 from mlbert.optim.adamw import Adam, AdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
@@ -42,6 +42,18 @@ from user_errors import user_error
 
 MakeFlat = Callable[[], FlatParameters]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
+
+
+@each_method
+def test_an_optimizer_has_the_implementations_that_it_declares(
+    make_flat: MakeFlat, method: type[CompiledOptimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"plain", "native", "triton"} <= set(method.IMPLEMENTATIONS)
+    monkeypatch.setattr(method, "IMPLEMENTATIONS", ("plain",))
+    optimizer = make_one(method, make_flat(), "auto")
+    assert (optimizer.implementation, optimizer.reason) == ("plain", f"{method.name} has no native implementation")
+    with user_error("ops.unavailable", "native optimizer", wording=False):
+        make_one(method, make_flat(), "native")
 
 
 def make_configured(config: Configuration, flat: FlatParameters) -> FlatOptimizer:

@@ -9,7 +9,7 @@ import pytest
 from mlbert.cli.main import main
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig
-from mlbert.optim.methods import implementation
+from mlbert.optim.optimizers import implementation
 from mlbert.recipes import packed_lamb
 from training_settings import configuration, read_metrics, train_arguments
 

@@ -29,7 +29,7 @@ from mlbert.ops import api as ops
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
-from mlbert.optim import methods
+from mlbert.optim import optimizers as methods
 from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale

@@ -198,6 +198,7 @@ class CompiledOptimizer(FlatOptimizer):
         weight_decay: applies to parameters whose segment has `decay`.
     """
 
+    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain", "native", "triton")
     FORMULAS: ClassVar[Formulas]
     SCALING: ClassVar[UpdateScaling] = UpdateScaling.NONE
 
@@ -239,8 +240,6 @@ class CompiledOptimizer(FlatOptimizer):
             shard, numbers = (self._pieces, owners, self._layout, device), self._numbers | kinds
             self._triton = TritonUpdate(*shard, known_norm=self._known_norm, **numbers)
             self.grad_norm, self.can_capture = self._triton.grad_norm, True
-        else:
-            super()._load(form)
 
     @property
     def num_updates(self) -> int:

@@ -100,6 +100,7 @@ class Lamb(Adam):
 
     name = "lamb"
     SCALING = UpdateScaling.TRUST_RATIO
+    IMPLEMENTATIONS = (*Adam.IMPLEMENTATIONS, "apex")
     _apex: ApexLamb | None = None
 
     def hyperparameters(self, event: Event) -> None:

@@ -85,6 +85,7 @@ class FlatOptimizer:
 
     name: ClassVar[str]
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
+    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain",)  # that the optimizer has; not all run on every device
 
     def __init__(
         self,
@@ -110,13 +111,15 @@ class FlatOptimizer:
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat.data.device)
         self.can_capture = False
         self._pieces = pieces_of(layout.parts, flat.segments)
-        self.implementation, self.reason = "plain", "asked for"
+        self.implementation, self.reason = "plain", ""
         if implementation != "plain":
             self._choose(implementation)
 
     def _choose(self, wanted: str) -> None:
         name = wanted if wanted != "auto" else "native" if self.flat.data.device.type == "cpu" else "triton"
         try:
+            if name not in self.IMPLEMENTATIONS:
+                raise NativeUnavailable(f"{self.name} has no {name} implementation")
             self._load(name)
         except (NativeUnavailable, ImportError) as error:
             if wanted != "auto":
@@ -128,12 +131,12 @@ class FlatOptimizer:
             self.implementation, self.reason = name, ""
 
     def _load(self, form: str) -> None:
-        """Load a fast implementation.
+        """Load one of `IMPLEMENTATIONS` other than plain.
 
         Raises:
-            NativeUnavailable, ImportError: it does not exist or is not available here.
+            NativeUnavailable, ImportError: it is not available here.
         """
-        raise NativeUnavailable(f"{self.name} has no {form} implementation on {self.flat.data.device}")
+        raise NotImplementedError
 
     @property
     def num_updates(self) -> int:

@@ -22,7 +22,8 @@ from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.export import write_weights
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim import methods, schedules
+from mlbert.optim import optimizers as methods
+from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale

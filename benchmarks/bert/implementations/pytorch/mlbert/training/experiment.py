@@ -162,6 +162,8 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
+        if method.optimizer.reason:
+            say(f"optimizer: {method.optimizer.implementation}, because {method.optimizer.reason}")
         facts = runtime_facts(inputs, method, world)
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)

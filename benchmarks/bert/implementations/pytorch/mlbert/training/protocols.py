@@ -214,11 +214,13 @@ class Optimizer(Protocol):
 
     Attributes:
         implementation: name of the implementation that runs.
+        reason: why a slower implementation runs than the device would allow; empty if none.
         can_capture: True if `launch` decides nothing on the host, so that a graph can capture it.
         grad_norm: float64 scalar, the gradient norm of the last `launch`.
     """
 
     implementation: str
+    reason: str
     can_capture: bool
     grad_norm: Tensor
 
