@@ -183,7 +183,7 @@ def test_runs_become_results(config: str, ranks: int, runs: int, tree: Tree, inp
     assert "run 0 is finished already" in again.stdout
     other = tree.run(*words[:-1], "T2", **exports)
     assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
-    assert "no result is overwritten" in other.stderr
+    assert "already exists and is not overwritten" in other.stderr
 
 
 def test_a_missed_target_is_told_and_kept(tree: Tree, inputs: Path) -> None:

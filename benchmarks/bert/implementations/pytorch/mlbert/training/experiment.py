@@ -162,8 +162,6 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
-        if method.optimizer.reason:
-            say(f"optimizer: {method.optimizer.implementation}, because {method.optimizer.reason}")
         facts = runtime_facts(inputs, method, world)
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)
@@ -216,6 +214,8 @@ def _make_ready(
     run: Run, config: Configuration, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
 ) -> None:
     """Resume from a checkpoint if asked to, then warm up and capture graphs so that none of it is timed."""
+    if reason := run.method.optimizer.reason:
+        say(f"optimizer: {run.method.optimizer.implementation}, because {reason}")
     if config[RunConfig].resume and run.snapshots.load(say):
         log.event("resumed_from_step", run.state.step)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
