@@ -62,7 +62,7 @@ def test_where_values_come_from(run: Path) -> None:
     number = lines.index("export OPT_LAMB_BETA_1=0.9") + 1
     assert places(tracer, "opt_lamb_beta_1", "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
     readers = places(tracer, "opt_lamb_beta_1", "read by")
-    assert any("config.beta1" in text and "/optim/methods.py" in place for place, text in readers)
+    assert any("config.beta1" in text and "/optim/optimizers.py" in place for place, text in readers)
     ((place, text),) = places(tracer, "opt_lamb_epsilon", "setting")
     assert place.startswith(f"{PACKAGE_HOME}/optim/config.py:")
     assert text == "default=1e-06,"
