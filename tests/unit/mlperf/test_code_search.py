@@ -14,25 +14,7 @@ from mlbert.mlperf.logs import Log
 from mlbert.mlperf.trace import CodeSearch
 
 RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
-SHARED = {
-    "core/plan.py": "def f(config):\n    return config.log_freq\n",
-    "train/protocols.py": 'class P:\n    def measure(self):\n        """Told elsewhere."""\n',
-    "models/m.py": "LIMIT = 3\n\ndef measure():\n    return LIMIT\n",
-}
-# As until c7c9f6d: one class has all settings.
-OLD = {
-    "recipes/x.py": """DEFAULTS = {"opt_epsilon": 1e-6}
-
-def build(config):
-    numbers = {"eps": config.opt_epsilon}
-    return make(**numbers, rate=schedule(config.num_steps))
-""",
-    "recipes/y.py": "def build(config):\n    return config.opt_epsilon, config.log_freq\n",
-    "core/settings.py": "class C:\n    @property\n    def num_steps(self):\n        return self.max_steps\n",
-    "train/loop.py": "def loop(run, config):\n    run.state.accuracy = measure()\n    return config.log_freq\n",
-}
-# Sections, and recipes in two files.
-NEW = {
+FILES = {
     "recipes/x.py": """
 RECIPE = Recipe(
     name="x",
@@ -41,18 +23,21 @@ RECIPE = Recipe(
 )
 """,
     "recipes/x_build.py": """
+from mlbert.optim import optimizers
+from mlbert.training import loop
 def build(config):
     data, optimizer = config[DataConfig], config[OptimizerConfig]
     return make(eps=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps), packs=data.epsilon)
 
 def other(optimizer):
-    return optimizer.epsilon
+    return optimizer.epsilon, optimizers.make, loop.loop
 """,
     "recipes/y_build.py": "def build(config):\n    return config[OptimizerConfig].epsilon\n",
     "optim/config.py": """
 class OptimizerConfig(Section):
     epsilon: float = setting(
         "OPT_EPSILON",
+        "Added to the denominator.",
         default=1e-6,
     )
 
@@ -63,36 +48,45 @@ class ScheduleConfig(Section):
     def num_steps(self):
         return self.max_steps
 """,
-    "optim/methods.py": """
+    "optim/optimizers.py": """
 def make(config: OptimizerConfig | None, run: OtherConfig):
     return config.epsilon + run.log_freq
+
+def unused(config: OptimizerConfig):
+    return config.epsilon
 """,
-    "config/contradictions.py": "def check(run: RunConfig):\n    return run.log_freq\n",
-    "train/loop.py": "def loop(run, how: RunConfig):\n    run.state.accuracy = measure()\n    return how.log_freq\n",
+    "models/m.py": """
+LIMIT = 3
+measure = None
+
+class Counter:
+    def measure(self):
+        \"\"\"Measure it,
+        once.
+
+        Not twice.
+        \"\"\"
+        return LIMIT
+""",
+    "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
+    "training/loop.py": """
+from mlbert.models.m import Counter
+from mlbert.training.protocols import P
+def loop(run, how: RunConfig):
+    run.state.accuracy = Counter().measure()
+    state: int = 0  # what it is
+    return how.log_freq, P
+""",
 }
 
 
-def search_in(folder: Path, files: dict[str, str]) -> CodeSearch:
-    for name, text in {**SHARED, **files}.items():
-        path = folder / PACKAGE_HOME / name
+@pytest.fixture
+def search(tmp_path: Path) -> CodeSearch:
+    for name, text in FILES.items():
+        path = tmp_path / PACKAGE_HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return CodeSearch(Sources(folder, Log(Path("x"), ())), RECIPE)
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> CodeSearch:
-    return search_in(tmp_path, OLD)
-
-
-@pytest.fixture
-def new(tmp_path: Path) -> CodeSearch:
-    return search_in(tmp_path, NEW)
-
-
-@pytest.fixture(params=[OLD, NEW], ids=["old", "new"])
-def search(tmp_path: Path, request: pytest.FixtureRequest) -> CodeSearch:
-    return search_in(tmp_path, request.param)
+    return CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
 
 
 def places(found: list[tuple[str, str]]) -> list[str]:
@@ -103,53 +97,46 @@ def expressions(text: str) -> list[ast.expr]:
     return [ast.parse(text, mode="eval").body]
 
 
-def test_readers_in_a_tree_with_one_class_of_settings(old: CodeSearch) -> None:
-    assert places(old.readers("opt_epsilon")) == ["recipes/x.py:4"]
-    assert places(old.readers("max_steps")) == ["recipes/x.py:5"]  # by the property
-    assert places(old.readers("log_freq")) == ["train/loop.py:3"]
-    assert old.readers("seed") == []
-
-
-def test_readers_of_sections(new: CodeSearch) -> None:
+def test_readers_of_sections(search: CodeSearch) -> None:
     """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
-    assert places(new.readers("opt_epsilon")) == ["recipes/x_build.py:4", "optim/methods.py:3"]
-    assert places(new.readers("max_steps")) == ["recipes/x_build.py:4"]  # by the property
-    assert places(new.readers("log_freq")) == ["train/loop.py:3"]
-    assert new.readers("seed") == []
+    assert places(search.readers("opt_epsilon")) == ["recipes/x_build.py:6", "optim/optimizers.py:3"]
+    assert places(search.readers("max_steps")) == ["recipes/x_build.py:6"]  # by the property
+    assert places(search.readers("log_freq")) == ["training/loop.py:7"]
+    assert search.readers("seed") == []
 
 
-def test_defaults(new: CodeSearch, tmp_path: Path) -> None:
+def test_defaults(search: CodeSearch) -> None:
     epsilon, most, steps = (settings_by_key()[key] for key in ("opt_epsilon", "max_sequences_per_pack", "max_steps"))
-    assert new.default_of(epsilon, RECIPE) == [(f"{PACKAGE_HOME}/optim/config.py:5", "default=1e-6,")]
-    assert new.default_of(most, RECIPE) == [(f"{RECIPE}:4", 'overrides={"MAX_SEQUENCES_PER_PACK": 3},')]
-    assert new.default_of(steps, RECIPE) == []  # has none
-    assert new.default_of(settings_by_key()["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
-    assert new.default_of(epsilon, f"{PACKAGE_HOME}/recipes/absent.py") == []
-    before = search_in(tmp_path / "old", OLD)
-    assert before.default_of(epsilon, RECIPE) == [(f"{RECIPE}:1", 'DEFAULTS = {"opt_epsilon": 1e-6}')]
-    assert before.default_of(most, RECIPE) == []
+    assert search.default_of(epsilon, RECIPE) == [(f"{PACKAGE_HOME}/optim/config.py:6", "default=1e-6,")]
+    assert search.default_of(most, RECIPE) == [(f"{RECIPE}:4", 'overrides={"MAX_SEQUENCES_PER_PACK": 3},')]
+    assert search.default_of(steps, RECIPE) == []  # has none
+    assert search.default_of(settings_by_key()["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
+    assert search.default_of(epsilon, f"{PACKAGE_HOME}/recipes/absent.py") == []
 
 
-def test_what_a_value_is_set_from(old: CodeSearch) -> None:
-    found, names = old.origins(RECIPE, expressions("self.eps"))
-    assert found == [(f"{RECIPE}:4", 'numbers = {"eps": config.opt_epsilon}')]  # the default is found by `default_of`
-    assert names == {"eps", "opt_epsilon"}
-    assert old.origins(RECIPE, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
-
-
-def test_what_a_value_is_set_from_ends_at_a_section(new: CodeSearch) -> None:
+def test_what_a_value_is_set_from_ends_at_a_section(search: CodeSearch) -> None:
     build = RECIPE.replace("x.py", "x_build.py")
-    found, names = new.origins(build, expressions("optimizer"))
-    assert places(found) == ["recipes/x_build.py:3"]
+    found, names = search.origins(build, expressions("optimizer"))
+    assert places(found) == ["recipes/x_build.py:5"]
     assert names == {"optimizer"}
-    assert new.origins(build, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
+    assert search.origins(build, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
 
 
 def test_setters(search: CodeSearch) -> None:
-    assert search.setters("accuracy") == [(f"{PACKAGE_HOME}/train/loop.py:2", "run.state.accuracy = measure()")]
+    assert places(search.setters("accuracy")) == ["training/loop.py:5"]
 
 
 def test_definitions_that_do_something(search: CodeSearch) -> None:
-    assert search.definitions("measure") == [(f"{PACKAGE_HOME}/models/m.py:3", "def measure():")]
-    assert search.definitions("LIMIT") == [(f"{PACKAGE_HOME}/models/m.py:1", "LIMIT = 3")]
+    assert places(search.definitions("measure")) == ["models/m.py:6"]
+    assert places(search.definitions("LIMIT")) == ["models/m.py:2"]
+    assert search.definitions("unused") == []  # not reached
     assert search.definitions("absent") == []
+
+
+def test_meanings(search: CodeSearch) -> None:
+    place, text = search.meaning_of(settings_by_key()["opt_epsilon"]) or ("", "")
+    assert (place, text) == (f"{PACKAGE_HOME}/optim/config.py:4", "Added to the denominator.")
+    assert search.meaning_of(settings_by_key()["seed"]) is None
+    assert search.docstrings("measure") == [(f"{PACKAGE_HOME}/models/m.py:6", "measure: Measure it, once.")]
+    assert places(search.fields("state")) == ["training/loop.py:6"]
+    assert [text for _, text in search.enclosing(f"{PACKAGE_HOME}/models/m.py", 11)] == ["measure: Measure it,"]

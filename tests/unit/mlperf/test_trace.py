@@ -48,12 +48,23 @@ def places(tracer: Tracer, key: str, step: str) -> list[tuple[str, str]]:
     return [(link.place, link.text) for link in tracer.chain(key).links if link.step == step]
 
 
-@pytest.mark.parametrize("path", [None, *COMMITTED], ids=lambda path: "new" if path is None else path.parts[-3])
-def test_every_key_is_followed(path: Path | None, run: Path) -> None:
-    tracer = Tracer(read_log(path or run), ROOT)
-    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "run_stop"} <= set(tracer.keys)
-    assert {"opt_lamb_beta_1", "opt_adamw_beta_1"} & set(tracer.keys), "the optimizer's own"
-    assert {key: chain.broken for key in tracer.keys if (chain := tracer.chain(key)).broken} == {}
+def test_every_key_is_followed(run: Path) -> None:
+    tracer = Tracer(read_log(run), ROOT)
+    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "opt_lamb_beta_1"} <= set(tracer.keys)
+    chains = {key: tracer.chain(key) for key in tracer.keys}
+    assert {key: chain.broken for key, chain in chains.items() if chain.broken} == {}
+    assert [key for key, chain in chains.items() if not chain.meaning] == ["run_stop"]  # its docstring is the command's
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parts[-3])
+def test_an_older_log_is_traced_by_the_code_of_its_commit(path: Path) -> None:
+    """These were written before settings were declared in sections."""
+    commit = read_log(path).value("commit")
+    done = CliRunner().invoke(app, ["trace", str(path), "--tree", str(ROOT)])
+    note, *lines = done.stdout.splitlines()
+    assert note == f"note: traced with the code of commit {commit}"
+    assert done.exit_code == 0, done.output
+    assert any(line.startswith("eval_accuracy = ") and "env.sh" in line for line in lines)
 
 
 def test_where_values_come_from(run: Path) -> None:
@@ -73,6 +84,26 @@ def test_where_values_come_from(run: Path) -> None:
     assert places(tracer, "config_file", "file") == [(CONFIG, "")]
     assert any("training/evaluate.py:" in place for place, _ in places(tracer, "eval_accuracy", "computed by"))
     assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
+
+
+def test_what_values_mean(run: Path) -> None:
+    tracer = Tracer(read_log(run), ROOT)
+    meaning = {key: [(link.step, link.text) for link in tracer.chain(key).meaning] for key in tracer.keys}
+    assert ("setting", f"MAX_STEPS: {settings_by_key()['max_steps'].meaning}") in meaning["max_steps"]
+    assert ("field", 'compiler: str  # that built the native libraries; "none" if none was used') in meaning["compiler"]
+    assert any(step == "function" and text.startswith("metrics: ") for step, text in meaning["eval_accuracy"])
+    assert meaning["run_start"] == [("logged in", "start: Log run_start.")]
+
+
+def test_the_command_prints_both_answers(run: Path) -> None:
+    done = CliRunner().invoke(app, ["trace", str(run), "opt_lamb_beta_1", "--tree", str(ROOT)])
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert (
+        lines.index("opt_lamb_beta_1 = 0.9") + 1
+        == lines.index("what the value means:")
+        < lines.index("what produced it:")
+    )
 
 
 def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mlbert.cli import compare
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import official
+from mlbert.mlperf.call_sites import own_trace
 from mlbert.mlperf.check import check
 from mlbert.mlperf.describe import describe_system, write_description
 from mlbert.mlperf.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
@@ -87,15 +88,21 @@ def trace_command(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key; default: a line for each key.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")] = None,
 ) -> None:
-    """Trace a log to its settings, its recipe and the Python behind it; exit with 1 if a link is broken."""
+    """Say what a log's values mean and what produced them; exit with 1 if a link is broken."""
     tracer = Tracer(read_log(log), _tree(tree))
+    words = [str(log.resolve()), *([key] if key else []), "--tree", str(tracer.sources.tree)]
+    if (own := own_trace(tracer.sources, words)) is not None:
+        typer.echo(printable(f"note: traced with the code of commit {tracer.sources.commit}"))
+        typer.echo(own.stdout, nl=False)
+        typer.echo(own.stderr, nl=False, err=True)
+        raise typer.Exit(own.returncode)
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
         typer.echo(printable(f"note: {tracer.sources.gap}; reading the current files in {tracer.sources.tree}"))
     for chain in chains:
-        typer.echo(printable(chain.summary() if key is None else f"{key} = {chain.value}"))
-        for link in chain.broken if key is None else chain.links:
-            typer.echo(printable(f"  {link}"))
+        lines = [chain.summary(), *(f"  {link}" for link in chain.broken)] if key is None else chain.lines()
+        for line in lines:
+            typer.echo(printable(line))
     if any(chain.broken for chain in chains):
         raise typer.Exit(1)
 

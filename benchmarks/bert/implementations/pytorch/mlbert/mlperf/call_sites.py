@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import read_json
-from mlbert.host.provenance import SOURCE_STATEMENT, git_state, tree_digest
+from mlbert.host.provenance import PACKAGE_HOME, SOURCE_STATEMENT, git_state, tree_digest
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.mllog import constants
 
 _SECONDS = 60.0
+_DECLARATIONS = f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
 
 
 def git(tree: Path, *words: str) -> str | None:
@@ -61,7 +67,7 @@ class Sources:
         self.tree = tree
         # Why the files may not be those that wrote the log, or None if they are.
         self.gap: str | None = None
-        self._commit: str | None = None
+        self.commit: str | None = None  # of the log, if the history has it and the tree was unmodified
         self._texts: dict[str, str | None] = {}
         self._digests = _stated_digests(tree)
         self.lacks_commit = False  # True if the complete git history does not have the log's commit
@@ -71,7 +77,7 @@ class Sources:
         elif log.value("tree_modified"):
             self.gap = f"the tree had been modified since commit {commit}"
         elif has_commit(tree, commit):
-            self._commit = commit
+            self.commit = commit
         elif commit not in (git_state(tree)[0], tree_digest(tree)):
             self.gap = f"commit {commit} is not available"
             self.lacks_commit = git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
@@ -81,14 +87,14 @@ class Sources:
     @property
     def committed_ms(self) -> float | None:
         """Return the time of the log's commit in ms since 1970, or None if the history does not have it."""
-        if self._commit is None:
+        if self.commit is None:
             return None
-        seconds = (git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
+        seconds = (git(self.tree, "show", "-s", "--format=%ct", self.commit) or "").strip()
         return 1000.0 * int(seconds) if seconds.isdecimal() else None
 
     def is_altered(self, name: str) -> bool:
         """Return True if a file of an export does not match its digest in source.json."""
-        if self._commit is not None or name not in self._digests:
+        if self.commit is not None or name not in self._digests:
             return False
         try:
             content = (self.tree / name).read_bytes()
@@ -105,8 +111,8 @@ class Sources:
         return self._texts[name]
 
     def _read(self, name: str) -> str | None:
-        if self._commit is not None:
-            return _shown(self.tree, self._commit, name)
+        if self.commit is not None:
+            return _shown(self.tree, self.commit, name)
         try:
             return read_plain(self.tree / name, "").decode(errors="replace")
         except UserError:
@@ -128,10 +134,34 @@ class Sources:
 
     def python_files(self, folder: str) -> list[str]:
         """Return the names of the Python files below a folder of the tree."""
-        if self._commit is not None:
-            listed = git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
+        if self.commit is not None:
+            listed = git(self.tree, "ls-tree", "-r", "--name-only", self.commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
         return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
+
+
+def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """Trace a log with the package of its own commit if that has no sections of settings, which `trace` reads.
+
+    Args:
+        sources: the tree at the log's commit.
+        words: arguments of ``submission trace``, with absolute paths.
+
+    Returns:
+        The finished command, or None if this package can trace the log.
+    """
+    if sources.commit is None or sources.text(_DECLARATIONS) is not None:
+        return None
+    home = str(Path(PACKAGE_HOME).parent)
+    with tempfile.TemporaryDirectory(prefix="mlbert_trace_") as folder:
+        archive = Path(folder) / "package.tar"
+        command = ["git", "-C", str(sources.tree), "archive", "-o", str(archive), sources.commit, "--", home]
+        subprocess.run(command, check=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        environ = {**environment(), "PYTHONPATH": str(Path(folder) / home)}
+        command = [sys.executable, "-m", "mlbert", "submission", "trace", *words]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
 def is_inside(name: str) -> bool:

@@ -1,8 +1,10 @@
-"""Trace a log line back to its causes: the call that logged it, its settings, the recipe and the Python behind it.
+"""Trace a log line: what its value means, and what produced it.
 
-The links come from the source at the log's commit: the arguments of the call, the assignments to them in the same
-file, the functions with those names, and the lines that read the setting. Only the settings behind an MLPerf key are
-listed in a table (`mlbert.mlperf.keys`). A logged value that differs from its setting is a broken link.
+The links come from the source at the log's commit. What a value means is read from the declarations of its settings and
+fields and from the docstrings of the functions that compute it. What produced it: the call that logged it, the
+assignments to the call's arguments, the functions with those names, where its settings were set, and the lines that
+read them, within the code that the log's recipe reaches (`mlbert.mlperf.reachable`). Only the settings behind an MLPerf
+key are listed in a table (`mlbert.mlperf.keys`). A logged value that differs from its setting is a broken link.
 
 `CodeSearch` matches names in syntax trees as text, without types, so it finds every place a name could come from.
 """
@@ -31,77 +33,70 @@ from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2_HOME, recipe_file
 from mlbert.mlperf.call_sites import Sources, is_key, line_of, terminal_name
 from mlbert.mlperf.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlbert.mlperf.logs import Log
+from mlbert.mlperf.reachable import ReachableCode
 
-_OLD_FOLDERS = ("train", "feed", "dist", "core")  # older names of these folders, for logs from older commits
-_SHARED_FOLDERS = ("runs", "mlperf", "config", "host", "data/formats", *_OLD_FOLDERS)
-_FOLDERS = ("recipes", "training", "models", "optim", "distributed", "ops", "data/loading", *_SHARED_FOLDERS)
-# These files read every setting but decide nothing.
-_CHECKS = ("core/plan.py", "core/config.py", "report/run_plan.py", "config/contradictions.py")
-_SETTINGS = f"{PACKAGE_HOME}/core/settings.py"  # in older trees, where one class held all settings
 _SECTION_NAMES = {section.__name__ for section in SECTIONS}
-_CONFIG = "config"  # the variable that held all settings in those trees
 _MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
 
 
 class CodeSearch:
-    """Search the Python files of a tree that a recipe can run.
+    """Search the code that a recipe reaches.
 
     A place is a pair: ``file:line`` and the text of that line.
     """
 
     def __init__(self, sources: Sources, recipe: str) -> None:
-        build = f"{recipe.removesuffix('.py')}_build.py"
+        build, start = f"{recipe.removesuffix('.py')}_build.py", f"{PACKAGE_HOME}/training/experiment.py"
+        if recipe.startswith(TENSORFLOW2_HOME):
+            build, start = recipe, f"{TENSORFLOW2_HOME}/experiment.py"
         self._sources, self._recipe = sources, recipe if sources.text(build) is None else build
+        self._roots = (recipe, build, start)
+
+    @cached_property
+    def reachable(self) -> ReachableCode:
+        """The definitions that the recipe's code reaches."""
+        return ReachableCode(self._sources, self._roots)
 
     def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
-        """Return the lines of a file with a matching syntax node, in order and without duplicates."""
-        nodes = (node for node in self._sources.nodes(name) if isinstance(node, ast.expr | ast.stmt) and matches(node))
+        """Return the reached lines of a file with a matching syntax node, in order and without duplicates."""
+        nodes = (n for n in self.reachable.nodes(name) if isinstance(n, ast.expr | ast.stmt) and matches(n))
         return [self._place(name, number) for number in sorted({node.lineno for node in nodes})]
-
-    def constants(self, text: str, name: str) -> list[tuple[str, str]]:
-        """Return the lines of a file that contain a string constant, such as a key of a mapping."""
-        return self.lines(name, lambda node: isinstance(node, ast.Constant) and node.value == text)
 
     def readers(self, key: str) -> list[tuple[str, str]]:
         """Return where a setting is read, directly or through a property of its section.
 
-        Searches the recipe and the code that all recipes share. If nothing reads it there, returns the places that
-        name it in a string.
+        If nothing reads it as an attribute, returns the places that name it in a string.
         """
         setting = settings_by_key()[key]
         fields = {key, setting.field}
-        for name in (self.section_file(setting), _SETTINGS):
-            for node in self._sources.nodes(name):
-                if isinstance(node, ast.FunctionDef) and any(reads(part, "self", fields) for part in ast.walk(node)):
-                    fields.add(node.name)
-        owner = setting.section.__name__ if self._has_sections else _CONFIG
+        for node in self._sources.nodes(self.section_file(setting)):
+            if isinstance(node, ast.FunctionDef) and any(reads(part, "self", fields) for part in ast.walk(node)):
+                fields.add(node.name)
+        owner = setting.section.__name__
         found = [
             self._place(name, line)
             for name, attributes in self._reads.items()
             for line in sorted({line for of, field, line in attributes if of == owner and field in fields})
         ]
-        # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
-        return found or [p for n in self._reads if "/recipes/" not in n for p in self.constants(key, n)]
 
-    @cached_property
-    def _has_sections(self) -> bool:
-        return self._sources.text(_SETTINGS) is None
+        def names_it(node: ast.AST) -> bool:
+            return isinstance(node, ast.Constant) and node.value == key
+
+        # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
+        return found or [place for n in self._reads if "/recipes/" not in n for place in self.lines(n, names_it)]
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
-        """Map each file to the (owner, attribute, line) it reads, excluding other recipes and declarations."""
-        names = [name for name in self._files() if not name.endswith("/config.py")]
-        names = [name for name in names if f"{PACKAGE_HOME}/config/" not in name and "/recipes/" not in name]
-        reads_of = _reads_of_sections if self._has_sections else _reads_of_config
-        return {name: list(reads_of(self._sources.nodes(name))) for name in dict.fromkeys([self._recipe, *names])}
+        """Map each file, the recipe first, to the (section, attribute, line) it reads; declarations are left out."""
+        names = (name for name in self.reachable.files if f"{PACKAGE_HOME}/config/" not in name)
+        names = (name for name in names if not name.endswith("/config.py"))
+        return {name: list(_reads_of(self.reachable.nodes(name))) for name in dict.fromkeys([self._recipe, *names])}
 
     def default_of(self, setting: Setting, recipe: str) -> list[tuple[str, str]]:
         """Return the line that sets a setting's default, in the recipe or else in its section.
 
         Empty if the recipe does not exist.
         """
-        if not self._has_sections:
-            return self.constants(setting.key, recipe)
         if self._sources.text(recipe) is None:
             return []
         if setting.env == "RECIPE":
@@ -122,11 +117,45 @@ class CodeSearch:
         return [self._place(name, line) for line in sorted(found)]
 
     def _declared_default(self, setting: Setting) -> list[tuple[str, str]]:
-        name = self.section_file(setting)
-        calls = (node for node in self._sources.nodes(name) if isinstance(node, ast.Call) and node.args)
-        declared = (call for call in calls if getattr(call.args[0], "value", None) == setting.env)
-        defaults = (word.value.lineno for call in declared for word in call.keywords if word.arg == "default")
-        return [self._place(name, line) for line in defaults]
+        defaults = (word.value.lineno for word in self._declaration(setting).keywords if word.arg == "default")
+        return [self._place(self.section_file(setting), line) for line in defaults]
+
+    def _declaration(self, setting: Setting) -> ast.Call:
+        """Return the call ``setting("ENV", "Meaning.", ...)`` that declares a setting; empty if there is none."""
+        calls = (n for n in self._sources.nodes(self.section_file(setting)) if isinstance(n, ast.Call) and n.args)
+        return next((c for c in calls if getattr(c.args[0], "value", None) == setting.env), _NO_CALL)
+
+    def meaning_of(self, setting: Setting) -> tuple[str, str] | None:
+        """Return where a setting is declared, with the sentence that says what it means."""
+        words = [argument for argument in self._declaration(setting).args if isinstance(argument, ast.Constant)]
+        return (f"{self.section_file(setting)}:{words[0].lineno}", str(words[1].value)) if len(words) > 1 else None
+
+    def fields(self, name: str) -> list[tuple[str, str]]:
+        """Return the class fields of this name whose line carries a comment."""
+        return [
+            (place, text)
+            for file in self.reachable.files
+            for place, text in self.lines(file, lambda node: _declares(node, name))
+            if "#" in text
+        ]
+
+    def docstrings(self, name: str) -> list[tuple[str, str]]:
+        """Return the first paragraph of each docstring of the functions with this name."""
+        places = dict(self.definitions(name))
+        found = {}
+        for file in dict.fromkeys(place.rpartition(":")[0] for place in places):
+            for node in self.reachable.nodes(file):
+                if isinstance(node, ast.FunctionDef) and node.name == name and (text := ast.get_docstring(node)):
+                    found[f"{file}:{node.lineno}"] = f"{name}: {' '.join(text.partition(chr(10) * 2)[0].split())}"
+        return list(found.items())
+
+    def enclosing(self, file: str, number: int) -> list[tuple[str, str]]:
+        """Return the docstring's first line of the innermost function around a line of a file."""
+        functions = [node for node in self._sources.nodes(file) if isinstance(node, ast.FunctionDef)]
+        around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
+        inner = max(around, key=lambda node: node.lineno, default=None)
+        text = ast.get_docstring(inner) if inner else None
+        return [(f"{file}:{inner.lineno}", f"{inner.name}: {text.splitlines()[0]}")] if inner and text else []
 
     @staticmethod
     def section_file(setting: Setting) -> str:
@@ -141,11 +170,27 @@ class CodeSearch:
         wanted, called = _names_in(values)
         places: dict[str, str] = {}
         for _ in range(2):  # the names themselves, then the names they are set from
-            setting = [(line, value) for line, target, value in _set_by(self._sources.nodes(name)) if target in wanted]
+            nodes = self.reachable.nodes(name) or self._sources.nodes(name)
+            setting = [(line, value) for line, target, value in _set_by(nodes) if target in wanted]
             places.update(self._place(name, line) for line in sorted(line for line, _ in setting))
             variables, functions = _names_in(value for _, value in setting)
             wanted, called = wanted | variables, called | functions
         return list(places.items()), wanted | called
+
+    def computation(self, key: str, file: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return the lines that set a logged value, and the names of functions that may compute it.
+
+        Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches for
+        assignments to the attribute.
+        """
+        names, places = set(FUNCTIONS_OF.get(key, ())), []
+        for searched in (file, self._recipe) if is_hyperparameter(key) else (file,):
+            found, parts = self.origins(searched, values)
+            places += found
+            names |= parts
+        if not places and values and isinstance(values[0], ast.Attribute):
+            places = self.setters(values[0].attr)
+        return places, sorted(names)
 
     def setters(self, attribute: str) -> list[tuple[str, str]]:
         """Return the lines of the package that assign to an attribute of this name, on any object."""
@@ -153,7 +198,7 @@ class CodeSearch:
         def sets(node: ast.AST) -> bool:
             return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
 
-        return [place for name in self._files() for place in self.lines(name, sets)]
+        return [place for name in self.reachable.files for place in self.lines(name, sets)]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
         """Return the functions and module constants with this name; empty if the name is too common to be useful."""
@@ -167,20 +212,13 @@ class CodeSearch:
         Functions with nothing but a docstring, as in protocols, are left out.
         """
         found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-        for file in self._files():
-            for node in self._sources.nodes(file):
+        for file in self.reachable.files:
+            for node in self.reachable.nodes(file):
                 if isinstance(node, ast.FunctionDef) and not all(map(_is_text, node.body)):
                     found[node.name].append(self._place(file, node.lineno))
-                for line, defined, _ in _set_by(node.body) if isinstance(node, ast.Module) else ():
-                    found[str(defined)].append(self._place(file, line))
+            for line, defined, _ in _set_by(self.reachable.statements(file)):
+                found[str(defined)].append(self._place(file, line))
         return found
-
-    def _files(self) -> list[str]:
-        homes = [f"{PACKAGE_HOME}/{folder}" for folder in _FOLDERS]
-        if self._recipe.startswith(TENSORFLOW2_HOME):
-            homes = [TENSORFLOW2_HOME, *(f"{PACKAGE_HOME}/{folder}" for folder in _SHARED_FOLDERS)]
-        names = (name for home in homes for name in self._sources.python_files(home))
-        return [name for name in names if not name.endswith(_CHECKS)]
 
     def _place(self, name: str, line: int) -> tuple[str, str]:
         return f"{name}:{line}", self._sources.line(name, line) or ""
@@ -191,14 +229,7 @@ def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
 
 
-def _reads_of_config(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
-    """Yield each attribute of ``config`` that a file reads, as (``config``, attribute, line)."""
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and terminal_name(node.value) == _CONFIG:
-            yield _CONFIG, node.attr, node.lineno
-
-
-def _reads_of_sections(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
+def _reads_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
     """Yield each section attribute that the functions of a file read, as (section, attribute, line)."""
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         parts = list(ast.walk(function))
@@ -270,6 +301,13 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
                     yield key.lineno, str(key.value), value
 
 
+_NO_CALL = ast.Call(ast.Name(""), [], [])
+
+
+def _declares(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.AnnAssign) and terminal_name(node.target) == name
+
+
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
@@ -293,16 +331,28 @@ class Link:
 
 @dataclass(frozen=True)
 class Trace:
-    """The chain of links from a log key to the code, in order."""
+    """Two answers about the last line with a key.
+
+    Attributes:
+        meaning: what the value means: declarations and docstrings.
+        links: what produced it, from the log to the code, in order.
+    """
 
     key: str
     value: Any
     links: Sequence[Link]
+    meaning: Sequence[Link] = ()
 
     @property
     def broken(self) -> list[Link]:
         """Return the broken links."""
         return [link for link in self.links if link.broken]
+
+    def lines(self) -> list[str]:
+        """Return both answers, a line for each link."""
+        found = [f"{self.key} = {self.value}", "what the value means:"]
+        found += [f"  {link}" for link in self.meaning] or ["  nothing in the code describes it"]
+        return [*found, "what produced it:", *(f"  {link}" for link in self.links)]
 
     def summary(self) -> str:
         """Return one line: the value, the call that logged it, and the origin of its settings."""
@@ -343,11 +393,31 @@ class Tracer:
         fields = self._fields(key, values)
         needs_reader = is_hyperparameter(key) and not any(isinstance(value, ast.Constant) for value in values)
         links += [link for field in fields for link in self._setting(key, field, event.value, needs_reader)]
-        links += self._computation(key, name, values)
+        places, functions = self._search.computation(key, name, values)
+        links += [Link("set by", *place) for place in places]
+        links += [Link("computed by", *place) for part in functions for place in self._search.definitions(part)]
+        if key in FUNCTIONS_OF and links[-1].step != "computed by":
+            links.append(Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}"))
         is_decided = any(link.step in ("setting", "set by") for link in links)
         if is_number_of(key, event.value) and not is_decided and not isinstance(values[0], ast.Constant):
             links.append(Link("setting", "?", "", f"nothing is known to set {key}"))
-        return Trace(key, event.value, links)
+        return Trace(key, event.value, links, list(self._meaning(fields, values, functions, place)))
+
+    def _meaning(self, fields: list[str], values: list[ast.expr], functions: list[str], call: str) -> Iterator[Link]:
+        """Yield the declarations of settings and fields, and the docstrings of the functions that compute the value.
+
+        If there are none, the docstring of the function that logs it.
+        """
+        known = settings_by_key()
+        found = [(known[field].env, place) for field in fields if (place := self._search.meaning_of(known[field]))]
+        links = [Link("setting", place, f"{env}: {text}") for env, (place, text) in found]
+        ends = [value.attr for value in values if isinstance(value, ast.Attribute)]
+        links += [Link("field", *place) for end in ends for place in self._search.fields(end)]
+        links += [Link("function", *place) for name in functions for place in self._search.docstrings(name)]
+        yield from dict.fromkeys(links)
+        if not links:
+            file, _, number = call.rpartition(":")
+            yield from (Link("logged in", *place) for place in self._search.enclosing(file, int(number)))
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
         """Return the settings that decide a key: read in its call, with the same name, or listed in `SETTINGS_OF`."""
@@ -397,25 +467,6 @@ class Tracer:
             return Link("file", name, "", "is not in the tree")
         is_same = hashlib.sha256(text.encode()).hexdigest() == self.log.value(f"{key}_sha256")
         return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
-
-    def _computation(self, key: str, name: str, values: list[ast.expr]) -> Iterator[Link]:
-        """Yield the lines that set the logged value, and the functions that compute it.
-
-        Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches the
-        whole package for assignments to the attribute.
-        """
-        names, places = set(FUNCTIONS_OF.get(key, ())), []
-        for file in (name, self._recipe) if is_hyperparameter(key) else (name,):
-            found, parts = self._search.origins(file, values)
-            places += found
-            names |= parts
-        if not places and values and isinstance(values[0], ast.Attribute):
-            places = self._search.setters(values[0].attr)
-        yield from (Link("set by", *place) for place in places)
-        functions = dict(place for part in sorted(names) for place in self._search.definitions(part))
-        yield from (Link("computed by", *place) for place in functions.items())
-        if key in FUNCTIONS_OF and not functions:
-            yield Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}")
 
     def _text(self, name: str) -> str | None:
         """Return the text of a file in the tree, or of an absolute path outside it if that still exists."""
