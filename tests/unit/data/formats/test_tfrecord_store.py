@@ -119,7 +119,7 @@ def test_record_that_changed_after_opening(folder):
     store = TFRecordStore(folder)
     path = folder / "part-00002-of-00003"
     content = bytearray(path.read_bytes())
-    start = int(tfrecord_plain.scan(np.frombuffer(bytes(content), np.uint8), 5).starts[4])
+    start = int(tfrecord_plain.scan(np.frombuffer(bytes(content), np.uint8), 5)[4])
     with path.open("r+b") as file:
         file.seek(start + 50)
         file.write(bytes([content[start + 50] ^ 1]))
@@ -155,7 +155,7 @@ def test_describe_looks_at_the_first_record_alone(folder):
     assert before == TFRecordStore(folder).info
     path = folder / "part-00000-of-00003"
     content = path.read_bytes()
-    second = int(tfrecord_plain.scan(np.frombuffer(content, np.uint8), 1).starts[1])
+    second = int(tfrecord_plain.scan(np.frombuffer(content, np.uint8), 1)[1])
     path.write_bytes(content[:second] + bytes(len(content) - second))
     (folder / "part-00001-of-00003").write_bytes(bytes((folder / "part-00001-of-00003").stat().st_size))
     assert describe(folder) == before

@@ -28,4 +28,7 @@ struct rows { /* see mlbert/data/formats/ragged.py */
 /* CRC32C of bytes[size], rotated and shifted as TFRecords store it. */
 uint32_t tfrecord_masked_crc(const uint8_t *bytes, int64_t size);
 
+/* Whether bytes[size] is one complete record with correct checksums. */
+int tfrecord_is_intact(const uint8_t *bytes, int64_t size);
+
 #endif

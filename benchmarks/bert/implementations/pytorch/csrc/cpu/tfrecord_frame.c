@@ -10,8 +10,6 @@
 #include <nmmintrin.h>
 #endif
 
-enum { SCAN_INCOMPLETE, SCAN_BAD_LENGTH, SCAN_FULL };
-
 static uint32_t crc_table[8][256];
 
 __attribute__((constructor)) static void fill_crc_table(void)
@@ -78,40 +76,28 @@ static int has_crc(const uint8_t *bytes, int64_t size)
 }
 
 /*
- * Find the complete records at the start of bytes[size], at most `most`. starts[n + 1]: first byte of each record, then
- * the end of the last; intact[n]: whether the data's checksum is right. Returns n; *stopped is the reason for stopping.
+ * Find the complete records at the start of bytes[size], at most `most`, by their lengths. starts[n + 1]: first byte of
+ * each record, then the end of the last. Returns n. Only the checksums of the lengths are verified.
  */
-int64_t tfrecord_scan(const uint8_t *bytes, int64_t size, int64_t most, int64_t *starts, uint8_t *intact, int64_t *stopped)
+int64_t tfrecord_scan(const uint8_t *bytes, int64_t size, int64_t most, int64_t *starts)
 {
     int64_t n = 0, at = 0;
-    for (starts[0] = 0;; starts[++n] = at) {
+    for (starts[0] = 0; n < most && size - at >= HEADER_BYTES + FOOTER_BYTES && has_crc(bytes + at, 8); starts[++n] = at) {
         uint64_t length;
-        *stopped = SCAN_FULL;
-        if (n == most)
-            return n;
-        *stopped = SCAN_INCOMPLETE;
-        if (size - at < HEADER_BYTES)
-            return n;
-        if (!has_crc(bytes + at, 8)) {
-            *stopped = SCAN_BAD_LENGTH;
-            return n;
-        }
         memcpy(&length, bytes + at, 8);
-        if (size - at < HEADER_BYTES + FOOTER_BYTES || length > (uint64_t)(size - at - HEADER_BYTES - FOOTER_BYTES))
-            return n;
-        intact[n] = (uint8_t)has_crc(bytes + at + HEADER_BYTES, (int64_t)length);
+        if (length > (uint64_t)(size - at - HEADER_BYTES - FOOTER_BYTES))
+            break;
         at += HEADER_BYTES + (int64_t)length + FOOTER_BYTES;
     }
+    return n;
 }
 
-/* intact[n]: whether bytes[starts[n]:ends[n]] is one complete record with correct checksums. */
-void tfrecord_check(const uint8_t *bytes, const int64_t *starts, const int64_t *ends, int64_t n, uint8_t *intact)
+int tfrecord_is_intact(const uint8_t *bytes, int64_t size)
 {
-    for (int64_t r = 0; r < n; ++r) {
-        const int64_t expected = ends[r] - starts[r] - HEADER_BYTES - FOOTER_BYTES;
-        int64_t length;
-        memcpy(&length, bytes + starts[r], 8);
-        intact[r] = (uint8_t)(expected >= 0 && length == expected && has_crc(bytes + starts[r], 8) &&
-                              has_crc(bytes + starts[r] + HEADER_BYTES, length));
-    }
+    const int64_t expected = size - HEADER_BYTES - FOOTER_BYTES;
+    int64_t length;
+    if (expected < 0)
+        return 0;
+    memcpy(&length, bytes, 8);
+    return length == expected && has_crc(bytes, 8) && has_crc(bytes + HEADER_BYTES, length);
 }

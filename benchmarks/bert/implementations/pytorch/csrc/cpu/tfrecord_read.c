@@ -282,12 +282,12 @@ static int store_row(const struct list *lists, struct rows *rows, int64_t row, i
 }
 
 /*
- * Read the records bytes[starts[n]:ends[n]] that have wanted[n] set. Every list must have its expected width. Rows are
- * stored consecutively; good[n] marks the records they came from. tokens has room for n * seq_width and masked_* for
- * n * mask_width. Returns the number of rows, or -1 if out of memory.
+ * Read the records bytes[starts[n]:ends[n]]. Their checksums must be correct, and every list must have its expected
+ * width. Rows are stored consecutively; good[n] marks the records they came from. tokens has room for n * seq_width and
+ * masked_* for n * mask_width. Returns the number of rows, or -1 if out of memory.
  */
-int64_t tfrecord_parse(const uint8_t *bytes, const int64_t *starts, const int64_t *ends, const uint8_t *wanted, int64_t n,
-                       int64_t seq_width, int64_t mask_width, int64_t vocab_size, struct rows *rows, uint8_t *good)
+int64_t tfrecord_parse(const uint8_t *bytes, const int64_t *starts, const int64_t *ends, int64_t n, int64_t seq_width,
+                       int64_t mask_width, int64_t vocab_size, struct rows *rows, uint8_t *good)
 {
     struct list lists[NUM_LISTS];
     int64_t row = 0;
@@ -303,7 +303,7 @@ int64_t tfrecord_parse(const uint8_t *bytes, const int64_t *starts, const int64_
     rows->offsets[0] = rows->masked_offsets[0] = 0;
     for (int64_t r = 0; r < n; ++r) {
         const struct span data = {bytes + starts[r] + HEADER_BYTES, bytes + ends[r] - FOOTER_BYTES};
-        int fine = wanted[r] && read_example(data, lists);
+        int fine = tfrecord_is_intact(bytes + starts[r], ends[r] - starts[r]) && read_example(data, lists);
         for (int i = 0; i < NUM_LISTS; ++i)
             fine = fine && lists[i].count == lists[i].capacity &&
                    lists[i].kind == (i == MASKED_LM_WEIGHTS ? KIND_FLOAT : KIND_INT);

@@ -12,11 +12,11 @@ Legend: R records, S sequences.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
+import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,27 +24,23 @@ from typing import NamedTuple
 import numpy as np
 
 from mlbert.data.formats import tfrecord_native, tfrecord_plain
+from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord_plain import (
-    BAD_LENGTH,
-    FOOTER_BYTES,
-    FULL,
     HEADER_BYTES,
     MAX_ID,
     BadExample,
-    Scan,
     Widths,
-    parse_example,
+    parse_record,
     read_list,
+    record_size,
 )
 from mlbert.host import native
 from mlbert.host.errors import UserError
-from mlbert.host.files import plain_size, reading, whole_file
+from mlbert.host.files import reading, whole_file
 
 BATCH = 4096  # records
 RESTORE = "Restore the file"
-_BUFFER_BYTES = 16 << 20
-_RECORD_BYTES = 8192  # more than a record of the benchmark
 _LOOKED_AT = 65_536
 _NAME = re.compile(r"part-[^.]+|eval_10k|[^.].*\.tfrecords?(-\d+-of-\d+)?")
 _NUMBERED = re.compile(r"(?P<stem>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
@@ -59,8 +55,8 @@ _COMPRESSED = {
 
 @functools.cache
 def codec() -> ModuleType:
-    """Return the module with the compiled ``scan``, ``check``, ``parse`` and ``encode``, or without a compiler, the one
-    with the same functions in Python."""
+    """Return the module with the compiled ``scan``, ``parse`` and ``encode``, or without a compiler, the one with the
+    same functions in Python."""
     try:
         tfrecord_native.library()
     except native.NativeUnavailable:
@@ -153,6 +149,15 @@ class RecordPart(NamedTuple):
     ends: np.ndarray
 
 
+def problem_of(record: np.ndarray, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> str | None:
+    """Return why a record (uint8 [B]) is bad, or None."""
+    try:
+        parse_record(record.tobytes(), widths, vocab_size)
+    except BadExample as error:
+        return str(error)
+    return None
+
+
 class ExampleReader:
     """Reads one TFRecord file from its start.
 
@@ -193,121 +198,68 @@ class ExampleReader:
     def __iter__(self) -> Iterator[RecordPart]:
         """Iterate over the file's sequences, in order. Raises UserError if the file is unreadable, not TFRecords, or
         without any good record, or for a bad record unless ``skip_bad``."""
-        any_good = False
-        plain_size(self.path)
-        with reading(self.path), self.path.open("rb", buffering=0) as file:
-            for data, offset, found in self._scans(file, os.fstat(file.fileno()).st_size):
-                part = self._read(data, offset, found)
-                self.num_records += len(found.intact)
-                if len(part.rows):
-                    any_good = True
-                    yield part
+        any_good, at = False, 0
+        files = FileMap([self.path])
+        content = files.bytes[: files.ends[0]]
+        while len(starts := at + codec().scan(content[at:], self._batch)) > 1:
+            part = self._read(content, starts)
+            self.num_records += len(starts) - 1
+            at = int(starts[-1])
+            if len(part.rows):
+                any_good = True
+                yield part
+        if at < len(content):
+            self._refuse_rest(content[at:], at)
         if not any_good:
-            raise UserError(
-                "data.empty", self.path, "holds no good record" if self.bad else "holds no records", self._remedy
-            )
+            problem = "holds no good record" if self.bad else "holds no records"
+            raise UserError("data.empty", self.path, problem, self._remedy)
 
-    def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
-        """Yield (bytes, their offset in the file, records in them) up to the last record that can be found."""
-        buffer: np.ndarray = np.empty(min(_BUFFER_BYTES, self._batch * _RECORD_BYTES), np.uint8)
-        at = end = offset = 0  # buffer[at:end] is at `offset` in the file
-        while True:
-            found = codec().scan(buffer[at:end], self._batch)
-            if len(found.intact):
-                yield buffer[at:end], offset, found
-                at += int(found.starts[-1])
-                offset += int(found.starts[-1])
-            if found.stopped == FULL:
-                continue
-            rest = buffer[at:end]
-            if found.stopped == BAD_LENGTH:
-                self._refuse_length(offset, rest)
-                return
-            needed = self._bytes_of_next(rest)
-            if size - offset < needed:
-                if rest_of_file := size - offset:
-                    self._refuse_end(offset, rest_of_file, needed, rest)
-                return
-            previous, buffer = buffer, buffer if needed <= len(buffer) else np.empty(needed, np.uint8)
-            buffer[: len(rest)] = previous[at:end].copy()
-            at, end = 0, len(rest)
-            while end < needed:
-                count = file.readinto(buffer[end:].data)
-                if not count:
-                    self._refuse_end(offset, end, needed, buffer[:end])
-                    return
-                end += count
-
-    @staticmethod
-    def _bytes_of_next(rest: np.ndarray) -> int:
-        """Return the bytes needed next: a header, or if its (intact) header is there, the complete record."""
-        if len(rest) < HEADER_BYTES:
-            return HEADER_BYTES
-        return int(rest[:8].copy().view("<u8")[0]) + HEADER_BYTES + FOOTER_BYTES
-
-    def _read(self, data: np.ndarray, offset: int, found: Scan) -> RecordPart:
-        starts, ends = found.starts[:-1], found.starts[1:]
+    def _read(self, content: np.ndarray, borders: np.ndarray) -> RecordPart:
+        starts, ends = borders[:-1], borders[1:]
         if self.widths is None:
-            self.widths = self._find_widths(data, found)
+            self.widths = self._first_widths(content, borders)
         if self.widths is None:
             rows, good = Ragged.from_rows([]), np.zeros(len(starts), bool)
         else:
-            rows, good = codec().parse(data, starts, ends, found.intact, self.widths, self._vocab_size)
+            rows, good = codec().parse(content, starts, ends, self.widths, self._vocab_size)
         for index in np.flatnonzero(~good).tolist():
-            reason = "has damaged data: its checksum is wrong"
-            if found.intact[index]:
-                reason = self._reason(data[starts[index] : ends[index]])
-            self._refuse(BadRecord(self.num_records + index, offset + int(starts[index]), reason))
-        return RecordPart(rows, starts[good] + offset, ends[good] + offset)
+            reason = problem_of(content[starts[index] : ends[index]], self.widths, self._vocab_size)
+            assert reason, "the reference accepts a record that the compiled code rejects"
+            self._refuse(int(starts[index]), reason, index)
+        return RecordPart(rows, starts[good], ends[good])
 
-    def _find_widths(self, data: np.ndarray, found: Scan) -> Widths | None:
-        for index in np.flatnonzero(found.intact).tolist():
-            record = data[found.starts[index] : found.starts[index + 1]]
-            try:
-                return parse_example(_content(record), None, self._vocab_size)[1]
-            except BadExample:
-                continue
+    def _first_widths(self, content: np.ndarray, borders: np.ndarray) -> Widths | None:
+        for start, end in itertools.pairwise(borders.tolist()):
+            with contextlib.suppress(BadExample):
+                return parse_record(content[start:end].tobytes(), None, self._vocab_size)[1]
         return None
 
-    def _reason(self, record: np.ndarray) -> str:
-        try:
-            parse_example(_content(record), self.widths, self._vocab_size)
-        except BadExample as error:
-            return str(error)
-        raise AssertionError("the reference accepts a record that the compiled code rejects")
-
-    def _refuse(self, record: BadRecord) -> None:
+    def _refuse(self, offset: int, reason: str, index: int = 0) -> None:
+        record = BadRecord(self.num_records + index, offset, reason)
         if not self._skip_bad:
             raise UserError("data.damaged", self.path, str(record), self._remedy)
         self.bad.append(record)
 
-    def _refuse_length(self, offset: int, rest: np.ndarray) -> None:
-        if offset == 0:
-            start = rest[:8].tobytes()
-            packer = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
-            if packer:
-                raise UserError("data.encoding", self.path, f"is compressed ({packer})", "Unpack it first")
-            if is_text(rest[:_LOOKED_AT].tobytes()):
-                raise UserError(
-                    "data.format",
-                    self.path,
-                    "is text, not TFRecords",
-                    "Make instances of it: `mlbert prepare instances`",
-                )
-            raise UserError(
-                "data.damaged", self.path, "is not a TFRecord file, or is damaged in record 0 (byte 0)", RESTORE
-            )
-        reason = "has a damaged length: no record after it can be found"
-        self._refuse(BadRecord(self.num_records, offset, reason))
+    def _refuse_rest(self, rest: np.ndarray, offset: int) -> None:
+        """Refuse the end of a file, which is not a complete record."""
+        header = rest[:HEADER_BYTES].tobytes()
+        needed = HEADER_BYTES if len(header) < HEADER_BYTES else record_size(header)
+        if needed:
+            of = f"its {needed} bytes" if needed > HEADER_BYTES else f"the {HEADER_BYTES} bytes of its header"
+            self._refuse(offset, f"is cut off: the file ends after {len(rest)} of {of}")
+        elif offset:
+            self._refuse(offset, "has a damaged length: no record after it can be found")
+        else:
+            raise self._other_format(rest[:_LOOKED_AT].tobytes())
 
-    def _refuse_end(self, offset: int, available: int, needed: int, rest: np.ndarray) -> None:
-        of = f"its {needed} bytes" if len(rest) >= HEADER_BYTES else f"the {HEADER_BYTES} bytes of its header"
-        reason = f"is cut off: the file ends after {available} of {of}"
-        self._refuse(BadRecord(self.num_records, offset, reason))
-
-
-def _content(record: np.ndarray) -> bytes:
-    return record[HEADER_BYTES:-FOOTER_BYTES].tobytes()
+    def _other_format(self, head: bytes) -> UserError:
+        if packer := next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None):
+            return UserError("data.encoding", self.path, f"is compressed ({packer})", "Unpack it first")
+        if is_text(head):
+            remedy = "Make instances of it: `mlbert prepare instances`"
+            return UserError("data.format", self.path, "is text, not TFRecords", remedy)
+        reason = "is not a TFRecord file, or is damaged in record 0 (byte 0)"
+        return UserError("data.damaged", self.path, reason, RESTORE)
 
 
 def read_widths(

@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from mlbert.data.formats.ragged import DTYPES, Ragged, sizes_of
-from mlbert.data.formats.tfrecord_plain import MAX_ID, Scan, Widths
+from mlbert.data.formats.tfrecord_plain import MAX_ID, Widths
 from mlbert.host import native
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
@@ -37,9 +37,8 @@ def library() -> ctypes.CDLL:
     signatures = {
         "tfrecord_crc32c": ((pointer, integer), ctypes.c_uint32),
         "tfrecord_crc32c_table": ((pointer, integer), ctypes.c_uint32),
-        "tfrecord_scan": ((pointer, integer, integer, pointer, pointer, pointer), integer),
-        "tfrecord_check": ((pointer, pointer, pointer, integer, pointer), None),
-        "tfrecord_parse": ((pointer,) * 4 + (integer,) * 4 + (pointer,) * 2, integer),
+        "tfrecord_scan": ((pointer, integer, integer, pointer), integer),
+        "tfrecord_parse": ((pointer,) * 3 + (integer,) * 4 + (pointer,) * 2, integer),
         "tfrecord_encode": ((pointer, integer, integer, integer, pointer), integer),
     }
     for name, (arguments, result) in signatures.items():
@@ -54,30 +53,19 @@ def _address(array: np.ndarray, dtype: str) -> int:
     return array.ctypes.data
 
 
-def scan(data: np.ndarray, most: int) -> Scan:
+def scan(data: np.ndarray, most: int) -> np.ndarray:
     """See `mlbert.data.formats.tfrecord_plain.scan`."""
-    starts, intact, stopped = np.empty(most + 1, np.int64), np.empty(most, bool), ctypes.c_int64()
-    count = library().tfrecord_scan(
-        _address(data, "u1"), len(data), most, starts.ctypes.data, intact.ctypes.data, ctypes.addressof(stopped)
-    )
-    return Scan(starts[: count + 1], intact[:count], stopped.value)
-
-
-def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """See `mlbert.data.formats.tfrecord_plain.check`."""
-    intact = np.empty(len(starts), bool)
-    library().tfrecord_check(
-        _address(data, "u1"), _address(starts, "i8"), _address(ends, "i8"), len(starts), intact.ctypes.data
-    )
-    return intact
+    starts = np.empty(most + 1, np.int64)
+    count = library().tfrecord_scan(_address(data, "u1"), len(data), most, starts.ctypes.data)
+    return starts[: count + 1]
 
 
 def parse(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
     """See `mlbert.data.formats.tfrecord_plain.parse`."""
-    count = len(wanted)
-    assert len(starts) == len(ends) == count, "starts, ends and wanted must have the same length"
+    count = len(starts)
+    assert len(ends) == count, "starts and ends must have the same length"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
     tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
     most = sizes_of(count, tokens, masked)
@@ -87,7 +75,6 @@ def parse(
         _address(data, "u1"),
         _address(starts, "i8"),
         _address(ends, "i8"),
-        _address(wanted, "?"),
         count,
         *widths,
         vocab_size,

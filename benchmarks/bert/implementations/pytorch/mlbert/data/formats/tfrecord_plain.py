@@ -54,7 +54,6 @@ NAMES = (  # in the order in the benchmark's files
     "next_sentence_labels",
 )
 HEADER_BYTES, FOOTER_BYTES = 12, 4
-INCOMPLETE, BAD_LENGTH, FULL = range(3)  # why a scan ended
 MAX_ID = 65_535
 _BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
@@ -72,16 +71,6 @@ class Widths(NamedTuple):
 
 class BadExample(ValueError):
     """A record is not an example of the benchmark; the message is phrased to follow "record 7 (byte 1234)"."""
-
-
-class Scan(NamedTuple):
-    """The complete records at the start of some bytes."""
-
-    starts: np.ndarray  # int64 [R+1], first byte of each record, and the end of the last
-    intact: np.ndarray  # bool [R], whether the data's checksum is right
-    # INCOMPLETE (the bytes end within or before the next record), BAD_LENGTH (the next record's length has a wrong
-    # checksum) or FULL (the requested number of records was found).
-    stopped: int
 
 
 def _crc_table() -> list[int]:
@@ -108,38 +97,23 @@ def masked_crc32c(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def scan(data: np.ndarray, most: int) -> Scan:
-    """Find the complete records at the start of ``data`` (uint8 [B]), at most ``most``."""
-    starts, intact, stopped = [0], list[bool](), FULL
-    while len(intact) < most:
-        at = starts[-1]
-        header = data[at : at + HEADER_BYTES].tobytes()
-        end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
-        if len(header) == HEADER_BYTES and header[8:] != masked_crc32c(header[:8]):
-            stopped = BAD_LENGTH
+def record_size(header: bytes) -> int | None:
+    """Return the bytes of a record with this header, or None if the header's checksum is wrong."""
+    if header[8:] != masked_crc32c(header[:8]):
+        return None
+    return HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+
+
+def scan(data: np.ndarray, most: int) -> np.ndarray:
+    """Find the complete records at the start of ``data`` (uint8 [B]), at most ``most``, by their lengths. Returns int64
+    [R+1], the first byte of each and the end of the last."""
+    starts = [0]
+    while len(starts) <= most:
+        size = record_size(data[starts[-1] : starts[-1] + HEADER_BYTES].tobytes())
+        if size is None or starts[-1] + size > len(data):
             break
-        if len(header) < HEADER_BYTES or end > len(data):
-            stopped = INCOMPLETE
-            break
-        starts.append(end)
-        intact.append(_is_intact(data[at:end].tobytes()))
-    return Scan(np.array(starts, np.int64), np.array(intact, bool), stopped)
-
-
-def _is_intact(record: bytes) -> bool:
-    return record[-FOOTER_BYTES:] == masked_crc32c(record[HEADER_BYTES:-FOOTER_BYTES])
-
-
-def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return bool [R], True if ``data[starts[r]:ends[r]]`` (at least 16 bytes) is a record with right checksums."""
-    records = [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-    return np.array([record[:HEADER_BYTES] == _header(len(record)) and _is_intact(record) for record in records], bool)
-
-
-def _header(record_bytes: int) -> bytes:
-    """Return the header of a record of ``record_bytes`` bytes in total."""
-    length = struct.pack("<Q", record_bytes - HEADER_BYTES - FOOTER_BYTES)
-    return length + masked_crc32c(length)
+        starts.append(starts[-1] + size)
+    return np.array(starts, np.int64)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -287,26 +261,31 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
     return (tokens, first, bool(label), positions, labels), own
 
 
+def parse_record(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
+    """Check the checksums of one record, and return its data as `parse_example` does."""
+    content = record[HEADER_BYTES:-FOOTER_BYTES]
+    if record != frame(content):
+        raise BadExample("has damaged data: its checksum is wrong")
+    return parse_example(content, widths, vocab_size)
+
+
 def parse(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """Parse records. Returns their sequences, and bool [R], True for records that are good.
+    """Parse records. Returns the sequences of the good ones, and bool [R], True for records that are good.
 
     Args:
         data: uint8 [B].
         starts, ends: int64 [R], record r is ``data[starts[r]:ends[r]]``.
-        wanted: bool [R], records to read.
         widths: required of every record.
         vocab_size: exclusive upper bound of ids.
     """
-    rows, good = [], np.zeros(len(wanted), bool)
-    for index in np.flatnonzero(wanted):
-        record = data[starts[index] + HEADER_BYTES : ends[index] - FOOTER_BYTES].tobytes()
+    rows, good = [], np.ones(len(starts), bool)
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         try:
-            rows.append(parse_example(record, widths, vocab_size)[0])
+            rows.append(parse_record(data[start:end].tobytes(), widths, vocab_size)[0])
         except BadExample:
-            continue
-        good[index] = True
+            good[index] = False
     return Ragged.from_rows(rows), good
 
 
@@ -345,7 +324,8 @@ def encode_example(row: Row, widths: Widths) -> bytes:
 
 def frame(content: bytes) -> bytes:
     """Return one record: length, data and their checksums."""
-    return _header(len(content) + HEADER_BYTES + FOOTER_BYTES) + content + masked_crc32c(content)
+    length = struct.pack("<Q", len(content))
+    return length + masked_crc32c(length) + content + masked_crc32c(content)
 
 
 def encode(rows: Ragged, widths: Widths) -> bytes:

@@ -23,8 +23,17 @@ from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, named_files, read_widths
-from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example, read_list
+from mlbert.data.formats.tfrecord import (
+    RESTORE,
+    ExampleReader,
+    Widths,
+    codec,
+    find_files,
+    named_files,
+    problem_of,
+    read_widths,
+)
+from mlbert.data.formats.tfrecord_plain import MAX_ID, read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
 
@@ -157,14 +166,9 @@ class TFRecordStore:
         starts = self._index.starts[indices] + self._map.starts[file]
         ends = starts + self._index.sizes[indices]
         inside = (starts >= self._map.starts[file]) & (ends <= self._map.ends[file])
-        inside &= ends - starts >= HEADER_BYTES + FOOTER_BYTES
-        if inside.all():
-            intact = codec().check(self._map.bytes, starts, ends)
-            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths, MAX_ID + 1)
-            if good.all():
-                good[good] = rows.lengths == self._index.lengths[indices[good]]
-        else:
-            good = inside
+        rows, good = codec().parse(self._map.bytes, starts * inside, ends * inside, self._widths, MAX_ID + 1)
+        if good.all():
+            good = rows.lengths == self._index.lengths[indices]
         if good.all():
             return rows
         bad = int(np.flatnonzero(~good)[0])
@@ -175,14 +179,7 @@ class TFRecordStore:
         start = int(self._index.starts[record])
         place = start + int(self._map.starts[file])
         content = self._map.bytes[place : place + int(self._index.sizes[record])]
-        whole = len(content) >= HEADER_BYTES + FOOTER_BYTES
-        reason = "has damaged data: a checksum is wrong"
-        if whole and codec().check(content, np.array([0]), np.array([len(content)])):
-            try:
-                (tokens, *_), _ = parse_example(content[HEADER_BYTES:-FOOTER_BYTES].tobytes(), self._widths)
-                reason = f"has {len(tokens)} tokens, its index says {self._index.lengths[record]}"
-            except BadExample as error:
-                reason = str(error)
+        reason = problem_of(content, self._widths) or "does not have the length that its index says"
         number = record - int(self._first[file])
         remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
         return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
