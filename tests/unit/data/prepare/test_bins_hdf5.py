@@ -13,7 +13,7 @@ from mlbert.data.formats.base import BinInfo
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.order import by_length
 from mlbert.data.loading.packed import PackedSource
-from mlbert.data.prepare import split_bins
+from mlbert.data.prepare import export_nvidia, split_bins
 from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.host.errors import UserError
 from nvidia_shards import PREDICTIONS, bert_rows, pack_counts, write_fixed, write_packed, write_variable
@@ -96,7 +96,7 @@ def test_a_finished_folder_is_left_alone(source, tmp_path):
 def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
     monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
     make_hdf5_bins(source, tmp_path / "good", edges=EDGES)
-    real, left = split_bins.write_shard, 4
+    real, left = export_nvidia.write_hdf5, 4
 
     def write(*words):
         nonlocal left
@@ -106,7 +106,7 @@ def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
         real(*words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(split_bins, "write_shard", write)
+        patch.setattr(export_nvidia, "write_hdf5", write)
         with user_error("file.unwritable", "disk", wording=False):
             make_hdf5_bins(source, tmp_path / "out", edges=EDGES)
     assert not (tmp_path / "out").exists()

@@ -58,12 +58,15 @@ def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[
     UserError if the disk is full or the folder is not writable."""
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
-    # The image is built in memory and written as plain bytes, so that a full disk is an ordinary error.
+    attributes: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION, "fingerprint": fingerprint}
+    write_hdf5(path, {**attributes, "content_sha256": content_sha256(rows, extra)}, arrays)
+
+
+def write_hdf5(path: Path, attributes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an HDF5 file atomically. Its image is built in memory and written as plain bytes, so that a full disk is an
+    ordinary error: UserError."""
     with h5py.File("shard", "w", driver="core", backing_store=False) as file:
-        file.attrs["format"] = FORMAT
-        file.attrs["version"] = FORMAT_VERSION
-        file.attrs["fingerprint"] = fingerprint
-        file.attrs["content_sha256"] = content_sha256(rows, extra)
+        file.attrs.update(attributes)
         for name, array in arrays.items():
             file.create_dataset(name, data=array, track_times=False)
         file.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.shard_file import write_hdf5
 from mlbert.data.prepare.jobs import SILENT, Progress, keep_apart, run_jobs
 from mlbert.data.prepare.skip_bad_rows import gather_rows, opened
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
 
 LAYOUTS = ("fixed", "variable", "packed")
 ROWS_A_FILE = 36_280  # as in the pipeline's 4,320 shards of the full set
@@ -33,34 +33,60 @@ _ATTRIBUTE = "mlbert_fingerprint"
 
 
 @dataclass(frozen=True)
+class NvidiaExportFile:
+    """One file of an export: the rows ``first`` to ``end`` (exclusive) of the source that have the wanted lengths."""
+
+    name: str  # below the output folder
+    first: int
+    end: int
+    num_rows: int
+    fingerprint: tuple[object, ...]  # everything that determines its bytes, JSON-serializable
+    longest: int | None = None  # tokens, and the width of a fixed shard; None: that of the source
+    shortest: int = 1
+
+
+@dataclass(frozen=True)
 class NvidiaExportJob:
-    """One export: ``folder`` (any stored set) to ``num_files`` files in ``out``."""
+    """Writes files of ``folder`` (any stored set) to ``out``; picklable."""
 
     folder: Path
     out: Path
     layout: str
-    identity: str
-    num_rows: int
-    num_files: int
 
-    def path(self, index: int) -> Path:
-        """Return the path of file ``index``."""
-        return self.out / shard_name(index, self.num_files)
+    def is_written(self, wanted: NvidiaExportFile) -> bool:
+        """Return whether an earlier run wrote the file with the same fingerprint."""
+        try:
+            with h5py.File(self.out / wanted.name, "r") as file:
+                return bool(file.attrs[_ATTRIBUTE] == _digest(wanted.fingerprint))
+        except (OSError, KeyError):
+            return False
 
-    def rows(self, index: int) -> np.ndarray:
-        """Return the rows of file ``index``; file sizes differ by at most one row."""
-        return np.arange(self.num_rows * index // self.num_files, self.num_rows * (index + 1) // self.num_files)
-
-    def make_file(self, index: int) -> None:
+    def make_file(self, wanted: NvidiaExportFile) -> None:
         """Write one file unless an earlier run has done so. Raises UserError: the source is damaged, or the layout
         cannot store it."""
-        fingerprint = [self.identity, self.layout, index, self.num_files]
-        if is_written(self.path(index), fingerprint):
+        if self.is_written(wanted):
             return
         store = opened(self.folder)
-        rows, counts = gather_rows(store, self.rows(index), self.layout == "packed")
-        widths = store.info.max_seq_length, store.info.max_predictions
-        write_shard(self.path(index), shard_columns(self.folder, rows, counts, self.layout, *widths), fingerprint)
+        chosen, longest = np.arange(wanted.first, wanted.end), wanted.longest or store.info.max_seq_length
+        if wanted.longest:
+            lengths = store.lengths_of(chosen)
+            chosen = chosen[(lengths >= wanted.shortest) & (lengths <= longest)]
+        rows, counts = gather_rows(store, chosen, self.layout == "packed")
+        self._refuse(rows)
+        if self.layout == "fixed":
+            columns = fixed_columns(rows, longest, store.info.max_predictions)
+        else:
+            columns = variable_columns(rows, counts, self.layout == "packed")
+        write_hdf5(self.out / wanted.name, {_ATTRIBUTE: _digest(wanted.fingerprint)}, columns)
+
+    def _refuse(self, rows: Ragged) -> None:
+        largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
+        if largest > MAX_ID:
+            reason = f"has token id {largest}, but these shards store at most {MAX_ID}"
+            raise UserError("data.unsupported", self.folder, reason, "Use it in its current format")
+        if self.layout == "fixed" and (rows.masked_positions == 0).any():
+            reason = "has a masked first token, which a fixed shard cannot store"
+            raise UserError("data.unsupported", self.folder, reason, "Use --layout variable")
 
 
 def shard_name(index: int, num_files: int) -> str:
@@ -68,58 +94,14 @@ def shard_name(index: int, num_files: int) -> str:
     return f"part_{index:05d}_of_{num_files:05d}.hdf5"
 
 
-def shard_columns(
-    folder: Path, rows: Ragged, counts: np.ndarray, layout: str, max_seq_length: int, max_predictions: int
-) -> dict[str, np.ndarray]:
-    """Return columns in one of `LAYOUTS`; widths are those of a fixed shard, ``counts`` as in `variable_columns`.
-    Raises UserError, which names the source ``folder``: the layout cannot store the rows."""
-    _refuse(folder, rows, layout)
-    if layout == "fixed":
-        return fixed_columns(rows, max_seq_length, max_predictions)
-    return variable_columns(rows, counts, layout == "packed")
-
-
-def write_shard(path: Path, columns: Mapping[str, np.ndarray], fingerprint: Sequence[object]) -> None:
-    """Write one HDF5 file atomically; ``fingerprint``, JSON-serializable, identifies its input."""
-    with h5py.File("shard", "w", driver="core", backing_store=False) as file:
-        file.attrs[_ATTRIBUTE] = _digest(fingerprint)
-        for name, values in columns.items():
-            dtype = h5py.vlen_dtype(item_dtype(name)) if values.dtype == object else values.dtype
-            file.create_dataset(name, data=values, dtype=dtype, track_times=False)
-        file.flush()
-        image = file.id.get_file_image()
-    write_atomically(path, image)
-
-
-def is_written(path: Path, fingerprint: Sequence[object]) -> bool:
-    """Return whether `write_shard` wrote the file with the same fingerprint."""
-    try:
-        with h5py.File(path, "r") as file:
-            return bool(file.attrs[_ATTRIBUTE] == _digest(fingerprint))
-    except (OSError, KeyError):
-        return False
+def check_layout(layout: str, known: Sequence[str]) -> None:
+    """Raise UserError if ``layout`` is not one of ``known``."""
+    if layout not in known:
+        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(known)}")
 
 
 def _digest(fingerprint: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(list(fingerprint)).encode()).hexdigest()
-
-
-def _refuse(folder: Path, rows: Ragged, layout: str) -> None:
-    largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
-    if largest > MAX_ID:
-        raise UserError(
-            "data.unsupported",
-            folder,
-            f"has token id {largest}, but these shards store at most {MAX_ID}",
-            "Use it in its current format",
-        )
-    if layout == "fixed" and (rows.masked_positions == 0).any():
-        raise UserError(
-            "data.unsupported",
-            folder,
-            "has a masked first token, which a fixed shard cannot store",
-            "Use --layout variable",
-        )
 
 
 def fixed_columns(rows: Ragged, max_seq_length: int, max_predictions: int) -> dict[str, np.ndarray]:
@@ -168,7 +150,7 @@ def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str
 
 def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
     items = flat.astype(item_dtype(name))
-    result = np.empty(len(offsets) - 1, object)
+    result = np.empty(len(offsets) - 1, h5py.vlen_dtype(items.dtype))
     for number, (start, end) in enumerate(itertools.pairwise(offsets.tolist())):
         result[number] = items[start:end]
     return result
@@ -180,8 +162,7 @@ def export_nvidia(
     """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that stores packs) and in
     ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run are kept. Raises UserError: the layout
     cannot store the set, or ``out`` cannot be written."""
-    if layout not in LAYOUTS:
-        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+    check_layout(layout, LAYOUTS)
     keep_apart(out, [folder])
     store = open_store(folder)
     if layout == "packed" and not store.num_packs:
@@ -190,18 +171,27 @@ def export_nvidia(
     if num_files < 0 or num_files > num_rows:
         raise UserError("config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
-    job = NvidiaExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
-    wanted = [job.path(index) for index in range(num_files)]
+    job, identity = NvidiaExportJob(folder, out, layout), describe(folder).identity
+    borders = [num_rows * index // num_files for index in range(num_files + 1)]
+    files = [
+        NvidiaExportFile(shard_name(index, num_files), first, end, end - first, (identity, layout, index, num_files))
+        for index, (first, end) in enumerate(itertools.pairwise(borders))
+    ]
+    wanted = [out / file.name for file in files]
     make_folder(out)
     for path in sorted(path for path in out.glob("part_*") if path not in wanted):
-        if path.name.endswith(".tmp"):
-            path.unlink()
-        else:
-            raise UserError(
-                "prepare.other-options", path, "is of a different export", "Choose another --out, or remove it"
-            )
+        if not path.name.endswith(".tmp"):
+            reason = "is of a different export"
+            raise UserError("prepare.other-options", path, reason, "Choose another --out, or remove it")
+        path.unlink()
     unit = "packs" if layout == "packed" else "sequences"
-    common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
-    sizes = [len(job.rows(index)) for index in range(num_files)]
-    run_jobs(job.make_file, range(num_files), name="export", sizes=sizes, **common)
+    run_export(job, files, "export", unit, workers, progress)
     return wanted
+
+
+def run_export(
+    job: NvidiaExportJob, files: Sequence[NvidiaExportFile], name: str, unit: str, workers: int, progress: Progress
+) -> None:
+    """Write the files of an export; ``name`` and ``unit`` are for the progress bar."""
+    common: dict[str, Any] = {"where": job.out, "unit": unit, "workers": workers, "progress": progress}
+    run_jobs(job.make_file, files, name=name, sizes=[file.num_rows for file in files], **common)

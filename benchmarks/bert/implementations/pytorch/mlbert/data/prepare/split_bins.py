@@ -28,9 +28,15 @@ from mlbert.data.formats.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest, make_folder, read_manifest, write_json
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.export_nvidia import ROWS_A_FILE, is_written, shard_columns, shard_name, write_shard
+from mlbert.data.prepare.export_nvidia import (
+    ROWS_A_FILE,
+    NvidiaExportFile,
+    NvidiaExportJob,
+    check_layout,
+    run_export,
+    shard_name,
+)
 from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, run_jobs, tool_name, whole_shards
-from mlbert.data.prepare.skip_bad_rows import opened
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
@@ -145,46 +151,6 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
 LAYOUTS = ("fixed", "variable")
 
 
-@dataclass(frozen=True)
-class BinShard:
-    """One file: the sequences of a bin within a range of the source."""
-
-    name: str  # below the output folder
-    low: int  # shortest sequence, tokens
-    high: int  # longest sequence, and width of a fixed shard
-    first: int  # range of the source that holds them
-    end: int
-    size: int  # number of sequences
-
-
-@dataclass(frozen=True)
-class BinsJob:
-    """Writes the shards of one output; picklable."""
-
-    source: Path
-    out: Path
-    layout: str
-    identity: str
-
-    def fingerprint(self, shard: BinShard) -> list[object]:
-        """Return everything that determines the shard's bytes."""
-        return [self.identity, self.layout, shard.name, shard.low, shard.high, shard.first, shard.end]
-
-    def make_file(self, shard: BinShard) -> None:
-        """Write one shard unless an earlier run has done so. Raises UserError: the source is damaged, or the layout
-        cannot store it."""
-        if is_written(self.out / shard.name, self.fingerprint(shard)):
-            return
-        store = opened(self.source)
-        stretch = np.arange(shard.first, shard.end)
-        lengths = store.lengths_of(stretch)
-        rows = store.gather(stretch[(lengths >= shard.low) & (lengths <= shard.high)])
-        columns = shard_columns(
-            self.source, rows, np.ones(len(rows), np.int64), self.layout, shard.high, store.info.max_predictions
-        )
-        write_shard(self.out / shard.name, columns, self.fingerprint(shard))
-
-
 def make_hdf5_bins(
     source: Path,
     out: Path,
@@ -204,37 +170,22 @@ def make_hdf5_bins(
     source or options.
     """
     edges = check_edges(edges)
-    if layout not in LAYOUTS:
-        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+    check_layout(layout, LAYOUTS)
     if source.resolve() in (out.resolve(), *out.resolve().parents):
         raise UserError("file.in-input", out, "is the input folder or inside it", "Choose another output folder")
-    identity, lengths = describe(source).identity, open_store(source).lengths
-    shards = plan_shards(source, lengths, edges)
-    found = BinsJob(source, out, layout, identity)
-    sizes = {str(edge): sum(shard.size for shard in shards if shard.high == edge) for edge in edges}
+    shards = plan_shards(source, layout, open_store(source).lengths, edges)
+    sizes = {str(edge): sum(shard.num_rows for shard in shards if shard.longest == edge) for edge in edges}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not all(is_written(out / shard.name, found.fingerprint(shard)) for shard in shards):
-            raise UserError(
-                "file.in-the-way", out, "is not empty and does not hold these bins", "Choose another output folder"
-            )
+        if not all(map(NvidiaExportJob(source, out, layout).is_written, shards)):
+            reason = "is not empty and does not hold these bins"
+            raise UserError("file.in-the-way", out, reason, "Choose another output folder")
         progress(f"{out} is finished with these options: nothing to do")
         return sizes
     unfinished = out.with_name(f"{out.name}.unfinished")
     _clear(unfinished, {shard.name for shard in shards})
     for edge in edges:
         make_folder(unfinished / str(edge))
-    job = BinsJob(source, unfinished, layout, identity)
-    counts = [shard.size for shard in shards]
-    run_jobs(
-        job.make_file,
-        shards,
-        name="bins",
-        where=unfinished,
-        sizes=counts,
-        unit="sequences",
-        workers=workers,
-        progress=progress,
-    )
+    run_export(NvidiaExportJob(source, unfinished, layout), shards, "bins", "sequences", workers, progress)
     try:
         os.replace(unfinished, out)  # replaces an empty folder
     except OSError as error:
@@ -250,16 +201,16 @@ def _clear(unfinished: Path, wanted: Set[str]) -> None:
             with suppress(OSError):  # not empty
                 path.rmdir()
         elif not (path.is_file() and path.name.startswith("part_")):
-            raise UserError(
-                "file.in-the-way", path, "is not a shard", f"Remove {unfinished}, or choose another output folder"
-            )
+            remedy = f"Remove {unfinished}, or choose another output folder"
+            raise UserError("file.in-the-way", path, "is not a shard", remedy)
         elif path.relative_to(unfinished).as_posix() not in wanted:
             path.unlink()
 
 
-def plan_shards(source: Path, lengths: np.ndarray, edges: Sequence[int]) -> list[BinShard]:
+def plan_shards(source: Path, layout: str, lengths: np.ndarray, edges: Sequence[int]) -> list[NvidiaExportFile]:
     """Return shards of about 36,280 sequences, of equal size within a bin; ``lengths``: int32 [N]. Raises UserError: a
     sequence is longer than the last edge, or a bin would be empty."""
+    identity = describe(source).identity
     if longer := int((lengths > edges[-1]).sum()):
         reason = f"{longer} sequences are longer than the last edge {edges[-1]}"
         raise UserError("data.too-long", source, reason, f"Use --edges up to {int(lengths.max())}")
@@ -271,5 +222,7 @@ def plan_shards(source: Path, lengths: np.ndarray, edges: Sequence[int]) -> list
         num_files = max(1, round(len(places) / ROWS_A_FILE))
         for index, part in enumerate(np.array_split(places, num_files)):
             name = f"{high}/{shard_name(index, num_files)}"
-            shards.append(BinShard(name, low, high, int(part[0]), int(part[-1]) + 1, len(part)))
+            first, end = int(part[0]), int(part[-1]) + 1
+            fingerprint = (identity, layout, name, low, high, first, end)
+            shards.append(NvidiaExportFile(name, first, end, len(part), fingerprint, high, low))
     return shards
