@@ -59,9 +59,9 @@ def slow_down(what: str, source: TextSource) -> None:
     """Make this rank's second epoch begin late, or never."""
     sample_order, batches_of = text_lanes.sample_order, source.batches_of
 
-    def slow_order(*sizes_and_world, epoch, **options):
+    def slow_order(sizes, *, epoch, **options):
         time.sleep(ORDER_SECONDS if epoch == 1 else 0)
-        return sample_order(*sizes_and_world, epoch=epoch, **options)
+        return sample_order(sizes, epoch=epoch, **options)
 
     def hanging_batches(step):
         time.sleep(1000 if step == STEPS_PER_EPOCH else 0)

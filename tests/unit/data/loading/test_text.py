@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats.mds import MdsWriter
-from mlbert.data.formats.mds_order import StreamWorld, sample_order
+from mlbert.data.formats.mds_order import sample_order
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
@@ -87,11 +87,9 @@ def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
     sizes = [shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]]
     found = steps([opened(folder, mode)], 40)
     options = {"shuffle": "py1s", "canonical_nodes": 2, "seed": 4}
-    orders = [
-        sample_order(np.array(sizes), StreamWorld(batch_size=GLOBAL), epoch=epoch, **options) for epoch in range(8)
-    ]
+    orders = [sample_order(np.array(sizes), epoch=epoch, **options) for epoch in range(8)]
     for lane in range(GLOBAL):
-        texts = [TEXTS[text] for order in orders for text in order[0, 0, 0, :, lane].tolist() if text >= 0]
+        texts = [TEXTS[text] for order in orders for text in order[lane::GLOBAL].tolist()]
         expected = itertools.chain.from_iterable(pieces_of(text, mode) for text in texts)
         assert [original(step[lane]) for step in found] == [*itertools.islice(expected, 40)]
         assert {step[lane][3] for step in found} == {lane * LENGTH}

@@ -1,14 +1,13 @@
 """The order of an MDS set's samples: the elastically deterministic order of MosaicML Streaming.
 
-An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of canonical nodes. If the
-number of nodes divides the canonical nodes, or is a multiple of them, every world takes the same samples in the same
-global batch. It can therefore continue another world's epoch after any batch if the global batch size is the same.
+An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of canonical nodes. It can
+therefore continue on another number of ranks.
 
 Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API reference of its
 ``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13; ``py1b`` of version 0.7. The draws are
 those of ``numpy.random.default_rng``, in the same order.
 
-Legend: N samples, F shards, K canonical nodes, P nodes, R ranks of a node, W workers of a rank, B samples of a batch.
+Legend: N samples, F shards, K canonical nodes, L places of an order.
 """
 
 from __future__ import annotations
@@ -22,113 +21,36 @@ import numpy as np
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 
-SEED = 9176  # Streaming's default
-_PADDING = -1
-_LEAST_BLOCK = 2  # samples: a shorter block has no sizes to draw from
-
-
-@dataclass(frozen=True)
-class StreamWorld:
-    """The processes that share the samples."""
-
-    nodes: int = 1
-    ranks_per_node: int = 1
-    workers_per_rank: int = 1
-    batch_size: int = 1  # samples of a rank's batch, which a worker takes at a time
-
 
 def sample_order(
-    shard_sizes: np.ndarray,
-    world: StreamWorld,
-    *,
-    shuffle: str | None,
-    epoch: int = 0,
-    first: int = 0,
-    canonical_nodes: int = 1,
-    seed: int = SEED,
-    block_size: int | None = None,
+    shard_sizes: np.ndarray, *, shuffle: str | None, epoch: int, canonical_nodes: int, seed: int
 ) -> np.ndarray:
-    """Return the samples of one epoch for every worker.
+    """Return the samples of one epoch in the order in which all ranks together use them.
+
+    A shuffled order (of places 0 to N - 1) is cut into K rows, which are read column by column. A row that is one short
+    repeats its last place.
 
     Args:
-        shard_sizes: int [F], samples of each shard, 1 or more.
+        shard_sizes: int64 [F], samples of each shard, 1 or more.
         shuffle: a name in `SHUFFLES`, or None for the order of the set.
-        first: samples of this epoch already used, over all ranks; rounded down to a multiple of P.
         canonical_nodes: K, which must stay the same when a run continues on another number of nodes.
-        block_size: samples that py1b, py1br and py1e mix; by default Streaming's max(4,000,000 / K, 262,144).
 
     Returns:
-        int64 [P, R, W, batches, B]. If N cannot be divided evenly, some samples occur twice. -1 is padding.
+        int64 [L] with L = K * ceil(N / K).
 
-    Raises UserError if the shuffle is unknown, neither of K and P divides the other, there are fewer samples than
-    canonical nodes, or ``first`` is not below N.
+    Raises UserError if there are fewer samples than canonical nodes.
     """
-    places = partition(int(np.sum(shard_sizes)), world, canonical_nodes, first)
-    if shuffle is None:
-        return places
-    if shuffle not in SHUFFLES:
-        raise UserError("config.choice", f"shuffle {shuffle!r}", "is not known", f"Choose {', '.join(SHUFFLES)}")
-    if block_size is None:
-        block_size = max(4_000_000 // canonical_nodes, 1 << 18)
-    if block_size < _LEAST_BLOCK:
-        raise UserError("config.range", f"block_size {block_size}", "is too small", f"Use {_LEAST_BLOCK} or more")
-    shuffled = SHUFFLES[shuffle](np.asarray(shard_sizes, np.int64), canonical_nodes, seed, epoch, block_size)
-    return np.where(places == _PADDING, _PADDING, shuffled[places])
-
-
-def partition(num_samples: int, world: StreamWorld, canonical_nodes: int, first: int = 0) -> np.ndarray:
-    """Return the places of an epoch's order (0 to N - 1) for every worker; result and errors as `sample_order`.
-
-    The order is cut into K rows and read column by column. Places are assigned round-robin to the nodes, within a node
-    to its ranks, and within a rank, in batches, to its workers. Rows and ranks that are short repeat samples.
-    """
-    nodes, ranks = world.nodes, world.ranks_per_node
-    if nodes % canonical_nodes and canonical_nodes % nodes:
-        reason = f"neither divides nor is divided by the {nodes} nodes"
-        raise UserError(
-            "config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose a multiple of the nodes"
-        )
+    num_samples = int(shard_sizes.sum())
     if num_samples < canonical_nodes:
         reason = f"is more than the {num_samples} samples of the set"
         raise UserError("config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose fewer")
-    if not 0 <= first < num_samples:
-        raise UserError(
-            "config.range", f"first sample {first}", f"is not in the set of {num_samples}", "Begin the next epoch"
-        )
-    in_turn = _rows(num_samples, canonical_nodes, nodes).T.ravel()
-    by_node = in_turn[first - first % nodes :].reshape(-1, nodes).T
-    by_rank = np.concatenate([by_node, _to_fill_ranks(by_node, ranks)], axis=1).reshape(nodes, -1, ranks)
-    missing = -by_rank.shape[1] % (world.workers_per_rank * world.batch_size)
-    padded = np.pad(by_rank, ((0, 0), (0, missing), (0, 0)), constant_values=_PADDING).transpose(0, 2, 1)
-    batches = padded.reshape(nodes, ranks, -1, world.workers_per_rank, world.batch_size)
-    return batches.transpose(0, 1, 3, 2, 4)
-
-
-def _rows(num_samples: int, canonical_nodes: int, nodes: int) -> np.ndarray:
-    """Return int64 [K, columns]; row k has the places from floor(N k / K) up to floor(N (k+1) / K), exclusive. A row
-    that is one short repeats its last place. If P > K, columns are repeated until P / K divides their number."""
     edges = np.arange(canonical_nodes + 1) * num_samples // canonical_nodes
-    columns = -(-num_samples // canonical_nodes)
-    rows = np.minimum(edges[:-1, None] + np.arange(columns), edges[1:, None] - 1)
-    share = max(1, nodes // canonical_nodes)
-    if padding := -columns % share:
-        end = columns + 1 - share  # the repeated columns end here
-        if end < padding:
-            reason = f"is too many for the {num_samples} samples of the set"
-            raise UserError("config.conflict", f"{nodes} nodes", reason, "Use fewer nodes or more canonical ones")
-        rows = np.concatenate([rows, rows[:, end - padding : end]], axis=1)
-    return rows
-
-
-def _to_fill_ranks(by_node: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the places (int64 [P, n]) to repeat so that all ranks of a node have equally many: those just before the
-    last R - 1, or with very few samples, the first ones cyclically."""
-    size = by_node.shape[1]
-    missing = -size % ranks
-    end = size + 1 - ranks
-    if end >= missing:
-        return by_node[:, end - missing : end]
-    return by_node[:, np.arange(missing) % size]
+    columns = np.arange(-(-num_samples // canonical_nodes))
+    places = np.minimum(edges[:-1, None] + columns, edges[1:, None] - 1).T.ravel()
+    if shuffle is None:
+        return places
+    block_size = max(4_000_000 // canonical_nodes, 1 << 18)  # Streaming's default
+    return SHUFFLES[shuffle](shard_sizes, canonical_nodes, seed, epoch, block_size)[places]
 
 
 @dataclass(frozen=True)
@@ -165,15 +87,24 @@ def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> 
     return _Spans(starts, np.diff(cuts), np.searchsorted(cuts, edges))
 
 
-def _epoch_spans(
-    shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int
-) -> tuple[_Spans, np.random.Generator]:
-    """Return the pieces of one epoch and the generator that drew their order. The assignment to nodes depends only on
-    the seed, so that a node needs the same shards in every epoch."""
-    order = np.arange(len(shard_sizes))
-    np.random.default_rng(seed).shuffle(order)
-    generator = np.random.default_rng(seed + epoch)
-    return _spans(shard_sizes, order, canonical_nodes).shuffled_in_nodes(generator), generator
+# (int64 [F] sizes of shards, K, seed, epoch, block size) -> int64 [N], the sample at every place.
+Shuffle = Callable[[np.ndarray, int, int, int, int], np.ndarray]
+
+
+def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None]) -> Shuffle:
+    """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place with ``mix``. The
+    assignment of pieces to nodes depends only on the seed, so that a node needs the same shards in every epoch."""
+
+    def shuffle(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+        order = np.arange(len(shard_sizes))
+        np.random.default_rng(seed).shuffle(order)
+        generator = np.random.default_rng(seed + epoch)
+        spans = _spans(shard_sizes, order, canonical_nodes).shuffled_in_nodes(generator)
+        samples = spans.samples()
+        mix(samples, spans, generator, block_size)
+        return samples
+
+    return shuffle
 
 
 def _naive(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
@@ -181,12 +112,9 @@ def _naive(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int,
     return np.random.default_rng(seed + epoch).permutation(int(shard_sizes.sum()))
 
 
-def _py1s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _py1s(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
     """Shuffle samples within each piece."""
-    spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
-    samples = spans.samples()
     _shuffle_each(samples, spans.sizes, generator)
-    return samples
 
 
 def _py2s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
@@ -209,23 +137,18 @@ def _py2s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
     return np.concatenate(pieces)
 
 
-def _py1b(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _py1b(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
     """Shuffle samples within blocks of each canonical node."""
-    spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
-    samples = spans.samples()
     for begin, end in _node_ranges(spans):
         for start in range(begin, end, block_size):
             generator.shuffle(samples[start : min(start + block_size, end)])
-    return samples
 
 
-def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _py1br(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
     """Shuffle as py1b, with blocks of 3/4 to 5/4 the size that start up to 3/4 of a block earlier, so that a node's
     second block may overlap its first."""
-    spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
-    samples = spans.samples()
     least, most = _block_sizes(block_size)
-    earlier = generator.integers(0, least, (canonical_nodes,)).tolist()
+    earlier = generator.integers(0, least, (len(spans.first) - 1,)).tolist()
     for (begin, end), shift in zip(_node_ranges(spans), earlier, strict=True):
         blocks, done = [], begin
         while done < end:
@@ -235,14 +158,11 @@ def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int,
             done += block.stop - block.start
         for block in blocks:  # separate loop, because all sizes of a node are drawn before any shuffling
             generator.shuffle(samples[block])
-    return samples
 
 
-def _py1e(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _py1e(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
     """Shuffle samples within each piece, then shift each by a uniform draw, so that a piece spreads over a block of 3/4
     to 5/4 the size within its node. A piece larger than its block is not spread."""
-    spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
-    samples = spans.samples()
     for node, (begin, end) in enumerate(_node_ranges(spans)):
         sizes = spans.sizes[spans.node(node)]
         mine = samples[begin:end]
@@ -254,7 +174,6 @@ def _py1e(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
             low, high = max(-reach, -start), min(reach, len(mine) - start - size)
             places[start : start + size] += generator.uniform(low, high, size)
         mine[:] = mine[np.argsort(places)]
-    return samples
 
 
 def _shuffle_each(samples: np.ndarray, sizes: np.ndarray, generator: np.random.Generator) -> None:
@@ -276,13 +195,11 @@ def _block_sizes(block_size: int) -> tuple[int, int]:
     return int(0.75 * block_size), int(1.25 * block_size)
 
 
-# (int64 [F] sizes of shards, K, seed, epoch, block size) -> int64 [N], the sample at every place.
-Shuffle = Callable[[np.ndarray, int, int, int, int], np.ndarray]
 SHUFFLES: dict[str, Shuffle] = {
     "naive": _naive,
-    "py1s": _py1s,
+    "py1s": _of_spans(_py1s),
     "py2s": _py2s,
-    "py1b": _py1b,
-    "py1br": _py1br,
-    "py1e": _py1e,
+    "py1b": _of_spans(_py1b),
+    "py1br": _of_spans(_py1br),
+    "py1e": _of_spans(_py1e),
 }

@@ -135,7 +135,7 @@ class TextSource(StepSource):
         texts = self._texts
         reader = open_texts(texts.local, texts.remote)
         shards = TokenShards(reader, texts.tokenizer, texts.local)
-        orders = EpochOrders(reader.shard_sizes, self.share.global_units, **self._order)
+        orders = EpochOrders(reader.shard_sizes, **self._order)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         lanes: Lanes = WholeLanes(orders, self.share.global_units)
         if texts.long_texts == SPLIT:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.mds_order import StreamWorld, sample_order
+from mlbert.data.formats.mds_order import sample_order
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
@@ -31,19 +31,16 @@ _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 
 
 class EpochOrders:
-    """The orders of epochs, as in MosaicML Streaming for one rank with batch size B. Thread-safe.
+    """The orders of epochs, as in MosaicML Streaming. Thread-safe.
 
-    Args: see `mlbert.data.formats.mds_order.sample_order`; ``lanes`` is B.
+    Args: see `mlbert.data.formats.mds_order.sample_order`.
 
     Attributes:
         is_computing: True while an order is being computed; all threads that request an order then wait.
     """
 
-    def __init__(
-        self, shard_sizes: np.ndarray, lanes: int, *, shuffle: str | None, seed: int, canonical_nodes: int
-    ) -> None:
-        self._sizes, self._world = shard_sizes, StreamWorld(batch_size=lanes)
-        self._shuffle, self._seed, self._nodes = shuffle, seed, canonical_nodes
+    def __init__(self, shard_sizes: np.ndarray, *, shuffle: str | None, seed: int, canonical_nodes: int) -> None:
+        self._sizes, self._shuffle, self._seed, self._nodes = shard_sizes, shuffle, seed, canonical_nodes
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.is_computing = False
@@ -75,13 +72,8 @@ class EpochOrders:
 
     def _compute(self, epoch: int) -> np.ndarray:
         order = sample_order(
-            self._sizes,
-            self._world,
-            shuffle=self._shuffle,
-            epoch=epoch,
-            canonical_nodes=self._nodes,
-            seed=self._seed,
-        ).ravel()[: self.length]
+            self._sizes, shuffle=self._shuffle, epoch=epoch, canonical_nodes=self._nodes, seed=self._seed
+        )
         return order.astype(np.int32 if len(order) < 2**31 else np.int64)
 
 
