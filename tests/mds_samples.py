@@ -34,7 +34,7 @@ def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]
 def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: str | None = None) -> Path:
     """The samples in shards of about 64 KiB."""
     kinds = dict.fromkeys(COLUMNS, "bytes")
-    with MdsWriter(folder, kinds, size_limit=1 << 16, compression=compression, hashes=["sha1"]) as writer:
+    with MdsWriter(folder, kinds, size_limit=1 << 16, compression=compression) as writer:
         for index in range(len(columns["input_ids"])):
             writer.write({name: columns[name][index].tobytes() for name in COLUMNS})
     return folder

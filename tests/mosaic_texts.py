@@ -19,7 +19,7 @@ def make_texts(folder: Path, tree_root: Path) -> None:
     draw = random.Random(1)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
     for split, count in (("train_small", 400), ("val", 40)):
-        with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000, hashes=("sha1",)) as writer:
+        with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000) as writer:
             for _ in range(count):
                 start, length = draw.randrange(10), draw.randrange(5, 60)
                 writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})

@@ -35,7 +35,7 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
 
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
     """A set of texts in several shards."""
-    with MdsWriter(folder, {"text": "str"}, size_limit=size_limit, hashes=["sha1"], **options) as writer:
+    with MdsWriter(folder, {"text": "str"}, size_limit=size_limit, **options) as writer:
         for text in texts:
             writer.write({"text": text})
     return folder

@@ -43,7 +43,7 @@ EVAL_BATCH = 128
 def own_set(folder: Path, copies: int, shard_bytes: int) -> Path:
     """Write this Python installation's documentation, repeated."""
     documents = [" ".join(sentences) for sentences in python_text.documents()]
-    with MdsWriter(folder, {TEXT: "str"}, size_limit=shard_bytes, hashes=["sha1"]) as writer:
+    with MdsWriter(folder, {TEXT: "str"}, size_limit=shard_bytes) as writer:
         for text in documents * copies:
             writer.write({TEXT: text})
     return folder

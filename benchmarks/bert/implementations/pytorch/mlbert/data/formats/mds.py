@@ -2,9 +2,10 @@
 
 A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the samples. A sample is the
 uint32 sizes of the columns without a fixed size, then the values of all columns. Everything is little-endian.
-`mlbert.data.formats.mds_index` encodes values and parses the index.
+`mlbert.data.formats.mds_index` parses the index.
 
-The reader maps shards into memory and returns samples in any order. The writer produces the same bytes as MosaicML
+The reader maps shards into memory and returns samples in any order. It decodes text; other values stay bytes, and
+pickled ones are never loaded. The writer produces the same bytes as MosaicML
 Streaming; compressed files depend on the version of Zstandard, everything else only on samples and settings.
 
 Legend: N samples, F shards.
@@ -27,18 +28,7 @@ import numpy as np
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, no_folder, reading
 from mlbert.data.formats.mds_fetch import Damaged, cached_shard, check_file, fetch_index, local_folder, zstandard_module
-from mlbert.data.formats.mds_index import (
-    CONVERSION_ERRORS,
-    FORMAT,
-    INDEX,
-    VERSION,
-    FileInfo,
-    Hasher,
-    ShardInfo,
-    decoders,
-    new_hasher,
-    parse_index,
-)
+from mlbert.data.formats.mds_index import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, new_hasher, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
@@ -56,7 +46,7 @@ class MdsReader:
             needs a separate one. Without it, shards are read in place and must be local and uncompressed.
 
     Attributes:
-        columns: encoding of each column by name, in the order in the samples.
+        columns: encoding of each column by name.
         shard_sizes: int64 [F], samples of each shard.
         shards: the index entry of each shard.
         identity: SHA-256 of the index.
@@ -73,13 +63,13 @@ class MdsReader:
             )
         raw = self._read_index() if self._cache is None else fetch_index(self._remote, self._cache)
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
-        self.columns = index.columns
+        self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
         self.identity = hashlib.sha256(raw).hexdigest()
         self.shard_sizes: np.ndarray = np.array([shard.num_samples for shard in index.shards], np.int64)
         self._first: list[int] = offsets_of(self.shard_sizes).tolist()
-        self._decoders = decoders(INDEX, self.columns)
-        self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._decoders.values())}I")
+        self._layout = index.columns
+        self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._layout)}I")
         self._opened: dict[int, _Shard] = {}
         self._lock = Lock()
 
@@ -88,8 +78,8 @@ class MdsReader:
         return self._first[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return the values of sample ``index`` (0 to N - 1) by column name; arrays are read-only. Raises IndexError,
-        or UserError if its shard is missing or damaged, or cannot be fetched."""
+        """Return the values of sample ``index`` (0 to N - 1) by column name: str of text, bytes of others. Raises
+        IndexError, or UserError if its shard is missing or damaged, or cannot be fetched."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect.bisect_right(self._first, index) - 1
@@ -144,14 +134,11 @@ class MdsReader:
         if len(data) < start:
             raise ValueError("the sizes of its columns are missing")
         sample, sizes = {}, iter(self._sizes.unpack_from(data))
-        for name, column in self._decoders.items():
-            end = start + (next(sizes) if column.size is None else column.size)
+        for name, encoding, size in self._layout:
+            end = start + (next(sizes) if size is None else size)
             if end > len(data):
                 raise ValueError(f"column {name!r} ends after the sample")
-            try:
-                sample[name] = column.decode(data[start:end])
-            except CONVERSION_ERRORS as error:
-                raise ValueError(f"column {name!r}: {error!r}") from None
+            sample[name] = str(data[start:end], "utf-8") if encoding == STR else data[start:end]
             start = end
         if start != len(data):
             raise ValueError(f"{len(data) - start} bytes are left over")
@@ -196,12 +183,12 @@ class MdsWriter:
 
     Args:
         folder: created if needed; must not have an index.
-        columns: encoding of each column by name; stored sorted by name.
+        columns: encoding of each column by name, `STR` or `BYTES`; stored sorted by name.
         size_limit: maximum bytes of a shard before compression, unless a single sample is larger.
         compression: None, "zstd" or "zstd:LEVEL".
-        hashes: algorithms of `hashlib`, or of the package xxhash if installed.
+        hashes: checksums of each file, see `new_hasher`.
 
-    Raises UserError if a column, hash or compression is unknown, or the folder cannot be written.
+    Raises UserError if the compression is unknown, or the folder cannot be written.
     """
 
     def __init__(
@@ -211,25 +198,16 @@ class MdsWriter:
         *,
         size_limit: int = 1 << 26,
         compression: str | None = None,
-        hashes: Sequence[str] = (),
+        hashes: Sequence[str] = ("sha1",),
     ) -> None:
         self._folder = Path(folder)
-        names = sorted(columns)
-        self._columns = decoders(self._folder, {name: columns[name] for name in names})
-        if not names:
-            raise UserError("config.missing", self._folder, "a sample needs a column", "Name one")
+        self._names = names = sorted(columns)
         self._level = _level(compression)
-        for algorithm in hashes:
-            _hasher(algorithm)
-        if not 0 < size_limit <= _MOST_BYTES:
-            raise UserError(
-                "config.range", f"size_limit {size_limit}", "is not a valid shard size", f"Use 1 to {_MOST_BYTES}"
-            )
         self._size_limit = size_limit
         self._settings: dict[str, Any] = {
             "column_encodings": [columns[name] for name in names],
             "column_names": names,
-            "column_sizes": [column.size for column in self._columns.values()],
+            "column_sizes": [None] * len(names),
             "compression": compression,
             "format": FORMAT,
             "hashes": list(hashes),
@@ -252,22 +230,12 @@ class MdsWriter:
             self.finish()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample with a value for every column. Raises UserError if a value is missing, unknown or of the wrong
-        type, or if a shard cannot be written."""
-        if set(sample) != set(self._columns):
-            differing = ", ".join(sorted(set(sample) ^ set(self._columns)))
-            raise UserError(
-                "data.columns", self._folder, f"a sample lacks or adds columns ({differing})", "Give all columns"
-            )
-        values, sizes = [], []
-        for name, column in self._columns.items():
-            try:
-                values.append(column.encode(sample[name]))
-            except CONVERSION_ERRORS as error:
-                raise UserError("data.row", f"column {name!r}", str(error), "Use another encoding for it") from None
-            if column.size is None:
-                sizes.append(len(values[-1]))
-        if sum(sizes) > _MOST_BYTES:
+        """Add one sample with the str or bytes of every column. Raises UserError if the sample is too large for a
+        shard, or a shard cannot be written."""
+        stored = [sample[name] for name in self._names]
+        values = [value.encode() if isinstance(value, str) else value for value in stored]
+        sizes = [len(value) for value in values]
+        if self._shard_bytes(1, UINT32.itemsize * len(sizes) + sum(sizes)) > _MOST_BYTES:
             raise UserError("data.too-long", self._folder, "a sample is larger than 4 GiB", "Cut it")
         data = np.array(sizes, UINT32).tobytes() + b"".join(values)
         if self._samples and self._shard_bytes(len(self._samples) + 1, self._bytes + len(data)) > self._size_limit:
@@ -290,8 +258,6 @@ class MdsWriter:
 
     def _write_shard(self) -> None:
         total = self._shard_bytes(len(self._samples), self._bytes)
-        if total > _MOST_BYTES:
-            raise UserError("data.too-long", self._folder, "a shard would be larger than 4 GiB", "Cut the sample")
         offsets = offsets_of([len(sample) for sample in self._samples]) + total - self._bytes
         head = np.array([len(self._samples), *offsets.tolist()], UINT32).tobytes() + self._head
         raw = b"".join([head, *self._samples])
@@ -310,23 +276,11 @@ class MdsWriter:
     def _file(self, name: str, data: bytes) -> FileInfo:
         digests = {}
         for algorithm in self._settings["hashes"]:
-            hasher = _hasher(algorithm)
+            hasher = new_hasher(algorithm)
+            assert hasher is not None, f"{algorithm} is not installed"
             hasher.update(data)
             digests[algorithm] = hasher.hexdigest()
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
-
-
-def _hasher(algorithm: str) -> Hasher:
-    """Return a new hasher. Raises UserError if the algorithm is unknown or not installed."""
-    try:
-        hasher = new_hasher(algorithm)
-    except ValueError:
-        raise UserError("config.choice", f"hash {algorithm!r}", "is not known", "Use sha1 or sha256") from None
-    if hasher is None:
-        raise UserError(
-            "package.missing", f"hash {algorithm!r}", "needs the package xxhash", "Install it: pip install xxhash"
-        )
-    return hasher
 
 
 def _level(compression: str | None) -> int | None:

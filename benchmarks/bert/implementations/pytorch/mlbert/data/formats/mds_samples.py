@@ -40,7 +40,7 @@ from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
 from mlbert.data.formats.mds_fetch import Damaged, cached_shard, check_file, zstandard_module
-from mlbert.data.formats.mds_index import INDEX, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.mds_index import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
 
@@ -218,8 +218,8 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
     with reading(path):
         raw = path.read_bytes()
     index = parse_index(path, raw)
-    if set(index.columns) != set(COLUMNS) or set(index.columns.values()) != {"bytes"}:
-        found = ", ".join(f"{name} ({encoding})" for name, encoding in index.columns.items())
+    if {(column.name, column.encoding, column.size) for column in index.columns} != {(c, BYTES, None) for c in COLUMNS}:
+        found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
         reason = f"holds columns {found}, and no masked samples"
         raise UserError(
             "data.columns", path, reason, f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"

@@ -37,13 +37,14 @@ from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_fetch import local_folder
+from mlbert.data.formats.mds_index import BYTES, STR
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import whole_file
 
 TEXT, TOKENS = "text", "tokens"
-_ENCODINGS = {TEXT: "str", TOKENS: "bytes"}
+_ENCODINGS = {TEXT: STR, TOKENS: BYTES}
 _MAGIC = b"MLBERTI1"
 _HEAD = struct.Struct("<8s32sqqq")
 _MOST_MEMORY = 4 << 30  # bytes of shards that cannot be stored in files

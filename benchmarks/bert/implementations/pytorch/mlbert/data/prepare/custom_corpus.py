@@ -348,7 +348,7 @@ def _write_set(folder: Path, samples: Iterator[np.ndarray]) -> int:
     first = next(samples, None)
     if first is None:
         raise _repeats_itself()
-    with MdsWriter(folder, {TOKENS: "bytes"}, size_limit=_SHARD_BYTES, hashes=("sha1",)) as writer:
+    with MdsWriter(folder, {TOKENS: "bytes"}, size_limit=_SHARD_BYTES) as writer:
         writer.write({TOKENS: first.astype("<i8").tobytes()})
         for sample in samples:
             writer.write({TOKENS: sample.astype("<i8").tobytes()})

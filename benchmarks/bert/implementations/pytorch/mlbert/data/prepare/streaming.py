@@ -42,7 +42,6 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
 }
 _HUB_PARTS = {"train": "train", "val": "validation"}
 TEXT_SUFFIXES, LINES_SUFFIXES = (".txt",), (".jsonl", ".json")
-HASHES = ("sha1",)
 VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
 LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts examined, and tokens, for the report of what truncation drops
 TOGETHER = 256  # texts tokenised together
@@ -211,7 +210,7 @@ def _write(
     samples: Iterator[Any] = iter(kept) if concatenation is None else _cut(kept, tokenizer, concatenation)
     column, count = next(iter(columns)), 0
     with contextlib.ExitStack() as stack:
-        writer = MdsWriter(folder, columns, compression=compression, hashes=HASHES)
+        writer = MdsWriter(folder, columns, compression=compression)
         for sample in samples:
             if not count:  # from here on the writer writes its index on exit, except after an error
                 stack.enter_context(writer)
