@@ -31,7 +31,7 @@ import numpy as np
 
 from mlbert.data.formats.manifest import make_folder, write_json
 from mlbert.data.formats.masking import Masking
-from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
@@ -50,28 +50,15 @@ _LEAST_LETTERS = 3  # of the masked word
 _LOOKED_AT = 20_000  # sentences examined
 
 
-@dataclass(frozen=True)
-class MaskedSentence:
-    """A text with one [MASK], and the original word."""
-
-    text: str
-    answer: str
-
-
-def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[MaskedSentence]:
-    """Return up to `COUNT` sentences, each with one word of the vocabulary masked; deterministic for the same texts."""
+def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
+    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and that word;
+    deterministic for the same texts."""
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
         if len(sentence.split()) in _WORDS and "[" not in sentence:
-            found.setdefault(hashlib.sha256(sentence.encode()).hexdigest(), sentence)
-    chosen = []
-    for digest in sorted(found):
-        masked = _mask(found[digest], int(digest[:8], 16), tokenizer)
-        if masked is not None:
-            chosen.append(masked)
-        if len(chosen) == COUNT:
-            break
-    return chosen
+            found[hashlib.sha256(sentence.encode()).hexdigest()] = sentence
+    masked = (_mask(sentence, int(digest[:8], 16), tokenizer) for digest, sentence in sorted(found.items()))
+    return list(islice(filter(None, masked), COUNT))
 
 
 def _sentences(texts: Iterable[str]) -> Iterable[str]:
@@ -81,8 +68,8 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
             yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
 
 
-def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> MaskedSentence | None:
-    """Mask one of the words that are entries of the vocabulary; return None if there is none."""
+def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
+    """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
     words = sentence.split()
     places = [
         place
@@ -94,7 +81,7 @@ def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> MaskedSentence | 
         return None
     place = places[number % len(places)]
     masked = [*words[:place], "[MASK]", *words[place + 1 :]]
-    return MaskedSentence(" ".join(masked), words[place].lower() if tokenizer.lower_case else words[place])
+    return [" ".join(masked), words[place].lower() if tokenizer.lower_case else words[place]]
 
 
 LEAST_CHARACTERS = 20_000
@@ -186,27 +173,23 @@ class _HeldOut:
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []  # (-digest, text): the largest digest is popped first
         self._known: set[int] = set()
-        self._characters = 0
+        self.characters = 0
 
-    def offer(self, digest: int, text: str, most: int = HELD_OUT_AT_MOST) -> None:
+    def offer(self, digest: int, text: str) -> None:
         """Add the document, then drop others until all fit."""
-        if len(text) > most // _LEAST_HELD_OUT or digest in self._known:
+        if len(text) > HELD_OUT_AT_MOST // _LEAST_HELD_OUT or digest in self._known:
             return
         heapq.heappush(self._heap, (-digest, text))
         self._known.add(digest)
-        self._characters += len(text)
-        self.shrink(most)
+        self.characters += len(text)
+        self.shrink(HELD_OUT_AT_MOST)
 
     def shrink(self, most: int) -> None:
         """Drop documents until at most this many characters are left."""
-        while self._characters > most:
+        while self.characters > most:
             digest, text = heapq.heappop(self._heap)
             self._known.discard(-digest)
-            self._characters -= len(text)
-
-    @property
-    def characters(self) -> int:
-        return self._characters
+            self.characters -= len(text)
 
     @property
     def texts(self) -> list[str]:
@@ -245,12 +228,8 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
         scan = _scan_once(request, is_cut, progress)
         if (characters := scan.characters) < LEAST_CHARACTERS:
             reason = f"has only {characters:,} characters, too few to train a model"
-            raise UserError(
-                "data.too-small",
-                "the text",
-                reason,
-                f"Give {LEAST_CHARACTERS:,} or more; a useful model needs a few million",
-            )
+            remedy = f"Give {LEAST_CHARACTERS:,} or more; a useful model needs a few million"
+            raise UserError("data.too-small", "the text", reason, remedy)
         wanted = max(HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters))
         most = round(min(wanted, HELD_OUT_AT_MOST))
         scan.held_out.shrink(most)
@@ -306,7 +285,7 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
 def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Facts:
     held_out = _Stream(tokenizer, request.length)
     samples = [*held_out.samples(iter(scan.held_out.texts)), *held_out.rest()]
-    _write_set(folder / "val", iter(samples))
+    _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([_runs(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
 
@@ -339,20 +318,20 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         near_repeats=train.left_out,
         unknown_share=unknown,
         baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),
-        sentences=[[one.text, one.answer] for one in choose_sentences(scan.held_out.texts, tokenizer)],
+        sentences=choose_sentences(scan.held_out.texts, tokenizer),
     )
 
 
-def _write_set(folder: Path, samples: Iterator[np.ndarray]) -> int:
+def _write_set(folder: Path, samples: Iterable[np.ndarray]) -> int:
     """Write an MDS set of token ids; return the number of its sequences."""
-    first = next(samples, None)
-    if first is None:
-        raise _repeats_itself()
+    written = 0
     with MdsWriter(folder, {TOKENS: "bytes"}, size_limit=_SHARD_BYTES) as writer:
-        writer.write({TOKENS: first.astype("<i8").tobytes()})
         for sample in samples:
             writer.write({TOKENS: sample.astype("<i8").tobytes()})
-    return len(MdsReader(folder))
+            written += 1
+        if not written:
+            raise _repeats_itself()
+    return written
 
 
 class _Stream:

@@ -28,7 +28,7 @@ from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.ops.precision import compute_dtype, gemm_peak_flops, small_model_precision
-from mlbert.programs import pretrain_rules
+from mlbert.programs import pretrain_rules as rules
 from mlbert.recipes import masked_lm_text
 from mlbert.runs.progress import Pace
 
@@ -36,43 +36,19 @@ _OTHER = "Choose another --out"
 _LOCK = ".lock"
 
 
-@dataclass(frozen=True)
 class OwnFolder:
     """Paths in DIR."""
 
-    path: Path
-
-    @property
-    def text(self) -> Path:
-        return self.path / "text"
-
-    @property
-    def shape(self) -> Path:
-        return self.path / "bert_config.json"
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run_0"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def summary(self) -> Path:
-        return self.run / "summary.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "result_0.txt"
-
-    @property
-    def _notes(self) -> Path:
-        return self.path / "pretrain.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path / "text"
+        self.shape = path / "bert_config.json"
+        self.run = path / "run_0"
+        self.model = path / "model"
+        self.report = path / "report.html"
+        self.summary = self.run / "summary.json"
+        self.log = path / "result_0.txt"
+        self._notes = path / "pretrain.json"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -85,9 +61,8 @@ class OwnFolder:
                 raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
             if names - {_LOCK} and not self._notes.is_file():
-                raise UserError(
-                    "file.in-the-way", self.path, "contains something other than a run of mlbert pretrain", _OTHER
-                )
+                reason = "contains something other than a run of mlbert pretrain"
+                raise UserError("file.in-the-way", self.path, reason, _OTHER)
         make_folder(self.path)
         try:
             lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -108,8 +83,12 @@ class OwnFolder:
         with reading(self._notes):
             found = parse_checksummed(self._notes.read_text(encoding="utf-8", errors="replace"))
         if found is None:
-            raise UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again")
+            raise self.damaged()
         return found
+
+    def damaged(self) -> UserError:
+        """Return the error for notes that `remember` did not write."""
+        return UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again")
 
     def remember(self, notes: Mapping[str, Any]) -> None:
         """Save JSON-able notes for the next call. Raises UserError if they cannot be written."""
@@ -162,17 +141,11 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
             start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(cores)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
-
-    def tokens_per_second(shape: pretrain_rules.SizeShape) -> float:
-        return speed / shape.flops_a_token
-
-    tokens = num_bytes // BYTES_A_TOKEN
-    choice = pretrain_rules.choose(tokens, seconds, size, cores, tokens_per_second)
-    rate, length, shape = choice.learning_rate, choice.sequence_length, choice.config(choice.shape.vocabulary)
+    choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
+    rate, length, shape = choice.learning_rate, rules.SEQUENCE_LENGTH, choice.shape.config(choice.shape.vocabulary)
     init: str | None = None
     if start is not None:
         folder, shape = start
@@ -185,14 +158,14 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "train_batch_size": choice.sequences,
         "learning_rate": rate,
         "optimizer": "stableadamw",
-        "opt_lamb_beta_1": choice.betas[0],
-        "opt_lamb_beta_2": choice.betas[1],
-        "opt_epsilon": choice.epsilon,
-        "weight_decay_rate": choice.weight_decay,
+        "opt_lamb_beta_1": rules.BETAS[0],
+        "opt_lamb_beta_2": rules.BETAS[1],
+        "opt_epsilon": rules.EPSILON,
+        "weight_decay_rate": rules.WEIGHT_DECAY,
         "decay_all": False,
         "max_grad_norm": 1.0,
-        "masking_rate": choice.mask_rate,
-        "eval_masking_rate": choice.eval_mask_rate,
+        "masking_rate": rules.MASK_RATE,
+        "eval_masking_rate": rules.EVAL_MASK_RATE,
     }
     return CorpusPlan(
         vocab_size=choice.shape.vocabulary,

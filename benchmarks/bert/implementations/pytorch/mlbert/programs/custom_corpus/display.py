@@ -88,15 +88,17 @@ class Display(Events):
         """Print a step that was skipped because its gradient was not finite."""
         self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
 
-    def stop(self, outcome: RunOutcome) -> None:
-        """Remove the bar at the end of training."""
-        self.close()
-
-    def close(self) -> None:
+    def stop(self, outcome: RunOutcome | None) -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(None)
 
     def say(self, text: str) -> None:
         """Print one line."""

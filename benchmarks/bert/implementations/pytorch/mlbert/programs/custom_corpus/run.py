@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from rich.console import Console
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
-from mlbert.data.prepare.custom_corpus import Facts, MaskedSentence, Request, prepare
+from mlbert.data.prepare.custom_corpus import Facts, Request, prepare
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
@@ -36,18 +37,7 @@ from mlbert.training.config import RunConfig
 from mlbert.training.experiment import RunOptions, run_experiment
 
 TOP = 5
-
-
-@dataclass(frozen=True)
-class Guessed:
-    """A masked sentence and the model's guesses, most probable first."""
-
-    sentence: MaskedSentence
-    guesses: Sequence[tuple[str, float]]
-
-    def told(self) -> str:
-        """Return the guesses with their probabilities as text."""
-        return ", ".join(f"{token} {probability:.2f}" for token, probability in self.guesses)
+Guessed = tuple[str, str, str]  # a sentence with [MASK], the masked word, and the guesses, most probable first
 
 
 def take_model(folder: OwnFolder) -> None:
@@ -66,11 +56,10 @@ def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
     """Return the model's guesses for masked held-out sentences; sentences that are too long are skipped."""
     model, tokenizer = open_masked_lm(folder.model)
     found = []
-    for sentence in (MaskedSentence(*fields) for fields in facts.sentences):
-        try:
-            found.append(Guessed(sentence, fill(model, tokenizer, sentence.text, TOP)))
-        except UserError:
-            continue
+    for text, answer in facts.sentences:
+        with contextlib.suppress(UserError):
+            guesses = fill(model, tokenizer, text, TOP)
+            found.append((text, answer, ", ".join(f"{token} {probability:.2f}" for token, probability in guesses)))
     return found
 
 
@@ -99,18 +88,10 @@ def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guess
         ],
         folder.run / "metrics.jsonl",
         {"bigram": bigram, "most frequent token": facts.baselines["most_frequent_accuracy"]},
-        [[item.sentence.text.replace(MASK, "▁▁▁"), item.sentence.answer, item.told()] for item in guessed],
+        [[text.replace(MASK, "▁▁▁"), *rest] for text, *rest in guessed],
         values,
     )
     write_page(folder.report, page)
-
-
-def next_commands(model: Path) -> list[str]:
-    """Return commands to try next."""
-    return [
-        f'mlbert fill-mask {model} "Write a sentence with one {MASK} in it."',
-        f"mlbert finetune YAML load_path={model} data.train=FILE data.eval=FILE",
-    ]
 
 
 AUTO = "auto"
@@ -152,9 +133,8 @@ def pretrain(asked: Asked) -> int:
     """Run the whole command and return the exit status."""
     world = World.identify(environment())
     if world.world_size > 1:
-        raise UserError(
-            "command.launcher", "mlbert pretrain TEXT", "runs as one process", "Start it without a launcher"
-        )
+        remedy = "Start it without a launcher"
+        raise UserError("command.launcher", "mlbert pretrain TEXT", "runs as one process", remedy)
     folder = OwnFolder(asked.out)
     with folder.held():
         return _Run(folder, Console(), asked).go(world)
@@ -164,8 +144,7 @@ class _Run:
     """One call of the command."""
 
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
-        self._folder, self._console, self._words = folder, console, asked
-        self._seconds = asked.seconds
+        self._folder, self._console, self._asked = folder, console, asked
         self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path)
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
@@ -180,23 +159,19 @@ class _Run:
         notes, summary = self._folder.remembered(), self._folder.finished()
         if notes is not None:
             self._compare(notes["asked"])
-        if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._seconds:
+        if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds:
             if not self._folder.report.exists():  # the last call was interrupted while writing the model
                 self._finish(self._prepare(self._plan(notes)))
             self._say(f"{self._folder.path} is finished; trained for {short_duration(trained)}")
-            self._say(f"To train it longer: {self._words.command} --minutes {2 * trained / 60:.3g}")
+            self._say(f"To train it longer: {self._asked.command} --minutes {2 * trained / 60:.3g}")
             return SUCCEEDED
         plan = self._plan(notes)
         facts = self._prepare(plan)
         self._write_shape(plan)
         resume = self._folder.has_checkpoint()
         if summary is not None and not resume:
-            raise UserError(
-                "checkpoint.missing",
-                self._folder.run,
-                "its checkpoints are gone, so it cannot be extended",
-                "Choose another --out",
-            )
+            reason = "its checkpoints are gone, so it cannot be extended"
+            raise UserError("checkpoint.missing", self._folder.run, reason, "Choose another --out")
         if resume:
             state = "is finished and will be extended" if summary is not None else "was interrupted"
             self._say(f"{self._folder.path} {state}; resuming from its newest checkpoint")
@@ -207,30 +182,23 @@ class _Run:
             path.unlink(missing_ok=True)
         return self._train(plan, facts, resume, world)
 
-    def _asked(self) -> dict[str, Any]:
-        sources = [source.identity for source in self._sources]
-        vocabulary = self._vocabulary.identity if self._vocabulary else None
-        start = str(self._start[0].resolve()) if self._start else None
+    def _identity(self) -> dict[str, Any]:
+        """Return the options and text that all calls for one folder must share."""
         return {
-            "sources": sources,
-            "--size": self._words.size,
-            "--vocab": vocabulary,
-            "--cased": self._words.cased,
-            "--from": start,
+            "sources": [source.identity for source in self._sources],
+            "--size": self._asked.size,
+            "--vocab": self._vocabulary.identity if self._vocabulary else None,
+            "--cased": self._asked.cased,
+            "--from": str(self._start[0].resolve()) if self._start else None,
         }
 
     def _compare(self, before: dict[str, Any]) -> None:
         """Raise UserError if the folder's run was started with other options or text."""
-        now = self._asked()
-        for name, value in now.items():
+        for name, value in self._identity().items():
             if before.get(name) != value:
                 what = "other text, or the text has changed since" if name == "sources" else f"another {name}"
-                raise UserError(
-                    "run.other-settings",
-                    self._folder.path,
-                    f"contains a run with {what}",
-                    "Choose another --out, or remove it",
-                )
+                reason = f"contains a run with {what}"
+                raise UserError("run.other-settings", self._folder.path, reason, "Choose another --out, or remove it")
 
     def _plan(self, notes: dict[str, Any] | None) -> CorpusPlan:
         """Return the plan of the first call; later calls reuse it."""
@@ -238,17 +206,15 @@ class _Run:
             try:
                 return CorpusPlan(**notes["settings"])
             except TypeError:
-                raise UserError(
-                    "run.damaged", self._folder.path, "its pretrain.json is damaged", "Remove it to start again"
-                ) from None
+                raise self._folder.damaged() from None
         num_bytes = sum(source.num_bytes for source in self._sources)
-        plan = make_plan(num_bytes, self._seconds, self._words.size, self._start)
-        self._folder.remember({"asked": self._asked(), "settings": asdict(plan)})
+        plan = make_plan(num_bytes, self._asked.seconds, self._asked.size, self._start)
+        self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
         return plan
 
     def _prepare(self, plan: CorpusPlan) -> Facts:
         request = Request(
-            self._sources, self._vocabulary, plan.vocab_size, not self._words.cased, plan.length, EVAL_MASK_RATE
+            self._sources, self._vocabulary, plan.vocab_size, not self._asked.cased, plan.length, EVAL_MASK_RATE
         )
         facts = prepare(request, self._folder.text, console_progress(self._console))
         self._say(
@@ -268,31 +234,26 @@ class _Run:
         what = "starting from a model" if self._start else "new model"
         self._say(
             f"{what}: {shape.num_hidden_layers} layers x {shape.hidden_size}, {entries:,} entries, "
-            f"{shape.num_parameters / 1e6:.1f} M parameters; {short_duration(self._seconds)} of training"
+            f"{shape.num_parameters / 1e6:.1f} M parameters; {short_duration(self._asked.seconds)} of training"
         )
 
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
-        resolved = resolve_settings(self._folder, plan.settings, self._seconds, facts.train_sequences, resume)
-        display = Display(self._console, self._seconds, facts.baselines, resolved.config[RunConfig].log_freq)
-        options = RunOptions(pace_of(self._seconds, plan), display, self._words.mlperf)
+        seconds = self._asked.seconds
+        resolved = resolve_settings(self._folder, plan.settings, seconds, facts.train_sequences, resume)
+        display = Display(self._console, seconds, facts.baselines, resolved.config[RunConfig].log_freq)
+        options = RunOptions(pace_of(seconds, plan), display, self._asked.mlperf)
         try:
-            with _signals_save():
+            with display, _signals_save():
                 outcome = run_experiment(resolved, world, self._console, options)
         except Terminated as end:
-            display.close()
-            return self._interrupted(end)
-        finally:
-            display.close()
+            saved = "a checkpoint is saved" if self._folder.has_checkpoint() else "nothing was trained yet"
+            self._say(f"interrupted: {saved}. Run the same command to resume.")
+            return BY_SIGNAL + (_caught[0] if _caught else end.signum)
         if outcome.status != SUCCESS:
             self._say(f"stopped: {outcome.reason}")
             return FAILED
         self._finish(facts)
         return SUCCEEDED
-
-    def _interrupted(self, end: Terminated) -> int:
-        saved = "a checkpoint is saved" if self._folder.has_checkpoint() else "nothing was trained yet"
-        self._say(f"interrupted: {saved}. Run the same command to resume.")
-        return BY_SIGNAL + (_caught[0] if _caught else end.signum)
 
     def _finish(self, facts: Facts) -> None:
         folder, summary = self._folder, self._folder.finished()
@@ -303,16 +264,16 @@ class _Run:
         accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
         if guessed:
             self._say("\nheld-out sentences, the masked word, and the model's guesses:")
-        for item in guessed:
-            self._say(f"  {item.sentence.text}\n    {item.sentence.answer}: {item.told()}")
+        for text, answer, guesses in guessed:
+            self._say(f"  {text}\n    {answer}: {guesses}")
         self._say(
             f"\nfinished: held-out accuracy {accuracy:.4f} after {short_duration(summary['seconds_to_train'])} "
             f"(guessing from one neighbour {bigram:.4f}, always the most frequent token "
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
-        for command in next_commands(folder.model):
-            self._say(f"  {command}")
+        self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
+        self._say(f"  mlbert finetune YAML load_path={folder.model} data.train=FILE data.eval=FILE")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
