@@ -44,7 +44,7 @@ class Jobs:
     def runner(self, slots: int = 2, done: tuple[GlueJob, ...] = (), gpus: int = 4) -> Runner:
         made = make_slots(gpus, None, sorted(os.sched_getaffinity(0)), slots)
         environ = {**os.environ}
-        runner = Runner(JOBS, done, made, self.prepare, self.folder, environ, self.tell)
+        runner = Runner(JOBS, done, made, self.prepare, self.folder, environ)
         self.states = runner.states
         return runner
 
@@ -62,7 +62,7 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     until = f"while 'end rte' not in open({str(tmp_path / 'notes')!r}).read(): time.sleep(0.05)"
     jobs = Jobs(tmp_path, {JOBS[1]: until})
     runner = jobs.runner()
-    runner.run()
+    runner.run(jobs.tell)
     assert set(runner.states.values()) == {State.DONE}
     places = [note[:3] for note in jobs.notes]
     assert jobs.told[0] == (FIRST, State.RUNNING)
@@ -80,7 +80,7 @@ def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
         tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
     )
     runner = jobs.runner()
-    runner.run()
+    runner.run(jobs.tell)
     assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]
     assert runner.last_line(cola) == "mlbert: error: no such thing"
     assert (jobs.folder(cola) / LOG).read_text().splitlines()[0] == "much"
@@ -89,24 +89,22 @@ def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_failed_mnli_does_not_start(tmp_path: Path) -> None:
     runner = Jobs(tmp_path, {FIRST: "sys.exit(1)"}).runner()
-    runner.run()
+    runner.run(print)
     assert runner.states[RTE] is State.BLOCKED
     assert runner.states[JOBS[1]] is State.DONE
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
-    jobs.runner(done=(FIRST, JOBS[1])).run()
+    jobs.runner(done=(FIRST, JOBS[1])).run(jobs.tell)
     assert {note[1] for note in jobs.notes} == {"cola", "rte", "stsb"}
 
 
 def test_an_exception_ends_the_children(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, dict.fromkeys(JOBS, "time.sleep(60)"))
     runner = jobs.runner()
-    jobs.tell = lambda job: _raise(len(runner.running) == 2)  # type: ignore[method-assign,assignment]
-    runner._tell = jobs.tell
     with pytest.raises(KeyboardInterrupt):
-        runner.run()
+        runner.run(lambda job: _raise(len(runner.running) == 2))
     assert [one.process.poll() for one in runner.running] == [-signal.SIGTERM] * 2
 
 
@@ -121,7 +119,7 @@ def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
         from pathlib import Path
         from test_glue_runner import JOBS, Jobs
         body = "open({str(tmp_path / "pid")!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(60)"
-        Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner().run()
+        Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner().run(print)
     """
     program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     deadline = time.monotonic() + 60

@@ -26,14 +26,13 @@ from mlbert.programs.mosaic.glue_runner import (
     GlueDisplay,
     GlueJob,
     Runner,
-    Slot,
     State,
     make_slots,
     scores_table,
     write_scores,
 )
 from mlbert.programs.mosaic.glue_yaml import GlueYaml
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue, read_nested
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 
@@ -63,9 +62,8 @@ def glue(path: YamlFile, words: Words = None) -> int:
     """
     check_yaml_file(PROGRAM, path)
     if World.identify(environment()).world_size > 1:
-        raise UserError(
-            "command.launcher", PROGRAM, "starts its processes itself", f"Run python {PROGRAM} without a launcher"
-        )
+        remedy = f"Run python {PROGRAM} without a launcher"
+        raise UserError("command.launcher", PROGRAM, "starts its processes itself", remedy)
     return Program(path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()).run()
 
 
@@ -75,6 +73,7 @@ class Program:
     def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
         self._path, self._given, self._console = path, given, console
         self._metrics: dict[GlueJob, dict[str, float]] = {}
+        self._display = GlueDisplay(console, self._folder, self._metrics)
         self._first = next((job for job in given.jobs if job.task == FIRST), None)
 
     def run(self) -> int:
@@ -90,40 +89,38 @@ class Program:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
         if done:
             self._print(f"{len(done)} of {len(given.jobs)} jobs are already done")
-        with GlueDisplay(self._console, self._folder, self._metrics) as display:
-            runner = Runner(
-                given.jobs, done, self._slots(), self._prepare, self._folder, environment(), self._on_change
-            )
-            self._display, display.runner, self._runner = display, runner, runner
-            runner.run()
-        return self._finish(runner)
-
-    def _finish(self, runner: Runner) -> int:
+        most = len(given.jobs) if given.parallel else 1
+        visible = environment().get("CUDA_VISIBLE_DEVICES")
+        slots = make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
+        runner = Runner(given.jobs, done, slots, self._prepare, self._folder, environment())
+        with self._display.live:
+            runner.run(lambda job: self._on_change(runner, job))
         missing = [job for job, state in runner.states.items() if state is not State.DONE]
-        write_scores(self._given.folder, self._metrics, missing)
+        write_scores(given.folder, self._metrics, missing)
         self._console.print(scores_table(self._metrics))
-        self._print(f"{self._given.folder / SCORES}, {self._given.folder / FIGURE}")
+        self._print(f"{given.folder / SCORES}, {given.folder / FIGURE}")
         for job in missing:
             failed = runner.states[job] is State.FAILED
             why = f"{runner.last_line(job)} ({self._folder(job) / LOG})" if failed else f"{FIRST} has failed"
             print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 
-    def _on_change(self, job: GlueJob | None) -> None:
-        if job is not None and self._runner.states[job] is State.DONE:
+    def _on_change(self, runner: Runner, job: GlueJob | None) -> None:
+        if job is not None and runner.states[job] is State.DONE:
             self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
             is_start = job == self._first and any(other.waits for other in self._given.jobs)
             if not is_start and not self._given.keeps_weights(job):
                 for name in ("weights", "huggingface"):
                     shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
-        self._display.tell(job)
+        self._display.show(runner, job)
 
     def _check_settings(self) -> None:
         """Raise an error for a wrong setting of any task before the first job starts."""
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
-            leaves = glue_yaml.as_leaves(self._path, self._given.of_job(job, self._given.start))
-            layer = finetuning_yaml.to_settings(Leaves(self._path, leaves), 1, torch.cuda.is_available())
+            values = self._given.of_job(job, self._given.start)
+            leaves = Leaves(self._path, {name: YamlValue(value, str(self._path)) for name, value in values.items()})
+            layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
             resolve_layer(self._path, layer)
 
     def _prepare(self, job: GlueJob) -> list[str]:
@@ -151,11 +148,6 @@ class Program:
 
     def _folder(self, job: GlueJob) -> Path:
         return job.folder(self._given.folder)
-
-    def _slots(self) -> list[Slot]:
-        most = len(self._given.jobs) if self._given.parallel else 1
-        visible = environment().get("CUDA_VISIBLE_DEVICES")
-        return make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

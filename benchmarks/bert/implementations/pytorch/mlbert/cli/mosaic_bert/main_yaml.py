@@ -54,12 +54,8 @@ def check_yaml_file(program: str, path: Path) -> None:
     """Raise UserError if the first argument is a ``name=value`` word or an unknown option instead of a file."""
     word = str(path)
     if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
-        raise UserError(
-            "config.missing",
-            program,
-            f"got {word} instead of a YAML file",
-            f"Write {program} yamls/... [name=value ...]",
-        )
+        remedy = f"Write {program} yamls/... [name=value ...]"
+        raise UserError("config.missing", program, f"got {word} instead of a YAML file", remedy)
 
 
 def resolve_layer(path: Path, layer: Layer) -> Resolved:

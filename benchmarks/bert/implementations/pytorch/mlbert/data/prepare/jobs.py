@@ -118,7 +118,7 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
-    with _sigterm_raises():
+    with sigterm_raises():
         try:
             yield pool
         except (KeyboardInterrupt, SystemExit):
@@ -131,7 +131,7 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into an exception, unless it already has a handler; only the main thread can set one."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield

@@ -20,13 +20,8 @@ from mlbert.models.weights.huggingface import read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
-UNITS = {
-    "ba": "batches over all ranks (steps)",
-    "sp": "sequences",
-    "ep": "passes over the data",
-    "tok": "tokens, max_seq_len per sequence",
-    "dur": "a fraction of max_duration",
-}
+# Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
+UNITS = ("ba", "sp", "ep", "tok", "dur")
 _FORM = re.compile(r"\s*([\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*")
 _MOST_STEPS = 2**40
 
@@ -63,35 +58,25 @@ class Durations:
             assert self.max_steps is not None
             steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
         else:
-            steps = math.ceil(min(number / self._size(unit), 2 * _MOST_STEPS))  # 1e999 is infinite
+            amounts = {"ba": 1, "sp": self.sequences_per_step, "tok": self.sequences_per_step * self.max_seq_length}
+            amount = 1.0 / self.steps_per_epoch() if unit == "ep" else float(amounts[unit])
+            steps = math.ceil(min(number / amount, 2 * _MOST_STEPS))  # 1e999 is infinite
         if not least <= steps <= _MOST_STEPS:
             raise UserError("config.range", f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
         return steps
 
-    def _size(self, unit: str) -> float:
-        """Return the amount of this unit per step."""
-        if unit == "ba":
-            return 1.0
-        if unit == "ep":
-            return 1.0 / self.steps_per_epoch()
-        return float(self.sequences_per_step * (self.max_seq_length if unit == "tok" else 1))
+    def read(self, leaves: Leaves, name: str, default: str | None, *, least: int = 1) -> YamlValue:
+        """Return a duration of a YAML in steps, with its origin."""
+        given = leaves.text(name, default)
+        return YamlValue(self.steps(name, given.value, least=least), given.origin)
 
 
 HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.json")
 
 
-@dataclass(frozen=True)
-class Start:
-    """Shape and vocabulary of starting weights; each is None if not available."""
-
-    shape: BertConfig | None
-    vocabulary: Path | None
-
-
 def start_path(leaves: Leaves) -> Path | None:
     """Return the path in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
-    given = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
-    if given is not None:
+    if (given := leaves.optional_text("load_path", "model.pretrained_checkpoint")) is not None:
         return Path(given)
     if leaves.flag("model.use_pretrained", False).value:
         return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
@@ -112,8 +97,9 @@ def hub_folder(name: str) -> Path:
         ) from None
 
 
-def find_start(source: Path) -> Start:
-    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file.
+def find_start(source: Path) -> tuple[BertConfig | None, Path | None]:
+    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file; each
+    is None if not available.
 
     Raises UserError if the path does not exist or is damaged.
     """
@@ -123,15 +109,15 @@ def find_start(source: Path) -> Start:
     folder = source if source.is_dir() else source.parent
     if (source / "weights").is_dir():
         folder = source / "weights"
-    own, theirs, vocabulary = folder / "bert_config.json", folder / "config.json", folder / VOCAB_FILE
+    vocabulary = folder / VOCAB_FILE
     shape: BertConfig | None = None
     if source.suffix == ".pt":
         shape = read_weights(source).shape
-    elif own.is_file():
-        shape = BertConfig.from_json(own)
-    elif theirs.is_file():
-        shape = read_config(theirs)
-    return Start(shape, vocabulary if vocabulary.is_file() else None)
+    elif (folder / "bert_config.json").is_file():
+        shape = BertConfig.from_json(folder / "bert_config.json")
+    elif (folder / "config.json").is_file():
+        shape = read_config(folder / "config.json")
+    return shape, vocabulary if vocabulary.is_file() else None
 
 
 CONFIGS = shipped("configs")
@@ -178,54 +164,42 @@ def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
     if rest or of_rank < 1 or of_rank != int(of_rank):
         reason = f"global_train_batch_size {batch.value} is not divisible by the {world_size} ranks"
         raise UserError("config.conflict", batch.origin, reason, f"Use a multiple of {world_size}")
-    layer.put("train_batch_size", int(of_rank), origin=batch.origin)
+    layer.put("train_batch_size", int(of_rank), batch.origin)
     part = leaves.text("device_train_microbatch_size", "auto")
     if part.value == "auto":
-        layer.put("auto_micro_batch", True, origin=part.origin)
+        layer.put("auto_micro_batch", True, part.origin)
         return int(batch.value)
     size = leaves.number("device_train_microbatch_size", None).value
     if size < 1 or size != int(size):
-        raise UserError(
-            "config.range",
-            part.origin,
-            f"device_train_microbatch_size {size} is not a number of sequences",
-            "Use 1 or more",
-        )
+        reason = f"device_train_microbatch_size {size} is not a number of sequences"
+        raise UserError("config.range", part.origin, reason, "Use 1 or more")
     parts = math.ceil(of_rank / size)
     while of_rank % parts:  # our micro-batches have equal size
         parts += 1
-    layer.put("gradient_accumulation_steps", parts, origin=part.origin)
+    layer.put("gradient_accumulation_steps", parts, part.origin)
     return int(batch.value)
 
 
 def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Durations:
     """Add training length and learning rate; return durations that know the training length."""
-    duration = leaves.text("max_duration", None)
-    steps = durations.steps("max_duration", duration.value)
-    layer.put("max_steps", steps, origin=duration.origin)
-    layer.put("max_samples_termination", steps * durations.sequences_per_step, origin=duration.origin)
-    durations = replace(durations, max_steps=steps)
+    steps = durations.read(leaves, "max_duration", None)
+    layer.put("max_steps", steps)
+    layer.put("max_samples_termination", steps.value * durations.sequences_per_step, steps.origin)
+    durations = replace(durations, max_steps=steps.value)
     name = leaves.choice("scheduler.name", tuple(_SCHEDULES), "linear_decay_with_warmup")
-    layer.put("schedule", _SCHEDULES[name.value], origin=name.origin)
-    warmup = leaves.text("scheduler.t_warmup", "0ba")
-    layer.put("warmup_steps", durations.steps("scheduler.t_warmup", warmup.value, least=0), origin=warmup.origin)
-    layer.put("lr_first_step", -1, "main.py")
+    layer.put("schedule", _SCHEDULES[name.value], name.origin)
+    layer.put("warmup_steps", durations.read(leaves, "scheduler.t_warmup", "0ba", least=0))
+    layer.put("lr_first_step", -1)
     if name.value in ("linear_decay_with_warmup", "cosine_with_warmup", "warmup_stable_decay"):
         end = leaves.number("scheduler.alpha_f", 0.0)
-        layer.put("end_lr", end.value * leaves.number("optimizer.lr", None).value, origin=end.origin)
-        until = leaves.text("scheduler.t_max", "1dur")
-        layer.put("lr_decay_end", durations.steps("scheduler.t_max", until.value), origin=until.origin)
+        layer.put("end_lr", end.value * leaves.number("optimizer.lr", None).value, end.origin)
+        layer.put("lr_decay_end", durations.read(leaves, "scheduler.t_max", "1dur"))
     if name.value == "warmup_stable_decay":
-        decay = leaves.text("scheduler.t_decay", "0.1dur")
-        layer.put("lr_decay_steps", durations.steps("scheduler.t_decay", decay.value), origin=decay.origin)
+        layer.put("lr_decay_steps", durations.read(leaves, "scheduler.t_decay", "0.1dur"))
     if name.value == "multistep_with_warmup":
-        given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else YamlValue(None, "")
-        if not isinstance(given.value, list):
-            raise UserError(
-                "config.value", leaves.path, "scheduler.milestones is not a list of durations", "Write [400ba, 600ba]"
-            )
+        given = leaves.sequence("scheduler.milestones", None, "[400ba, 600ba]")
         milestones = [durations.steps("scheduler.milestones", text) for text in given.value]
-        layer.put("lr_milestones", ",".join(map(str, milestones)), origin=given.origin)
+        layer.put("lr_milestones", ",".join(map(str, milestones)), given.origin)
         layer.put("lr_gamma", leaves.number("scheduler.gamma", 0.1))
     return durations
 
@@ -238,31 +212,24 @@ def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue) -> None:
     layer.put("eval_batch_size", batch)
     subset = leaves.number("eval_subset_num_batches", -1)
     if subset.value > 0:
-        layer.put("num_eval_examples", int(subset.value * batch.value), origin=subset.origin)
+        layer.put("num_eval_examples", int(subset.value * batch.value), subset.origin)
 
 
 def refuse_train_subset(leaves: Leaves) -> None:
     """Raise UserError if train_subset_num_batches is set."""
     if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
-        raise UserError(
-            "config.unsupported", subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba"
-        )
+        reason = "train_subset_num_batches is not supported"
+        raise UserError("config.unsupported", subset.origin, reason, "Set max_duration=...ba")
 
 
 def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     """Add the optimizer's settings and the gradient norm limit."""
-    name = leaves.choice(
-        "optimizer.name", ("decoupled_adamw", "decoupled_stableadamw", "stableadamw"), "decoupled_adamw"
-    )
-    layer.put("optimizer", name)
+    known = ("decoupled_adamw", "decoupled_stableadamw", "stableadamw")
+    layer.put("optimizer", leaves.choice("optimizer.name", known, known[0]))
     layer.put("learning_rate", leaves.number("optimizer.lr", None))
-    betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else YamlValue([0.9, 0.95], "default")
-    if not isinstance(betas.value, list) or len(betas.value) != 2:
-        raise UserError(
-            "config.value", betas.origin, "optimizer.betas is not a list of two numbers", "Write [0.9, 0.98]"
-        )
-    layer.put("opt_lamb_beta_1", betas.value[0], origin=betas.origin)
-    layer.put("opt_lamb_beta_2", betas.value[1], origin=betas.origin)
+    betas = leaves.sequence("optimizer.betas", YamlValue([0.9, 0.95], "default"), "[0.9, 0.98]", size=2)
+    layer.put("opt_lamb_beta_1", betas.value[0], betas.origin)
+    layer.put("opt_lamb_beta_2", betas.value[1], betas.origin)
     layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
     layer.put("weight_decay_rate", leaves.number("optimizer.weight_decay", 1e-5))
     if "algorithms.gradient_clipping.clipping_threshold" in leaves:
@@ -274,53 +241,42 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     """Add the model's shape, implementation and starting weights."""
     name = leaves.choice("model.name", MODELS, "hf_bert")
     is_mosaic = name.value == "mosaic_bert"
-    layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", origin=name.origin)
+    layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", name.origin)
     shape = leaves.text("model.pretrained_model_name", "bert-base-uncased")
     if shape.value not in SHAPES and not Path(str(shape.value)).is_file():
         known = ", ".join(SHAPES)
         reason = f"model.pretrained_model_name {shape.value!r} is unknown"
         raise UserError("config.choice", shape.origin, reason, f"Use one of {known}, or the path of a bert_config.json")
-    layer.put("bert_config_file", CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape, "", shape.origin)
-    options: dict[str, object] = {"hidden_act": "gelu_erf", "vocab_size": vocab_size}
+    layer.put("bert_config_file", CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape, shape.origin)
+    options: dict[str, object] = {"hidden_act": "gelu", "vocab_size": vocab_size}
     if is_mosaic:
         options |= dict(word.split("=") for word in _MOSAIC_OPTIONS.split())
-    given = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
-    options |= _model_config(leaves, given)
+    options |= {name: value for name, value in model_config(leaves).items() if name not in _IGNORED_OPTIONS}
+    if (activation := options["hidden_act"]) not in _ACTIVATIONS:
+        reason = f"model.model_config.hidden_act {activation!r} is unknown"
+        remedy = f"Use one of {', '.join(_ACTIVATIONS)}"
+        raise UserError("config.choice", leaves["model.model_config"].origin, reason, remedy)
+    options["hidden_act"] = _ACTIVATIONS[str(activation)]
     layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")
-    if (checkpointing := leaves.flag("model.gradient_checkpointing", False)).value:
-        raise UserError(
-            "config.unsupported", checkpointing.origin, "model.gradient_checkpointing is not supported", "Remove it"
-        )
+    leaves.refuse("model.gradient_checkpointing")
     for algorithm in ("alibi", "gated_linear_units"):
         if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
-            raise UserError(
-                "config.conflict",
-                leaves.path,
-                f"algorithms.{algorithm} is part of mosaic_bert",
-                "Use model.name=mosaic_bert",
-            )
+            reason = f"algorithms.{algorithm} is part of mosaic_bert"
+            raise UserError("config.conflict", leaves.path, reason, "Use model.name=mosaic_bert")
     if (start := start_path(leaves)) is not None:
         layer.put("init_checkpoint", start, "load_path")
 
 
-def _model_config(leaves: Leaves, given: Mapping[str, object]) -> dict[str, object]:
-    values = {name: value for name, value in given.items() if name not in _IGNORED_OPTIONS}
-    if "hidden_act" in values:
-        activation = values["hidden_act"]
-        if activation not in _ACTIVATIONS:
-            reason = f"model.model_config.hidden_act {activation!r} is unknown"
-            raise UserError(
-                "config.choice", leaves["model.model_config"].origin, reason, f"Use one of {', '.join(_ACTIVATIONS)}"
-            )
-        values["hidden_act"] = _ACTIVATIONS[str(activation)]
-    return values
+def model_config(leaves: Leaves) -> Mapping[str, object]:
+    """Return the mapping ``model.model_config``, empty if it is not given."""
+    return leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
 
 
 def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
     """Add precision and seed. Composer uses float32 on a CPU; we use bf16 if the CPU has bf16 matrix products."""
     precision = leaves.choice("precision", tuple(_PRECISIONS), "amp_bf16" if has_gpu else "fp32")
     wanted = _PRECISIONS[precision.value]
-    layer.put("precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", origin=precision.origin)
+    layer.put("precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", precision.origin)
     layer.put("seed", leaves.number("seed", 17))
 
 
@@ -329,25 +285,23 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     run_name = leaves.text("run_name", "bert")
     layer.put("run_name", run_name)
     name = str(run_name.value)
-    folder = leaves.optional_text("save_folder", None)
+    folder = leaves.optional_text("save_folder")
     resume = leaves.flag("autoresume", False)
     if folder is None:
         base = Path("runs") / name
         # Without save_folder nothing must be kept, so a finished run of the same name gets a new folder next to it.
         taken = (i for i in range(10_000) if not (base / f"run_{i}" / "summary.json").exists())
         layer.put("output_dir", base, "run_name")
-        layer.put("experiment", next(taken), "main.py")
+        layer.put("experiment", next(taken))
     else:
         layer.put("output_dir", Path(folder.replace("{run_name}", name)), "save_folder")
-        interval = leaves.text("save_interval", "1000ba")
+        interval = durations.read(leaves, "save_interval", "1000ba")
         keep = leaves.number("save_num_checkpoints_to_keep", -1)
-        steps = durations.steps("save_interval", interval.value) if keep.value else 0
-        layer.put("save_checkpoint_steps", steps, origin=interval.origin)
-        layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, origin=keep.origin)
-        layer.put("resume", resume.value, origin=resume.origin)
-    every = leaves.text("console_log_interval", "1ba")
-    layer.put("log_freq", durations.steps("console_log_interval", every.value), origin=every.origin)
+        layer.put("save_checkpoint_steps", interval.value if keep.value else 0, interval.origin)
+        layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, keep.origin)
+        layer.put("resume", resume)
+    layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
-        layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir", None) or "tensorboard"))
+        layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
     if "loggers.wandb.project" in leaves:
         layer.put("wandb_project", leaves.text("loggers.wandb.project", None))

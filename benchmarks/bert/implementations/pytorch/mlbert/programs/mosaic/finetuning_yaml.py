@@ -18,7 +18,6 @@ from mlbert.mlperf.metrics import read_points
 from mlbert.programs.mosaic.common_yaml import (
     COMMON,
     Durations,
-    Start,
     add_batches,
     add_compute,
     add_evaluation,
@@ -27,6 +26,7 @@ from mlbert.programs.mosaic.common_yaml import (
     add_outputs,
     add_schedule,
     find_start,
+    model_config,
     refuse_train_subset,
     start_path,
 )
@@ -55,41 +55,34 @@ class TaskData:
 
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
-        self.path = self._first("train_loader.dataset.path", "data.train")
+        self.path = leaves.optional_text("train_loader.dataset.path", "data.train")
         self.task: str | None = None
         if self.path is None and leaves.is_given("data.task"):
             self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
         if self.path is None and self.task is None:
-            raise UserError(
-                "config.missing",
-                leaves.path,
-                "does not name the data",
-                "Give data.train=FILE data.eval=FILE, or data.task=qnli",
-            )
+            remedy = "Give data.train=FILE data.eval=FILE, or data.task=qnli"
+            raise UserError("config.missing", leaves.path, "does not name the data", remedy)
 
     @cached_property
     def form(self) -> TaskForm:
         """Columns and classes. Raises UserError if columns are not given and cannot be found by name."""
-        leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels")
+        leaves, declared = self._leaves, None
+        if leaves.is_given("model.num_labels"):
+            declared = leaves.number("model.num_labels", None).value
         if self.task is not None:
             form = form_of_task(self.task)
             if declared not in (None, form.num_labels):
-                origin, remedy = leaves["model.num_labels"].origin, f"Write {form.num_labels}, or null"
-                raise UserError(
-                    "config.conflict", origin, f"{self.task} has {form.num_labels} labels, not {declared:g}", remedy
-                )
+                reason = f"{self.task} has {form.num_labels} labels, not {declared:g}"
+                remedy = f"Write {form.num_labels}, or null"
+                raise UserError("config.conflict", leaves["model.num_labels"].origin, reason, remedy)
             return form
         names = column_names(self.train_file)
-        label = self._first("train_loader.dataset.label_column", "data.label_column")
+        label = leaves.optional_text("train_loader.dataset.label_column", "data.label_column")
         label = label or next((name for name in _LABELS if name in names), None)
         if label is None:
-            raise UserError(
-                "config.ambiguous",
-                self.train_file,
-                f"which of {', '.join(names)} is the label?",
-                "Give data.label_column=...",
-            )
-        return TaskForm(self._texts(names, str(label)), str(label), None if declared is None else int(declared))
+            reason = f"which of {', '.join(names)} is the label?"
+            raise UserError("config.ambiguous", self.train_file, reason, "Give data.label_column=...")
+        return TaskForm(self._texts(names, label), label, None if declared is None else int(declared))
 
     @property
     def train_file(self) -> Path:
@@ -103,33 +96,22 @@ class TaskData:
 
     def put(self, layer: Layer) -> None:
         """Add the data settings; make or download missing files of a GLUE task."""
-        leaves, form = self._leaves, None
+        leaves = self._leaves
         if self.task is not None:
             make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [self.task])
             layer.put("task", self.task, "data.task")
             layer.put("input_dir", self.folder, "data.glue")
             layer.put("eval_dir", self.folder, "data.glue")
         else:
-            evaluation = self._first("eval_loader.dataset.path", "data.eval")
+            evaluation = leaves.optional_text("eval_loader.dataset.path", "data.eval")
             if evaluation is None:
-                raise UserError(
-                    "config.missing",
-                    leaves.path,
-                    "data.eval is not set",
-                    "Give data.eval=FILE with rows to evaluate on",
-                )
+                remedy = "Give data.eval=FILE with rows to evaluate on"
+                raise UserError("config.missing", leaves.path, "data.eval is not set", remedy)
             layer.put("input_dir", self.path, "data.train")
             layer.put("eval_dir", evaluation, "data.eval")
-            form = self.form
-            layer.put("text_columns", ",".join(form.text_columns), "data.text_columns")
-            layer.put("label_column", form.label_column, "data.label_column")
-            layer.put("num_labels", form.num_labels, "model.num_labels")
-
-    def _first(self, *names: str) -> str | None:
-        for name in names:
-            if self._leaves.is_given(name):
-                return str(self._leaves[name].value)
-        return None
+            layer.put("text_columns", ",".join(self.form.text_columns), "data.text_columns")
+            layer.put("label_column", self.form.label_column, "data.label_column")
+            layer.put("num_labels", self.form.num_labels, "model.num_labels")
 
     def _texts(self, names: Sequence[str], label: str) -> tuple[str, ...]:
         for name in ("train_loader.dataset.text_columns", "data.text_columns"):
@@ -163,22 +145,21 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     data.put(layer)
     _check_loaders(leaves, data)
     length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
-    layer.put("max_seq_length", int(length.value), origin=length.origin)
+    layer.put("max_seq_length", int(length.value), length.origin)
     tokenizer = leaves.text("train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased"))
     add_start(leaves, layer, tokenizer)
     if not leaves.flag("train_loader.shuffle", True).value:
         layer.put("shuffle", None, "train_loader.shuffle")
-    drop_last = leaves.flag("train_loader.drop_last", True)
-    layer.put("drop_last", drop_last)
-    per_step = add_batches(leaves, layer, world_size)
-    add_durations(leaves, layer, data, per_step, world_size)
+    layer.put("drop_last", leaves.flag("train_loader.drop_last", True))
+    _add_durations(leaves, layer, data, world_size)
     add_optimizer(leaves, layer)
     add_compute(leaves, layer, has_gpu)
     return layer
 
 
-def add_durations(leaves: Leaves, layer: Layer, data: TaskData, per_step: int, world_size: int) -> None:
-    """Add training length, schedule, evaluations and outputs; counts the training rows."""
+def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int) -> None:
+    """Add batch, training length, schedule, evaluations and outputs; counts the training rows."""
+    per_step = add_batches(leaves, layer, world_size)
     parts = int(str(layer.get("gradient_accumulation_steps", (1, ""))[0]))
     share = RankSlice(per_step // world_size, parts, 0, world_size)
     drop_last = bool(layer["drop_last"][0])
@@ -207,15 +188,15 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     The weights' shape and the vocabulary next to them override the YAML's names; model.model_config overrides both.
     """
     path = start_path(leaves)
-    start = find_start(path) if path is not None else Start(None, None)
-    if start.vocabulary is not None:
-        tokenizer = YamlValue(str(start.vocabulary), "load_path")
+    shape, vocabulary = find_start(path) if path is not None else (None, None)
+    if vocabulary is not None:
+        tokenizer = YamlValue(str(vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
     add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
-    if start.shape is not None:
-        explicit = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
+    if shape is not None:
+        explicit = model_config(leaves)
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
-        own = {name: value for name, value in asdict(start.shape).items() if name not in explicit}
+        own = {name: value for name, value in asdict(shape).items() if name not in explicit}
         layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
 
 
@@ -227,17 +208,9 @@ def _check_loaders(leaves: Leaves, data: TaskData) -> None:
             other = leaves.get(f"{loader}.{name}")
             common = leaves.get(name)
             if other and common and other.value != common.value:
-                raise UserError(
-                    "config.conflict", other.origin, f"{loader}.{name} differs from {name}", "Give both the same value"
-                )
-    if leaves.flag("eval_loader.drop_last", False).value:
-        remedy = "Write drop_last: false"
-        raise UserError(
-            "config.unsupported",
-            leaves["eval_loader.drop_last"].origin,
-            "is not supported: every row is evaluated",
-            remedy,
-        )
+                reason = f"{loader}.{name} differs from {name}"
+                raise UserError("config.conflict", other.origin, reason, "Give both the same value")
+    leaves.refuse("eval_loader.drop_last", ": every row is evaluated")
     refuse_train_subset(leaves)
 
 

@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
+from mlbert.data.prepare.jobs import sigterm_raises
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
@@ -133,7 +133,7 @@ class Runner:
             prepare: called when a job starts; writes its files and returns its command.
             folder: returns a job's folder.
             environ: environment of this process.
-            tell: called with a job when its state changes, and with None at every poll.
+
     """
 
     def __init__(
@@ -144,18 +144,21 @@ class Runner:
         prepare: Callable[[GlueJob], list[str]],
         folder: Callable[[GlueJob], Path],
         environ: Mapping[str, str],
-        tell: Callable[[GlueJob | None], object],
     ) -> None:
         self.states = {job: State.DONE if job in done else State.WAITING for job in jobs}
         self.seconds: dict[GlueJob, float] = {}
         self.running: list[Running] = []
         self._free = list(slots)
-        self._prepare, self._folder, self._environ, self._tell = prepare, folder, environ, tell
-        self._first = next((job for job in jobs if job.task == FIRST), None)
+        self._prepare, self._folder, self._environ = prepare, folder, environ
+        self._first = next((job for job in jobs if job.task == FIRST), jobs[0])
 
-    def run(self) -> None:
-        """Return when every job is done, failed or blocked. If this ends early, the processes are ended."""
-        with _end_on_termination():
+    def run(self, on_change: Callable[[GlueJob | None], object]) -> None:
+        """Return when every job is done, failed or blocked. If this ends early, the processes are ended.
+
+        ``on_change`` is called with a job when its state changes, and with None at every poll.
+        """
+        self._on_change = on_change
+        with sigterm_raises():
             try:
                 while self._step():
                     time.sleep(POLL_SECONDS)
@@ -173,13 +176,16 @@ class Runner:
     def _step(self) -> bool:
         """Collect finished jobs and start possible ones; return False when nothing is left."""
         for one in [one for one in self.running if one.process.poll() is not None]:
-            self._collect(one)
+            self.running.remove(one)
+            self._free.append(one.slot)
+            self.seconds[one.job] = time.monotonic() - one.started
+            self._set(one.job, State.FAILED if one.process.returncode else State.DONE)
         for job in [job for job, state in self.states.items() if state is State.WAITING]:
-            if job.waits and self._first and self.states[self._first] in (State.FAILED, State.BLOCKED):
+            if job.waits and self.states[self._first] is State.FAILED:
                 self._set(job, State.BLOCKED)
-            elif self._free and not (job.waits and self._first and self.states[self._first] is not State.DONE):
+            elif self._free and not (job.waits and self.states[self._first] is not State.DONE):
                 self._begin(job)
-        self._tell(None)
+        self._on_change(None)
         return bool(self.running) or State.WAITING in self.states.values()
 
     def _begin(self, job: GlueJob) -> None:
@@ -199,15 +205,9 @@ class Runner:
             os.sched_setaffinity(process.pid, slot.cores)
         self._set(job, State.RUNNING)
 
-    def _collect(self, one: Running) -> None:
-        self.running.remove(one)
-        self._free.append(one.slot)
-        self.seconds[one.job] = time.monotonic() - one.started
-        self._set(one.job, State.FAILED if one.process.returncode else State.DONE)
-
     def _set(self, job: GlueJob, state: State) -> None:
         self.states[job] = state
-        self._tell(job)
+        self._on_change(job)
 
     def _end_all(self) -> None:
         for one in self.running:
@@ -226,20 +226,6 @@ def _signal(process: subprocess.Popen[Any], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-@contextlib.contextmanager
-def _end_on_termination() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit inside the block, so that child processes are ended."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 SCORES, FIGURE = "glue_scores.json", "glue_scores.png"
 _TAIL_BYTES = 4096
 Metrics = Mapping[GlueJob, Mapping[str, float]]
@@ -250,25 +236,14 @@ class GlueDisplay:
 
     def __init__(self, console: Console, folder: Callable[[GlueJob], Path], metrics: Metrics) -> None:
         self._console, self._folder, self._metrics = console, folder, metrics
-        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
-        self.runner: Runner | None = None
+        self.live = Live(console=console, refresh_per_second=2) if console.is_terminal else contextlib.nullcontext()
 
-    def __enter__(self) -> GlueDisplay:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def tell(self, job: GlueJob | None) -> None:
-        """Show a job's new state; None refreshes the table."""
-        assert self.runner is not None
-        if self._live is not None:
-            self._live.update(self._table(self.runner))
+    def show(self, runner: Runner, job: GlueJob | None) -> None:
+        """Show a job's new state; None refreshes the table. Call it inside ``with display.live``."""
+        if isinstance(self.live, Live):
+            self.live.update(self._table(runner))
         elif job is not None:
-            self._console.print(self._line(self.runner, job), markup=False, highlight=False, soft_wrap=True)
+            self._console.print(self._line(runner, job), markup=False, highlight=False, soft_wrap=True)
 
     def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]

@@ -12,7 +12,7 @@ from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic.finetuning_yaml import SOURCES
 from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
-from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue
+from mlbert.programs.mosaic.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
 _PASSED = (
@@ -52,8 +52,8 @@ class GlueYaml:
         self.parallel = bool(leaves.flag("parallel", True).value)
         prefix = str(leaves.text("save_finetune_checkpoint_prefix", "./local-finetune-checkpoints").value)
         own = Path(prefix) / self.base_run_name
-        self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder", None) or own)
-        self.start = leaves.optional_text("starting_checkpoint_load_path", None)
+        self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder") or own)
+        self.start = leaves.optional_text("starting_checkpoint_load_path")
         self.glue = Path(str(leaves.text("data.glue", "glue-data").value))
         self.source = str(leaves.choice("data.source", SOURCES, "datasets").value)
         self.jobs = self._jobs()
@@ -72,9 +72,8 @@ class GlueYaml:
             given = (SEEDS.get(task, [default]) if not named else [default]) if leaf is None else leaf.value
             if not isinstance(given, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in given):
                 origin = leaf.origin if leaf is not None else task
-                raise UserError(
-                    "config.value", origin, f"tasks.{task}.seeds {given!r} is not a list of seeds", "Write [19, 8364]"
-                )
+                reason = f"tasks.{task}.seeds {given!r} is not a list of seeds"
+                raise UserError("config.value", origin, reason, "Write [19, 8364]")
             seeds[task] = list(dict.fromkeys(given))
         return job_list(seeds)
 
@@ -83,7 +82,7 @@ class GlueYaml:
         return self._leaves.number(f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0).value != 0
 
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
-        """Return the nested YAML of a job that starts from the weights ``start``."""
+        """Return the YAML of a job that starts from the weights ``start``, by dotted name."""
         task, leaves = TASKS[job.task], self._leaves
         found = {name: leaf.value for name, leaf in leaves.items() if not name.startswith(_OWN)}
         found |= {
@@ -118,7 +117,7 @@ class GlueYaml:
         for name, (own, published) in of_task.items():
             leaf = leaves.get(f"tasks.{job.task}.{own}")
             found[name] = published if leaf is None or leaf.value is None else leaf.value
-        return nested({**defaults, **found})
+        return {**defaults, **found}
 
 
 _OWN = (
@@ -127,8 +126,8 @@ _OWN = (
 )
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into nested mappings."""
+def as_text(flat: Mapping[str, Any]) -> str:
+    """Return values by dotted name as the text of a nested YAML."""
     content: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
@@ -136,21 +135,4 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
-    return content
-
-
-def as_text(content: Mapping[str, Any]) -> str:
-    """Return the content as YAML text."""
-    return yaml.safe_dump(dict(content), sort_keys=False)
-
-
-def as_leaves(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, YamlValue]:
-    """Return the leaves of nested content as if read from ``path``."""
-    found: dict[str, YamlValue] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and name != "model.model_config" and not name.startswith("callbacks."):
-            found |= as_leaves(path, value, f"{name}.")
-        else:
-            found[name] = YamlValue(value, str(path))
-    return found
+    return yaml.safe_dump(content, sort_keys=False)

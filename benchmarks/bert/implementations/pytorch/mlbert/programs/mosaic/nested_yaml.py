@@ -46,9 +46,8 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
     for word in words:
         match = _WORD.fullmatch(word)
         if match is None:
-            raise UserError(
-                "config.syntax", word, "is not of the form name=value", "Write for example model.name=mosaic_bert"
-            )
+            remedy = "Write for example model.name=mosaic_bert"
+            raise UserError("config.syntax", word, "is not of the form name=value", remedy)
         _check(match[1], known, word)
     try:
         merged = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(words)))
@@ -131,9 +130,9 @@ class Leaves(Mapping[str, YamlValue]):
             raise UserError("config.value", value.origin, f"{name} {value.value!r} is not text", f"Write {name}: ...")
         return YamlValue(str(value.value), value.origin)
 
-    def optional_text(self, name: str, default: str | None) -> str | None:
-        """Return a text, or the default."""
-        return str(self.text(name, None).value) if self.is_given(name) else default
+    def optional_text(self, *names: str) -> str | None:
+        """Return the text of the first name that is given, or None."""
+        return next((str(self.text(name, None).value) for name in names if self.is_given(name)), None)
 
     def number(self, name: str, default: Default) -> YamlValue:
         """Return a number; also parses text such as 5e-4, which YAML reads as text."""
@@ -145,46 +144,51 @@ class Leaves(Mapping[str, YamlValue]):
                 raise ValueError
             return YamlValue(number, value.origin)
         except (ValueError, OverflowError):
-            raise UserError(
-                "config.value", value.origin, f"{name} {value.value!r} is not a number", "Write a number"
-            ) from None
-
-    def optional_number(self, name: str) -> float | None:
-        """Return a number, or None if not given."""
-        return self.number(name, None).value if self.is_given(name) else None
+            reason = f"{name} {value.value!r} is not a number"
+            raise UserError("config.value", value.origin, reason, "Write a number") from None
 
     def flag(self, name: str, default: bool) -> YamlValue:
         """Return true or false."""
         value = self._get(name, default)
         if not isinstance(value.value, bool):
-            raise UserError(
-                "config.value", value.origin, f"{name} {value.value!r} is neither true nor false", "Write one of them"
-            )
+            reason = f"{name} {value.value!r} is neither true nor false"
+            raise UserError("config.value", value.origin, reason, "Write one of them")
+        return value
+
+    def refuse(self, name: str, why: str = "") -> None:
+        """Raise UserError if a flag that is not supported is true."""
+        if (value := self.flag(name, False)).value:
+            raise UserError("config.unsupported", value.origin, f"{name} is not supported{why}", "Remove it")
+
+    def sequence(self, name: str, default: Default, example: str, size: int | None = None) -> YamlValue:
+        """Return a list, of ``size`` items if that is given."""
+        value = self._get(name, default)
+        if not isinstance(value.value, list) or (size is not None and len(value.value) != size):
+            reason = f"{name} {value.value!r} is not a list{f' of {size}' if size else ''}"
+            raise UserError("config.value", value.origin, reason, f"Write {example}")
         return value
 
     def choice(self, name: str, known: Sequence[str], default: str) -> YamlValue:
         """Return one of the known texts."""
         value = self.text(name, default)
         if value.value not in known:
-            raise UserError(
-                "config.choice", value.origin, f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}"
-            )
+            reason, remedy = f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}"
+            raise UserError("config.choice", value.origin, reason, remedy)
         return value
 
     def _get(self, name: str, default: Default) -> YamlValue:
         if self.is_given(name):
             return self[name]
         if default is None:
-            raise UserError(
-                "config.missing", self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line"
-            )
+            remedy = f"Add it, or give {name}=... on the command line"
+            raise UserError("config.missing", self.path, f"{name} is not set", remedy)
         return default if isinstance(default, YamlValue) else YamlValue(default, f"default of {name}")
 
 
 class Layer(dict[str, tuple[object, str]]):
     """Settings with their origins, by field name."""
 
-    def put(self, field: str, value: object, name: str = "", origin: str | None = None) -> None:
-        """Set a value; its origin is that of a `YamlValue`, else ``origin``, else the YAML's ``name``."""
-        given = value if isinstance(value, YamlValue) else YamlValue(value, origin or name or "main.py")
+    def put(self, field: str, value: object, origin: str = "main.py") -> None:
+        """Set a value; ``origin`` is where it comes from if it is not a `YamlValue`."""
+        given = value if isinstance(value, YamlValue) else YamlValue(value, origin)
         self[field] = (given.value, given.origin)

@@ -52,7 +52,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
             UserError: a value is missing or illegal.
     """
     layer = Layer({"recipe": ("masked_lm", "main.py"), "target_mlm_accuracy": (None, "main.py")})
-    train, evaluation = (_dataset(leaves, layer, loader) for loader in ("train_loader", "eval_loader"))
+    train, evaluation = (_dataset(leaves, loader) for loader in ("train_loader", "eval_loader"))
     length = leaves.number("train_loader.dataset.max_seq_len", leaves.number("max_seq_len", None))
     layer.put("max_seq_length", length)
     long_texts = leaves.choice("train_loader.dataset.long_texts", ("split", "truncate"), "split")
@@ -60,12 +60,8 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     tokenizer = leaves.text("train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None))
     for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
         if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
-            raise UserError(
-                "config.conflict",
-                other.origin,
-                f"{name} is not {tokenizer.value}",
-                "Give the same tokenizer everywhere",
-            )
+            reason = f"{name} is not {tokenizer.value}"
+            raise UserError("config.conflict", other.origin, reason, "Give the same tokenizer everywhere")
     refuse_train_subset(leaves)
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
@@ -75,17 +71,14 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     def steps_per_epoch() -> int:
         count = count_sequences(*train, str(tokenizer.value), int(length.value), str(long_texts.value))
         if count < per_step:
-            raise UserError(
-                "data.too-small",
-                train[0],
-                f"its {count} sequences are fewer than a step's {per_step}",
-                "Lower the batch",
-            )
+            reason = f"its {count} sequences are fewer than a step's {per_step}"
+            raise UserError("data.too-small", train[0], reason, "Lower the batch")
         return count // per_step
 
     durations = Durations(per_step, int(length.value), steps_per_epoch)
     durations = add_schedule(leaves, layer, durations)
-    _add_evaluation(leaves, layer, durations)
+    interval = durations.read(leaves, "eval_interval", "1000ba")
+    add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin))
     add_optimizer(leaves, layer)
     add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     add_compute(leaves, layer, has_gpu)
@@ -97,13 +90,12 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     return layer
 
 
-def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | None]:
+def _dataset(leaves: Leaves, loader: str) -> tuple[Path, str | None]:
     """Return the local folder and remote address of a loader's split; the remote is None if both are the same."""
-    if (name := leaves.text(f"{loader}.name", "text")).value != "text":
-        raise UserError("config.choice", name.origin, f"{loader}.name {name.value!r} is unknown", "Write text")
+    leaves.choice(f"{loader}.name", ("text",), "text")
     split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
     local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
-    remote = leaves.optional_text(f"{loader}.dataset.remote", leaves.optional_text("data_remote", None))
+    remote = leaves.optional_text(f"{loader}.dataset.remote", "data_remote")
     folder = Path(str(local)) / str(split)
     if remote is None or remote == local:
         return folder, None
@@ -113,9 +105,8 @@ def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | Non
 def _add_masking(leaves: Leaves, layer: Layer) -> None:
     rate = leaves.number("train_loader.dataset.mlm_probability", leaves.number("mlm_probability", 0.15))
     layer.put("masking_rate", rate)
-    end = leaves.optional_number("train_loader.dataset.mlm_probability_end")
-    if end is not None:
-        layer.put("masking_rate_end", end)
+    if leaves.is_given("train_loader.dataset.mlm_probability_end"):
+        layer.put("masking_rate_end", leaves.number("train_loader.dataset.mlm_probability_end", None))
         known = ("constant", "linear", "cosine", "step")
         layer.put("masking_schedule", leaves.choice("train_loader.dataset.mlm_schedule", known, "linear"))
     layer.put("eval_masking_rate", leaves.number("eval_loader.dataset.mlm_probability", 0.15))
@@ -128,14 +119,4 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
     layer.put("shuffle_seed", leaves.number("train_loader.dataset.shuffle_seed", 9176))
     layer.put("canonical_nodes", leaves.number("train_loader.dataset.num_canonical_nodes", 128))
     for loader in ("train_loader", "eval_loader"):
-        algorithm = leaves.text(f"{loader}.dataset.partition_algo", "orig")
-        if algorithm.value != "orig":
-            raise UserError(
-                "config.choice", algorithm.origin, f"partition_algo {algorithm.value!r} is unknown", "Write orig"
-            )
-
-
-def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:
-    interval = leaves.text("eval_interval", "1000ba")
-    samples = durations.steps("eval_interval", interval.value) * durations.sequences_per_step
-    add_evaluation(leaves, layer, YamlValue(samples, interval.origin))
+        leaves.choice(f"{loader}.dataset.partition_algo", ("orig",), "orig")
