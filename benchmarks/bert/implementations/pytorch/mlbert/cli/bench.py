@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -24,12 +23,6 @@ CONFIGS = shipped("configs")
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
-class Peer(StrEnum):
-    """What to measure against."""
-
-    huggingface = "huggingface"
-
-
 @app.callback()
 def bench() -> None:
     """Measure speed on this machine."""
@@ -38,7 +31,7 @@ def bench() -> None:
 @app.command()
 def step(
     config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
-    vs: Annotated[Peer | None, typer.Option(help="Measure this peer in the same run.")] = None,
+    vs: Annotated[Literal["huggingface"] | None, typer.Option(help="Measure this peer in the same run.")] = None,
     packs: Annotated[
         int | None, typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096)
     ] = None,
@@ -107,12 +100,8 @@ def mosaic(
         raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
     if not shape.alibi_slopes or not shape.gated_mlp:
-        raise UserError(
-            "model.unsupported",
-            "--config",
-            f"{config} is not a MosaicBERT config",
-            "Give one with ALiBi and a gated MLP",
-        )
+        remedy = "Give one with ALiBi and a gated MLP"
+        raise UserError("model.unsupported", "--config", f"{config} is not a MosaicBERT config", remedy)
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = first_texts(data, tokenizer, sequences, length, rate, seed)
     record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)

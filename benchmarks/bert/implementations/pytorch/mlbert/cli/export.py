@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-class Form(StrEnum):
-    """Output formats."""
-
-    HUGGINGFACE = "huggingface"
 
 
 @app.command()
@@ -22,7 +15,7 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|CHECKPOINT", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or weights.")
     ],
-    to: Annotated[Form, typer.Option(help="Output format.")] = Form.HUGGINGFACE,
+    to: Annotated[Literal["huggingface"], typer.Option(help="Output format.")] = "huggingface",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface next to the source.")
     ] = None,
@@ -33,7 +26,7 @@ def export(
     """
     from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
-    target = out or source.resolve().with_name(f"{source.resolve().name}-{to.value}")
+    target = out or source.resolve().with_name(f"{source.resolve().name}-{to}")
     export_to_huggingface(source, target)
     typer.echo(f"wrote {target}")
     if not (target / "vocab.txt").is_file():

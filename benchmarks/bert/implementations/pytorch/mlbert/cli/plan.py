@@ -224,12 +224,8 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
 
 def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: int | None, as_json: bool) -> int:
     if not logs:
-        raise UserError(
-            "config.missing",
-            "--shared-cores",
-            "needs a measured run",
-            "Give --calibrate LOG of one rank with all cores",
-        )
+        remedy = "Give --calibrate LOG of one rank with all cores"
+        raise UserError("config.missing", "--shared-cores", "needs a measured run", remedy)
     if batch is not None and batch > MOST_GPUS:
         raise UserError("config.range", "--batch", f"{batch} is too large for a CPU step", f"Give at most {MOST_GPUS}")
     batch = batch or logs[0].batch

@@ -5,9 +5,8 @@ If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,15 +16,6 @@ LEAST_MINUTES, MOST_MINUTES, USUAL_MINUTES = 0.05, 525_600.0, 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-class Size(StrEnum):
-    """Model sizes."""
-
-    auto = "auto"
-    tiny = "tiny"
-    small = "small"
-    base = "base"
 
 
 @app.command()
@@ -39,7 +29,10 @@ def pretrain(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Total training time; default 30.")] = None,
     hours: Annotated[float | None, typer.Option(help="Total training time in hours.")] = None,
-    size: Annotated[Size, typer.Option(help="Model size; auto: by the training time and the text.")] = Size.auto,
+    size: Annotated[
+        Literal["auto", "tiny", "small", "base"],
+        typer.Option(help="Model size; auto: by the training time and the text."),
+    ] = "auto",
     vocab: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A vocab.txt to use instead of training one.")
     ] = None,
@@ -61,20 +54,16 @@ def pretrain(
     if out is None:
         raise UserError("config.missing", "--out", "is missing", "Name a folder for the model: --out DIR")
     seconds = _seconds(minutes, hours)
-    if start is not None and (vocab is not None or cased or size is not Size.auto):
-        raise UserError(
-            "config.conflict",
-            "--from",
-            "already sets the vocabulary and the size",
-            "Remove --vocab, --cased and --size",
-        )
+    if start is not None and (vocab is not None or cased or size != "auto"):
+        reason = "already sets the vocabulary and the size"
+        raise UserError("config.conflict", "--from", reason, "Remove --vocab, --cased and --size")
     if vocab is not None and cased:
         remedy = 'Remove --cased, and put a tokenizer_config.json with "do_lower_case": false next to the vocabulary'
         raise UserError("config.conflict", "--cased", "applies only to a new vocabulary", remedy)
     from mlbert.programs.custom_corpus.run import Asked  # torch takes a second
     from mlbert.programs.custom_corpus.run import pretrain as run
 
-    return run(Asked(texts, out, seconds, size.value, vocab, cased, start, mlperf))
+    return run(Asked(texts, out, seconds, size, vocab, cased, start, mlperf))
 
 
 def _seconds(minutes: float | None, hours: float | None) -> float:

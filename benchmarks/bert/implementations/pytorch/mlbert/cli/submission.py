@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -29,22 +28,10 @@ app = typer.Typer(
     help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None
 )
 
+Division = Literal["open", "closed"]
+Framework = Literal["PyTorch", "TensorFlow"]
 _OWN = "own: "
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
-
-
-class Division(StrEnum):
-    """The two divisions of the MLPerf rules."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-
-
-class Framework(StrEnum):
-    """Training frameworks."""
-
-    PYTORCH = "PyTorch"
-    TENSORFLOW = "TensorFlow"
 
 
 @app.command("check")
@@ -65,8 +52,7 @@ def check_command(
     """
     console = standard_output()
     with Console(stderr=True).status("checking") as status:
-        wanted = division.value if division else None
-        checked = {path: check(path, wanted, lambda step: status.update(step)) for path in paths}
+        checked = {path: check(path, division, status.update) for path in paths}
     if json_file is not None:
         write_json(json_file, checked)
     if json_file != STANDARD_OUTPUT:
@@ -117,12 +103,12 @@ def _tree(given: Path | None) -> Path:
 def describe_command(
     out: Annotated[Path, typer.Option(help="File to write, systems/<system>.json.")],
     submitter: Annotated[str, typer.Option(help="Organisation, as in the logs.")] = "mlbert",
-    division: Annotated[Division, typer.Option(help="Division of the results.")] = Division.OPEN,
+    division: Annotated[Division, typer.Option(help="Division of the results.")] = "open",
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes like this one.")] = 1,
-    framework: Annotated[Framework, typer.Option(help="Training framework.")] = Framework.PYTORCH,
+    framework: Annotated[Framework, typer.Option(help="Training framework.")] = "PyTorch",
 ) -> None:
     """Write the description of this machine with the 33 fields that the official checker requires."""
-    facts = describe_system(submitter, division.value, nodes, framework=framework.value)
+    facts = describe_system(submitter, division, nodes, framework=framework)
     write_description(out, facts)
     console = standard_output()
     table = new_table(safe(out), ("field", "value"))

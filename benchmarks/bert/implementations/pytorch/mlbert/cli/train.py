@@ -125,12 +125,8 @@ def _run(args: Sequence[str]) -> int:
     speed = _take_speed(words)
     print_config = "--print-config" in words
     if speed is not None and not print_config:
-        raise UserError(
-            "config.conflict",
-            "--samples-per-second",
-            "is only for the estimate of --print-config",
-            "Give both, or neither",
-        )
+        remedy = "Give both, or neither"
+        raise UserError("config.conflict", "--samples-per-second", "is only for the estimate of --print-config", remedy)
     line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     place = RankPlace.identify(environment())
     if print_config and place.world_size == 1:

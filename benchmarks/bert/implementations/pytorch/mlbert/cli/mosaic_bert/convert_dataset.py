@@ -88,12 +88,8 @@ def _texts(given: argparse.Namespace) -> Texts:
 def _concatenation(given: argparse.Namespace) -> Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
-            raise UserError(
-                "config.conflict",
-                "--bos_text, --eos_text and --no_wrap",
-                "have no effect alone",
-                "Give --concat_tokens",
-            )
+            remedy = "Give --concat_tokens"
+            raise UserError("config.conflict", "--bos_text, --eos_text and --no_wrap", "have no effect alone", remedy)
         return None
     if given.concat_tokens < 1:
         raise UserError(

@@ -294,12 +294,8 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
     if (summary := read_summary(out / FINISHED)) is None:
         return None
     if summary["wanted"] != wanted:
-        raise UserError(
-            "prepare.other-options",
-            out,
-            "was made from different input or with different options",
-            "Choose another --out, or remove it",
-        )
+        remedy = "Choose another --out, or remove it"
+        raise UserError("prepare.other-options", out, "was made from different input or with different options", remedy)
     sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
     return summary if is_whole(out, lambda: sums, progress) else None
 

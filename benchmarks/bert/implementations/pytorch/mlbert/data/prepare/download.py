@@ -208,12 +208,8 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
     if not base.startswith("file:"):
         return [f"{base}/{urllib.parse.quote(entry.name)}"]
     if not Path(urllib.request.url2pathname(urllib.parse.urlsplit(base).path)).is_dir():
-        raise UserError(
-            "file.missing",
-            "--mirror",
-            f"{mirror} is not a folder",
-            "Give a folder or an address that begins with https://",
-        )
+        remedy = "Give a folder or an address that begins with https://"
+        raise UserError("file.missing", "--mirror", f"{mirror} is not a folder", remedy)
     return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
 
 
@@ -302,12 +298,8 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
     """Yield (stream, offset at which it begins, size of the complete file if known); a folder always begins at 0."""
     if not source.startswith(("http://", "https://", "file:")):
-        raise UserError(
-            "config.value",
-            "--mirror",
-            f"{source}: not an address that can be fetched",
-            "Use https://, http:// or file://",
-        )
+        remedy = "Use https://, http:// or file://"
+        raise UserError("config.value", "--mirror", f"{source}: not an address that can be fetched", remedy)
     headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
     with _answer(urllib.request.Request(source, headers=headers)) as response:
         ranged = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))

@@ -178,12 +178,8 @@ def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str
     """Compare the options of a finished folder with the requested ones, which must have the types that JSON returns.
     Raises UserError: they differ."""
     if provenance.get("options") != options:
-        raise UserError(
-            "prepare.other-options",
-            out,
-            "was prepared with different input or options",
-            "Choose another --out, or remove it",
-        )
+        remedy = "Choose another --out, or remove it"
+        raise UserError("prepare.other-options", out, "was prepared with different input or options", remedy)
 
 
 def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
@@ -270,12 +266,8 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     with reading(folder):
         found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
     if not found:
-        raise UserError(
-            "data.missing",
-            folder,
-            "holds no text part (part-* or *.txt)",
-            "Give the folder of the text, or files by name",
-        )
+        reason = "holds no text part (part-* or *.txt)"
+        raise UserError("data.missing", folder, reason, "Give the folder of the text, or files by name")
     missing = missing_numbers([path.name for path in found])
     if missing and not skip_bad:
         remedy = "Restore what is missing, name the files to use, or use --skip-bad"

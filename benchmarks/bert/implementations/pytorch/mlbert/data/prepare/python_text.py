@@ -54,12 +54,8 @@ def documents() -> Documents:
         if document:
             yield document
     if sentences < MIN_SENTENCES:
-        raise UserError(
-            "data.too-small",
-            root,
-            "this Python installation contains almost no documentation",
-            "Use `mlbert prepare text`",
-        )
+        remedy = "Use `mlbert prepare text`"
+        raise UserError("data.too-small", root, "this Python installation contains almost no documentation", remedy)
 
 
 def source_name() -> dict[str, str]:

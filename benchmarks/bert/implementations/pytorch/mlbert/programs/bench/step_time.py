@@ -72,12 +72,8 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
         vocab_size=config.vocab_size,
     )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
-        raise UserError(
-            "data.model-mismatch",
-            data,
-            "does not fit the model's vocabulary or length",
-            "Choose another --config or --data",
-        )
+        remedy = "Choose another --config or --data"
+        raise UserError("data.model-mismatch", data, "does not fit the model's vocabulary or length", remedy)
     packed.open()
     batch = packed.next_step()[0]
     packed.close()
@@ -118,12 +114,8 @@ def their_side(
     try:
         import transformers
     except ImportError:
-        raise UserError(
-            "package.missing",
-            "transformers",
-            "is not installed",
-            "Install it: pip install -c constraints.txt -e .[huggingface]",
-        ) from None
+        remedy = "Install it: pip install -c constraints.txt -e .[huggingface]"
+        raise UserError("package.missing", "transformers", "is not installed", remedy) from None
     values: dict[str, Any] = {**huggingface_config(config)}
     del values["architectures"], values["model_type"]
     if attention:
