@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbert.data.prepare.clean import Kind, recognise
+from mlbert.data.prepare.clean import recognise
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import inspect_parts
@@ -33,7 +33,7 @@ def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
 
 def test_text_and_tfrecords_of_the_same_names(assets: Path, text: Path, tmp_path: Path) -> None:
     assert recognise(text) == "text"
-    assert recognise(text / "part-00000-of-00001") == Kind.text
+    assert recognise(text / "part-00000-of-00001") == "text"
     records = made(assets, text, tmp_path / "records", SetFormat.tfrecord)
     assert recognise(records) == "tfrecord"
     for path in records.iterdir():
@@ -78,4 +78,4 @@ def test_text_in_another_encoding_is_no_text(tmp_path: Path) -> None:
     with user_error("data.format", tmp_path):
         recognise(tmp_path)
     path.write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
-    assert recognise(tmp_path) == Kind.text
+    assert recognise(tmp_path) == "text"

@@ -25,7 +25,6 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.programs.console import standard_output
 from mlbert.report.planner import calibrate as calibration
 from mlbert.report.planner import request, simulate, timing
-from mlbert.report.planner import timing as times
 from mlbert.report.planner.cost import Estimate, Prices, estimate
 from mlbert.report.planner.request import MOST_GPUS, Given, job_of
 from mlbert.report.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
@@ -157,7 +156,7 @@ class _Estimator:
             job = job_of(like, self)
             parameters = calibration.calibrated(parameters, job, logs)
             ratios = [
-                log.samples / times.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
+                log.samples / timing.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
             ]
             reached = [log.samples for log in logs if log.samples is not None]
             if ratios and self.shape.is_large:  # scale the reference samples of every batch size alike

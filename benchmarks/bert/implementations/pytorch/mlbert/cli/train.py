@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from mlbert.cli import main as command_line
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
 from mlbert.config.sections import Configuration, settings_by_key
@@ -302,8 +304,4 @@ app.command("train", cls=_Train, options_metavar="[OPTIONS] [NAME=VALUE]...")(_d
 
 def main() -> None:
     """Run ``mlbert train`` with this script's arguments; entry of a system folder's ``run_pretraining.py``."""
-    import sys
-
-    from mlbert.cli.main import main as run
-
-    run(["train", *sys.argv[1:]])
+    command_line.main(["train", *sys.argv[1:]])

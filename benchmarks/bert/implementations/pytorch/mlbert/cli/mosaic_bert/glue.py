@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
+from mlbert.cli import main as command_line
 from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
@@ -155,6 +156,4 @@ class Program:
 
 def main() -> None:
     """Entry of benchmarks/mosaic_bert/glue.py."""
-    from mlbert.cli.main import main as run
-
-    run(["glue", *sys.argv[1:]])
+    command_line.main(["glue", *sys.argv[1:]])

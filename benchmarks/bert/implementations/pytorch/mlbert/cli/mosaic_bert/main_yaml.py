@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from mlbert.cli import main as command_line
 from mlbert.cli.train import run_resolved
 from mlbert.config.resolution import Resolved, resolve
 from mlbert.data.loading import text_run
@@ -72,6 +73,4 @@ def notes(leaves: Leaves) -> list[str]:
 
 def main() -> None:
     """Entry of benchmarks/mosaic_bert/main.py."""
-    from mlbert.cli.main import main as run
-
-    run(["mosaic", *sys.argv[1:]])
+    command_line.main(["mosaic", *sys.argv[1:]])

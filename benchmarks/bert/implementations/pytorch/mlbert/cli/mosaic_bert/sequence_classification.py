@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mlbert.cli import main as command_line
 from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, notes, resolve_layer
 from mlbert.cli.train import run_resolved
 from mlbert.data.formats.tasks import read_texts
@@ -112,6 +113,4 @@ def _predict(file: Path, model: Path, out: Path) -> int:
 
 def main() -> None:
     """Entry of benchmarks/mosaic_bert/sequence_classification.py."""
-    from mlbert.cli.main import main as run
-
-    run(["finetune", *sys.argv[1:]])
+    command_line.main(["finetune", *sys.argv[1:]])

@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from mlbert.data.formats.checksums import FileSum, file_xxh3
 from mlbert.data.formats.manifest import no_folder, reading, write_json
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
-from mlbert.data.prepare import wiki_text
+from mlbert.data.prepare import jobs, wiki_text
 from mlbert.data.prepare.jobs import SILENT, Progress, expand_inputs, is_whole, keep_apart, read_summary, run_jobs
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
@@ -293,9 +292,7 @@ def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, wi
 def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     if (summary := read_summary(out / FINISHED)) is None:
         return None
-    if summary["wanted"] != wanted:
-        remedy = "Choose another --out, or remove it"
-        raise UserError("prepare.other-options", out, "was made from different input or with different options", remedy)
+    jobs.check_options(out, {"options": summary["wanted"]}, wanted)
     sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
     return summary if is_whole(out, lambda: sums, progress) else None
 
@@ -331,24 +328,14 @@ def _sha256_of(value: Any) -> str:
 _LOOKED_AT = 65_536  # bytes
 
 
-class Kind(StrEnum):
-    """Kinds of input, named after the step that accepts them."""
-
-    wikiextractor = "wikiextractor"
-    text = "text"
-    tfrecord = "tfrecord"
-    nvidia = "nvidia"
-    prepared = "prepared"
-
-
-def recognise(path: Path) -> Kind:
-    """Return the kind of a folder, text part or TFRecord file. Raises UserError: it cannot be prepared, or it is
-    damaged."""
+def recognise(path: Path) -> str:
+    """Return the kind of a folder, text part or TFRecord file, named after the step that accepts it: wikiextractor,
+    text, tfrecord, nvidia or prepared. Raises UserError: it cannot be prepared, or it is damaged."""
     if path.is_dir() and any(path.rglob("wiki_*")):
         wiki_files(path)
-        return Kind.wikiextractor
+        return "wikiextractor"
     if _is_text(path):
-        return Kind.text
+        return "text"
     try:
         kind = describe(path if path.is_dir() else path.parent).kind
     except UserError as error:
@@ -358,8 +345,8 @@ def recognise(path: Path) -> Kind:
         code = "data.format" if path.exists() else "file.missing"
         raise UserError(code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
     if kind.startswith("nvidia"):
-        return Kind.nvidia
-    return Kind.tfrecord if kind == "tfrecord" else Kind.prepared
+        return "nvidia"
+    return "tfrecord" if kind == "tfrecord" else "prepared"
 
 
 def _is_text(path: Path) -> bool:
