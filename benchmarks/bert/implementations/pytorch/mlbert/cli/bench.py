@@ -20,6 +20,7 @@ from mlbert.programs.console import standard_output
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = shipped("configs")
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")]
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
@@ -41,9 +42,7 @@ def step(
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> int:
     """Time one training step: forward, backward, optimizer."""
     import torch
@@ -86,9 +85,7 @@ def mosaic(
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
     seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> int:
     """Time a MosaicBERT step against a padded one with logits at every position, on the same texts."""
     import torch

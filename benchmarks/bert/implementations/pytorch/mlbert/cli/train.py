@@ -195,13 +195,8 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
     state = outcome.state
     # A run that ends at its limit did what it was asked; only MLPerf's log calls that "aborted".
     status = SUCCESS if outcome.status == SUCCESS else "stopped"
-    console.print(
-        f"{status}: {outcome.reason}; accuracy {state.accuracy:.4f} after {state.samples} samples, "
-        f"{outcome.seconds:.1f} s",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
+    _print_lines(console, [f"{status}: {outcome.reason}; {end}"])
     return exit_status(outcome.status, world.rank)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -145,6 +146,7 @@ class _Run:
 
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
         self._folder, self._console, self._asked = folder, console, asked
+        self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path)
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
@@ -274,9 +276,6 @@ class _Run:
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
         self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
         self._say(f"  mlbert finetune YAML load_path={folder.model} data.train=FILE data.eval=FILE")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 _caught: list[int] = []
