@@ -60,7 +60,7 @@ def check_case(case: Case, form: str, dtype: torch.dtype) -> dict[str, Any]:
         ``passed``; ``worst_ratio``, ``errors`` and ``why`` as in `error_rule.Verdict`; ``draws`` of the inputs;
         ``repeats``: whether two runs of each agreed.
     """
-    verdict, draws, repeats = compare(case, registry.form(case.op, form), dtype)
+    verdict, draws, repeats = compare(case.op, case.arguments, case.gradient_of, registry.form(case.op, form), dtype)
     # PyTorch's FlashAttention adds the gradient of Q in no fixed order.
     passed = verdict.passed and (repeats or form == "flash")
     return {**asdict(verdict), "passed": passed, "draws": draws, "repeats": repeats}

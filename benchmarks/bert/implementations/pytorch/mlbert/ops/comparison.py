@@ -18,24 +18,23 @@ Legend: T tokens, N heads, H head size.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
-from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
 
 MAX_RATIO = 2.0
 FLOOR_STEPS = 0.25
 NUMBERS = 256
 MIN_DRAWS, MAX_DRAWS = 2, 32
+Arguments = Callable[[int], tuple[Any, ...]]  # draw -> positional arguments of an op
 
 
 def draws_for(numbers: int) -> int:
@@ -123,41 +122,26 @@ class ErrorRule:
         return Verdict(not why, worst, table, why)
 
 
-class Case(Protocol):
-    """One call of an op.
-
-    Attributes:
-        op: its name in the registry.
-        arguments: draw -> the positional arguments, different in each draw, with activations in the dtype to test.
-        gradient_of: indices of the arguments to differentiate.
-    """
-
-    @property
-    def op(self) -> str: ...
-
-    @property
-    def arguments(self) -> Callable[[int], tuple[Any, ...]]: ...
-
-    @property
-    def gradient_of(self) -> tuple[int, ...]: ...
-
-
-def compare(case: Case, form: Callable[..., Any], dtype: torch.dtype) -> tuple[Verdict, int, bool]:
+def compare(
+    op: str, drawn: Arguments, gradient_of: Sequence[int], form: Callable[..., Any], dtype: torch.dtype
+) -> tuple[Verdict, int, bool]:
     """Apply the rule to as many draws as needed. Return verdict, number of draws, and whether repeated runs agree.
 
     Args:
-        case: the call to compare.
+        op: its name in the registry.
+        drawn: draw -> the positional arguments, different in each draw, with activations in the dtype to test.
+        gradient_of: indices of the arguments to differentiate.
         form: the implementation.
         dtype: of the activations.
     """
-    functions = pytorchs_own(case.op, dtype)
-    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in _floats(case.arguments(0))))
+    functions = pytorchs_own(op, dtype)
+    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in _floats(drawn(0))))
     repeats, draw, draws = True, 0, 1
     while draw < draws:
-        arguments = case.arguments(draw)
-        exact = _results(functions[0], case, arguments, torch.float64)
-        found, again = (_results(form, case, arguments, dtype) for _ in range(2))
-        rule.add(exact, found, [_results(function, case, arguments, dtype) for function in functions])
+        arguments = drawn(draw)
+        exact = _results(functions[0], arguments, gradient_of, torch.float64)
+        found, again = (_results(form, arguments, gradient_of, dtype) for _ in range(2))
+        rule.add(exact, found, [_results(function, arguments, gradient_of, dtype) for function in functions])
         repeats &= all(torch.equal(found[name], again[name]) for name in found)
         draws = draws_for(min(value.numel() for value in exact.values()))
         draw += 1
@@ -170,14 +154,14 @@ def _floats(arguments: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _results(
-    function: Callable[..., Any], case: Case, arguments: tuple[Any, ...], dtype: torch.dtype
+    function: Callable[..., Any], arguments: tuple[Any, ...], gradient_of: Sequence[int], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Return output and gradients. For float64 all floating-point arguments are converted, else they stay as given."""
     prepared = []
     for place, value in enumerate(arguments):
         if isinstance(value, Tensor) and value.is_floating_point():
             value = (value.double() if dtype == torch.float64 else value.clone()).detach()
-            value.requires_grad_(place in case.gradient_of)
+            value.requires_grad_(place in gradient_of)
         prepared.append(value)
     with torch.enable_grad():
         result = function(*prepared)
@@ -185,64 +169,19 @@ def _results(
         kept = {"output": out.detach().clone()}
         generator = torch.Generator(out.device).manual_seed(7)
         gradient = torch.randn(out.shape, generator=generator, device=out.device).bfloat16().to(out.dtype)
-        gradients = torch.autograd.grad(out, [prepared[place] for place in case.gradient_of], gradient)
-    named = {f"gradient of argument {p}": g.detach() for p, g in zip(case.gradient_of, gradients, strict=True)}
+        gradients = torch.autograd.grad(out, [prepared[place] for place in gradient_of], gradient)
+    named = {f"gradient of argument {p}": g.detach() for p, g in zip(gradient_of, gradients, strict=True)}
     return {**kept, **named}
 
 
-def _half_attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
-    """Like `reference.attention`, with products and probabilities in the dtype of qkv, as in PyTorch's eager models."""
-    del max_seqlen
-    heads, size = qkv.shape[2:]
-    bounds, outputs = cu_seqlens.tolist(), [qkv[:0, 0]]
-    for start, stop in itertools.pairwise(bounds):
-        if start == stop:
-            continue
-        q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
-        scores = (q @ k.transpose(1, 2)) * size**-0.5
-        if alibi_slopes is not None:
-            place = torch.arange(stop - start, device=qkv.device)
-            scores = scores - (alibi_slopes[:, None, None] * (place[:, None] - place).abs()).to(scores.dtype)
-        weights = torch.softmax(scores.float(), dim=-1).to(qkv.dtype)
-        if threshold := dropout_threshold(dropout_p):
-            assert rows is not None, "dropout needs rows"
-            keep = attention_keep_mask(key, rows[start:stop], heads, stop - start, dropout_p)
-            weights = torch.where(keep, weights * dropout_scale(threshold), 0.0)
-        outputs.append((weights @ v).transpose(0, 1))
-    outputs.append(qkv.new_zeros(qkv.shape[0] - bounds[-1], heads, size))
-    return torch.cat(outputs)
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
-def _half_dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    x_bias: Tensor | None = None,
-) -> Tensor:
-    """Like `reference.dropout_add_layer_norm`, with sums in the dtype of x, as in PyTorch's eager models."""
-    total = x if x_bias is None else x + x_bias.to(x.dtype)
-    if threshold := dropout_threshold(dropout_p):
-        assert rows is not None, "dropout needs rows"
-        total = torch.where(keep_mask(key, rows, x.shape[-1], dropout_p), total * dropout_scale(threshold), 0.0)
-    return F.layer_norm((residual + total).float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
-
-
+# Ops that PyTorch's eager models compute in the dtype of the activations, and the reference in float32.
 _EAGER: dict[str, Callable[..., Any]] = {
-    "attention": _half_attention,
-    "dropout_add_layer_norm": _half_dropout_add_layer_norm,
+    "attention": functools.partial(reference.attention, widen=_unchanged),
+    "dropout_add_layer_norm": functools.partial(reference.dropout_add_layer_norm, widen=_unchanged),
 }
 
 

@@ -19,10 +19,8 @@ Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V v
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from mlbert.host.errors import UserError
 from mlbert.ops import device_cache
 from mlbert.ops import forms as registry
-from mlbert.ops.comparison import compare
+from mlbert.ops.comparison import Arguments, compare
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
 from mlbert.ops.precision import compute_dtype
@@ -50,15 +48,6 @@ DROPOUT = 0.1
 SCALE = 4.0  # for FP8
 
 
-@dataclass(frozen=True)
-class ProofCase:
-    """One call of an op; a `mlbert.ops.comparison.Case`."""
-
-    op: str
-    arguments: Callable[[int], tuple[Any, ...]]
-    gradient_of: tuple[int, ...]
-
-
 class Problems:
     """Create arguments of the ops on a device.
 
@@ -73,20 +62,21 @@ class Problems:
         self._key = dropout_key(3, 1, 2, 3)
         self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
 
-    def all(self) -> list[ProofCase]:
-        """Return one case for each op that is compared in float64, forward and backward."""
-        return [
-            ProofCase("attention", self._attention, (0,)),
-            ProofCase("dropout_add_layer_norm", self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
-            ProofCase("layer_norm_dropout", self._layer_norm_dropout, (0, 1, 2)),
-            ProofCase("embedding_sum", self._embedding_sum, (3, 4, 5)),
-            ProofCase("masked_cross_entropy", self._masked_cross_entropy, (0,)),
-            ProofCase("linear_qkv", self._linear_qkv, tuple(range(7))),
-            ProofCase("linear", self._linear_gelu, (0, 1, 2)),
-            ProofCase("linear_gelu", self._linear_gelu, (0, 1, 2)),
-            ProofCase("feed_forward", self._feed_forward, (0, 1, 2, 3)),
-            ProofCase("rotary", self._rotary, (0,)),
-        ]
+    def differentiable(self) -> dict[str, tuple[Arguments, tuple[int, ...]]]:
+        """Return each op that is compared in float64, forward and backward, with its arguments and the indices of those
+        to differentiate."""
+        return {
+            "attention": (self._attention, (0,)),
+            "dropout_add_layer_norm": (self._dropout_add_layer_norm, (0, 1, 2, 3, 8)),
+            "layer_norm_dropout": (self._layer_norm_dropout, (0, 1, 2)),
+            "embedding_sum": (self._embedding_sum, (3, 4, 5)),
+            "masked_cross_entropy": (self._masked_cross_entropy, (0,)),
+            "linear_qkv": (self._linear_qkv, tuple(range(7))),
+            "linear": (self._linear_gelu, (0, 1, 2)),
+            "linear_gelu": (self._linear_gelu, (0, 1, 2)),
+            "feed_forward": (self._feed_forward, (0, 1, 2, 3)),
+            "rotary": (self._rotary, (0,)),
+        }
 
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
         """Return normal numbers of bfloat16 precision, generated on the host to be the same on every device."""
@@ -155,8 +145,7 @@ class Problems:
             tokens = padded_tokens(TOKENS)
             a, b = (self._random(i, n, HIDDEN).to(TYPES[INPUT]) for i, n in enumerate((tokens, INNER)))
             inverses = (torch.full((), value, device=self._device) for value in (0.25, 2.0))
-            rest = len(inspect.signature(registry.form("fp8_product", "plain")).parameters) - 6
-            return (a, b, *inverses, torch.float32, False, *(None,) * rest)
+            return (a, b, *inverses, torch.float32, False, None, None)
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()
@@ -236,12 +225,12 @@ def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
         UserError: it broke the device.
     """
     problems, form = Problems(device, dtype, dropout=name != OWN_MASKS), registry.form(op, name)
-    cases = {case.op: case for case in problems.all()}
+    differentiable = problems.differentiable()
     try:
-        if op not in cases:
-            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op])
+        if op in differentiable:
+            why = compare(op, *differentiable[op], form, dtype)[0].why
         else:
-            why = compare(cases[op], form, dtype)[0].why
+            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as error:  # from a kernel, its compiler or its library

@@ -10,6 +10,7 @@ Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +40,13 @@ def attention(
     key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
+    *,
+    widen: Callable[[Tensor], Tensor] = _wide,
 ) -> Tensor:
-    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence. See `mlbert.ops.attention`."""
+    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence. See `mlbert.ops.attention`.
+
+    ``widen`` converts qkv to the dtype of the products and probabilities.
+    """
     del max_seqlen
     num_heads, head_size = qkv.shape[2:]
     threshold = dropout_threshold(dropout_p)
@@ -49,19 +55,18 @@ def attention(
     for start, stop in itertools.pairwise(bounds):
         if start == stop:
             continue
-        q, k, v = _wide(qkv[start:stop]).permute(1, 2, 0, 3)
+        q, k, v = widen(qkv[start:stop]).permute(1, 2, 0, 3)
         scores = q @ k.transpose(1, 2) * head_size**-0.5
         if alibi_slopes is not None:
             place = torch.arange(stop - start, device=qkv.device)
-            scores = scores - alibi_slopes[:, None, None] * (place[:, None] - place).abs()
-        probabilities = torch.softmax(scores, dim=-1)
+            scores = scores - (alibi_slopes[:, None, None] * (place[:, None] - place).abs()).to(scores.dtype)
+        probabilities = torch.softmax(_wide(scores), dim=-1).to(v.dtype)
         if threshold:
             assert rows is not None, "dropout needs rows"
             keep = attention_keep_mask(key, rows[start:stop], num_heads, stop - start, dropout_p)
             probabilities = torch.where(keep, probabilities * dropout_scale(threshold), 0.0)
         outputs.append((probabilities @ v).transpose(0, 1).to(qkv.dtype))
-    unused = qkv.shape[0] - bounds[-1]
-    outputs.append(qkv.new_zeros(unused, num_heads, head_size))
+    outputs.append(qkv.new_zeros(qkv.shape[0] - bounds[-1], num_heads, head_size))
     return torch.cat(outputs)
 
 
@@ -97,11 +102,14 @@ def dropout_add_layer_norm(
     key: Key,
     rows: Tensor | None,
     x_bias: Tensor | None = None,
+    *,
+    widen: Callable[[Tensor], Tensor] = _wide,
 ) -> Tensor:
-    """Return LayerNorm(residual + dropout(x + x_bias)) over the last dimension."""
-    wide = _wide(x) if x_bias is None else _wide(x) + _wide(x_bias)
-    total = _wide(residual) + apply_dropout(wide, dropout_p, key, rows)
-    return F.layer_norm(total, total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
+    """Return LayerNorm(residual + dropout(x + x_bias)) over the last dimension; ``widen`` converts x and residual to
+    the dtype of the sums."""
+    shifted = widen(x) if x_bias is None else widen(x) + x_bias.to(widen(x).dtype)
+    total = widen(residual) + apply_dropout(shifted, dropout_p, key, rows)
+    return F.layer_norm(_wide(total), total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
 
 
 def layer_norm_dropout(
