@@ -32,7 +32,7 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
         scaling = fp8_scaling.FP8Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):  # by each tensor's own maximum, then by the scales of the step before
             leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
-            out = fp8.linear(*leaves, scaling, 1)
+            out = fp8.linear(leaves[0], leaves[1:2], leaves[2:], scaling, 1)
             out.backward(d_out.bfloat16() * 1e-6)
             scaling.end_step(lambda amax: amax)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves)]

@@ -194,7 +194,7 @@ def _fp8_linear(cases: OpCases, rows: int, columns: int, seconds: float, peaks: 
     """One linear layer's product forward; the others are of the same size."""
     x, weight = (cases.random(n, columns).to(torch.float8_e4m3fn) for n in (cases.batch.num_tokens, rows))
     one, product = torch.ones((), device=cases.device), registry.form("fp8_product", "triton")
-    arguments = (x, weight, one, one, torch.bfloat16, True, None)
+    arguments = (x, weight, (one, one), torch.bfloat16, True, None, None)
     taken = median_seconds(lambda: product(*arguments), cases.device, seconds)
     rated = _rated(2 * x.numel() * rows / taken / 1e12, "TFLOP/s", peaks, fp8=True)
     return {"forward_seconds": taken, **rated}

@@ -89,7 +89,7 @@ def tile_form(
 ) -> Tensor:
     """The kernel for the matrix unit; emulated in C on a processor without one."""
     slopes = None if slopes is None else slopes.float()
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles=True, alibi_slopes=slopes)
+    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, slopes, tiles=True)
 
 
 def native_form(*arguments: Any) -> Tensor:
@@ -131,7 +131,7 @@ def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: in
 def test_tiles_are_used_only_where_they_work(use_native) -> None:
     qkv, cu_seqlens, longest, rows = stream([5, 70], 2, 64)
     x = qkv.bfloat16()
-    want = native_attention(x, cu_seqlens, 0.1, 3, rows, tiles=tiles_work())
+    want = native_attention(x, cu_seqlens, 0.1, 3, rows, None, tiles=tiles_work())
     assert torch.equal(ops.attention(x, cu_seqlens, longest, 0.1, 3, rows), want)
     if not native_library.library().attention_tiles_available():
         assert not tiles_work()
@@ -245,7 +245,7 @@ def test_flash_form_fits_what_pytorch_offers(use_native) -> None:
     qkv = torch.empty(20, 3, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
     with Calls() as calls:
-        out = flash(qkv, cu_seqlens, 12, 0.1, 5, None)
+        out = flash(qkv, cu_seqlens, 12, 0.1, 5, None, None)
         (gradient,) = torch.autograd.grad(out, qkv, torch.empty_like(out))
     assert (out.shape, out.dtype) == ((20, 2, 64), torch.bfloat16)
     assert gradient.shape == qkv.shape
@@ -257,7 +257,7 @@ def test_flash_form_fits_what_pytorch_offers(use_native) -> None:
     assert written == [steps] * 3
     assert not [called for called, _ in calls.seen if re.search("cat|stack|copy|clone|where.self$", called)]
     plain, bounds, longest, rows = stream([5, 9], 2, 32)
-    arguments = (plain, bounds, longest, 0.1, 5, rows)
+    arguments = (plain, bounds, longest, 0.1, 5, rows, None)
     assert torch.equal(flash(*arguments), reference.attention(*arguments))
 
 

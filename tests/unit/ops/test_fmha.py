@@ -116,7 +116,7 @@ def test_mask_is_the_twins_bit_for_bit(reports) -> None:
             qkv = torch.zeros(17 + length, 3, num_heads, FMHA_HEAD_SIZE, dtype=torch.bfloat16)
             qkv[:, 2] = one_hot
             qkv.requires_grad_()
-            out = fmha.attention(qkv, bounds, length, probability, KEY, rows)
+            out = fmha.attention(qkv, bounds, length, probability, KEY, rows, None)
             out.backward(one_hot)
             kept = (out[17:] != 0).transpose(0, 1)[:, :, : len(window)]
             assert torch.equal(kept, want[:, :, window])

@@ -111,7 +111,7 @@ def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bo
     form = forms[name]
 
     def watched(*arguments: object) -> Tensor:
-        seen.append(arguments[5])
+        seen.append(arguments[4])
         return form(*arguments)
 
     monkeypatch.setitem(forms, name, watched)
@@ -131,5 +131,5 @@ def test_what_a_norm_hands_over_is_what_the_layer_would_make(choice: str, tokens
         norm = norm_arguments(tokens, arguments[3:6])
         out, twin, small = fp8.attention_output(*arguments[:3], norm, table, 1, 3)
         assert torch.equal(out, twin)
-        results.append([fp8.linear(twin, weight, None, table, 3, small if handed_over else None), table.amax])
+        results.append([fp8.linear(twin, (weight,), (), table, 3, small if handed_over else None), table.amax])
     assert all(map(torch.equal, *results))

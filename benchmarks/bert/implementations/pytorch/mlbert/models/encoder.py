@@ -85,13 +85,13 @@ class _SomeFp8(LayerLinears):
         self._table, self._first = table, first
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        return fp8.linear_qkv(hidden.product, weights, biases, self._table, self._first + QKV, hidden.small)
+        return fp8.linear(hidden.product, weights, biases, self._table, self._first + QKV, hidden.small)
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
-        return fp8.linear(x, weight, None, self._table, self._first + which)
+        return fp8.linear(x, (weight,), (), self._table, self._first + which)
 
     def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        pre = fp8.linear(x, w1, b1, self._table, self._first + INTERMEDIATE)
+        pre = fp8.linear(x, (w1,), (b1,), self._table, self._first + INTERMEDIATE)
         return self.product(OUTPUT, F.gelu(pre, approximate="none" if exact else "tanh"), w2)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
-from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
+from mlbert.ops.native_library import check_attention, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
@@ -98,18 +98,11 @@ def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) ->
 
 
 @registry.register("attention", "flash")
-def _flash(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
+def _flash(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, *settings: Any) -> Tensor:
     """Run `attention` with PyTorch's kernel. Unsupported cases (float32, ALiBi) run plain."""
+    _, _, alibi_slopes = settings
     if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, *settings)
     return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
 
 
@@ -142,19 +135,10 @@ class _Flash(torch.autograd.Function):
         return d_qkv, None, None, None
 
 
-def native_attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-    *,
-    tiles: bool,
-) -> Tensor:
-    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32)."""
-    threshold = dropout_threshold(dropout_p)
-    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, threshold, key, rows, tiles, alibi_slopes)
+def native_attention(qkv: Tensor, cu_seqlens: Tensor, dropout_p: float, *settings: Any, tiles: bool) -> Tensor:
+    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32). ``settings`` are
+    key, rows and slopes."""
+    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, tiles, dropout_threshold(dropout_p), *settings)
 
 
 @functools.cache
@@ -169,7 +153,7 @@ def tiles_work() -> bool:
     with torch.enable_grad():
         for tiles in (False, True):
             qkv = values.clone().requires_grad_()
-            out = native_attention(qkv, bounds, 0.1, 1, rows, tiles=tiles)
+            out = native_attention(qkv, bounds, 0.1, 1, rows, None, tiles=tiles)
             (gradient,) = torch.autograd.grad(out, qkv, values[:, 0])
             results.append((out.detach().float(), gradient.float()))
     return all(bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True))
@@ -178,11 +162,9 @@ def tiles_work() -> bool:
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
-        threshold, key, rows, tiles, slopes = settings
-        num_tokens, three, num_heads, head_size = qkv.shape
-        assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
-        check_rows(rows, num_tokens, threshold)
-        assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
+        tiles, threshold, key, rows, slopes = settings
+        check_attention(qkv, rows, threshold, slopes)
+        num_tokens, _, num_heads, head_size = qkv.shape
         lengths = cu_seqlens.diff()
         # Long sequences first, so that the threads finish together.
         order = lengths.argsort(descending=True, stable=True).int()

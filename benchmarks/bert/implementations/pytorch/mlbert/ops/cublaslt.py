@@ -52,13 +52,13 @@ def _remark() -> str:
 @registry.register("linear_qkv", "cublaslt", remark=_remark)
 def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
     """See `mlbert.ops.api.linear_qkv`."""
-    return _CublasLtLinearQKV.apply(x, *weights_and_biases)
+    return _CublasLtLinear.apply(x, 3, False, *weights_and_biases)
 
 
 @registry.register("linear", "cublaslt")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
     """See `mlbert.ops.api.linear`."""
-    return _CublasLtLinear.apply(x, weight, bias, has_other_users)
+    return _CublasLtLinear.apply(x, 1, has_other_users, weight, *(() if bias is None else (bias,)))
 
 
 @registry.register("linear_gelu", "cublaslt")
@@ -77,44 +77,31 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     return _CublasLtFeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
 
 
-class _CublasLtLinearQKV(torch.autograd.Function):
+class _CublasLtLinear(torch.autograd.Function):
+    """A linear layer with its weight in ``parts``; the product for Q, K and V also adds the bias."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-        ctx.weights, biases = weights_and_biases[:3], weights_and_biases[3:]
-        ctx.bias_type = biases[0].dtype
-        x, weight, bias = x.contiguous(), in_type(ctx.weights, x.dtype), joined(biases).to(x.dtype)
+    def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
+        ctx.weights, biases = tensors[:parts], tensors[parts:]
+        ctx.bias_types, ctx.has_other_users = [bias.dtype for bias in biases], has_other_users
+        x, weight = x.contiguous(), in_type(ctx.weights, x.dtype)
+        bias = joined(biases).to(x.dtype) if biases else None
         ctx.save_for_backward(x, weight)
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        if _product(out, x, weight, right_transposed=True, epilogue=Epilogue.BIAS, bias=bias):
-            return out
+        if parts > 1:
+            out = x.new_empty(x.shape[0], weight.shape[0])
+            if _product(out, x, weight, right_transposed=True, epilogue=Epilogue.BIAS, bias=bias):
+                return out
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_bias = _bias_room(ctx.weights, d_out)
-        d_weights = _weight_gradients(ctx.weights, d_out, x, d_bias)
+        d_bias = _bias_room(ctx.weights, d_out) if ctx.bias_types else None
+        d_weights = _weight_gradients(ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users)
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        return d_x, *d_weights, *d_bias.to(ctx.bias_type).chunk(3)
-
-
-class _CublasLtLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
-        ctx.weight, ctx.bias_type, ctx.has_other_users = weight, None if bias is None else bias.dtype, has_other_users
-        x, narrow = x.contiguous(), in_type((weight,), x.dtype)
-        ctx.save_for_backward(x, narrow)
-        return F.linear(x, narrow, None if bias is None else bias.to(x.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        d_out = d_out.contiguous()
-        d_bias = None if ctx.bias_type is None else _bias_room((ctx.weight,), d_out)
-        (d_weight,) = _weight_gradients((ctx.weight,), d_out, x, d_bias, last=not ctx.has_other_users)
-        d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        return d_x, d_weight, None if d_bias is None else d_bias.to(ctx.bias_type), None
+        d_biases = () if d_bias is None else d_bias.to(ctx.bias_types[0]).chunk(len(ctx.weights))
+        return d_x, None, None, *d_weights, *d_biases
 
 
 class _CublasLtLinearGelu(torch.autograd.Function):

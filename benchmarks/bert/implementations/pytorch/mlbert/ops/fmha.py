@@ -23,8 +23,8 @@ from mlbert.host.native import NativeUnavailable
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
-from mlbert.ops.dropout import MASK32, Key, dropout_threshold
-from mlbert.ops.native_library import check_rows, pointer
+from mlbert.ops.dropout import MASK32, dropout_threshold
+from mlbert.ops.native_library import check_attention, pointer
 
 _KEYS_AT_ONCE = 128
 _FOLDER = native.SOURCE_FOLDER.with_name("fmha")
@@ -104,30 +104,19 @@ def check_device() -> None:
 
 
 @registry.register("attention", "fmha")
-def attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
+def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, *settings: Any) -> Tensor:
     """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain."""
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    threshold = dropout_threshold(dropout_p)
-    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, rows, alibi_slopes, max_seqlen, threshold, key)
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, *settings)
+    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, dropout_threshold(dropout_p), *settings)
 
 
 class _FmhaAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
-        rows, slopes, max_seqlen, threshold, key = settings
-        num_tokens, three, num_heads, _ = qkv.shape
-        assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
-        check_rows(rows, num_tokens, threshold)
-        assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
+        max_seqlen, threshold, key, rows, slopes = settings
+        check_attention(qkv, rows, threshold, slopes)
+        num_tokens, _, num_heads, _ = qkv.shape
         ctx.max_seqlen, ctx.threshold = max_seqlen, threshold
         # A key on the device must stay alive until backward; a number is passed by value.
         ctx.key, key_place = (0, key) if isinstance(key, Tensor) else (key & MASK32, None)

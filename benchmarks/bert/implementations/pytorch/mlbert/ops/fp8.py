@@ -16,9 +16,9 @@ pass writes both (`cast`), fused with an element-wise op if there is one:
     gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient
     weights                                  a separate pass, once per step and once per evaluation
 
-An encoder layer is three autograd functions: `linear_qkv` and, after attention, `attention_output` and `feed_forward`,
-each with the LayerNorm that follows. A hidden state is returned twice, for the residual sum and for the product, so
-LayerNorm's backward can add both gradients. If only some products run in FP8, layers use `linear` instead.
+An encoder layer is three autograd functions: `linear` for Q K V and, after attention, `attention_output` and
+`feed_forward`, each with the LayerNorm that follows. A hidden state is returned twice, for the residual sum and for the
+product, so LayerNorm's backward can add both gradients. If only some products run in FP8, layers only use `linear`.
 
 Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations: ``plain`` quantises in
 PyTorch, at the same points, and multiplies the dequantised numbers in float32; ``triton`` quantises in kernels.
@@ -45,21 +45,21 @@ from mlbert.ops.fp8_casts import NormGradients, NormSaved
 from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, FP8Scaling, Quantised
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
+Scales = tuple[Tensor, Tensor]  # reciprocals of two factors' scales, float32 scalars
+
 
 def product(
     a: Tensor,
     b: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
+    inverses: Scales,
     dtype: torch.dtype,
     fast: bool = False,
     bias: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return a b^T of FP8 matrices a [M, K] and b [N, K], times inverse_a inverse_b, plus bias: [M, N] in `dtype`.
+    """Return a b^T of FP8 matrices a [M, K] and b [N, K], times both ``inverses``, plus bias: [M, N] in `dtype`.
 
     Args:
-        inverse_a, inverse_b: reciprocals of the scales.
         fast: accumulate with fewer bits on Hopper.
         bias: [N] in `dtype`, which must be bfloat16 then.
         out: output tensor; by default a new one.
@@ -67,62 +67,39 @@ def product(
     if not a.numel():
         zeros = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
         return zeros.zero_()
-    result: Tensor = registry.implementation("fp8_product", a)(a, b, inverse_a, inverse_b, dtype, fast, bias, out)
+    result: Tensor = registry.implementation("fp8_product", a)(a, b, inverses, dtype, fast, bias, out)
     return result
 
 
 def _plain_product(
-    a: Tensor,
-    b: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    dtype: torch.dtype,
-    fast: bool,
-    bias: Tensor | None,
-    out: Tensor | None,
+    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     del fast
-    result = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
+    result = (a.float() * inverses[0]) @ (b.float() * inverses[1]).t()
     result = (result if bias is None else result + bias).to(dtype)
     return result if out is None else out.copy_(result)
 
 
 def _scaled_product(
-    a: Tensor,
-    b: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    dtype: torch.dtype,
-    fast: bool,
-    bias: Tensor | None,
-    out: Tensor | None,
+    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     fused_bias = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
     options: dict[str, Any] = {"bias": fused_bias, "out_dtype": dtype, "use_fast_accum": fast}
     options |= {} if out is None else {"out": out}
-    result = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, **options)
+    result = torch._scaled_mm(a, b.t(), *inverses, **options)
     return result if bias is None or bias is fused_bias else result + bias
 
 
 def _library_product(
-    a: Tensor,
-    b: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    dtype: torch.dtype,
-    fast: bool,
-    bias: Tensor | None,
-    out: Tensor | None,
+    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    if bias is not None and dtype == torch.float32:
-        return _scaled_product(a, b, inverse_a, inverse_b, dtype, fast, bias, out)
-    result = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
-    settings: dict[str, Any] = {"right_transposed": True, "inverse_left": inverse_a, "inverse_right": inverse_b}
-    if bias is not None:
-        settings |= {"epilogue": Epilogue.BIAS, "bias": bias}
-    if cublaslt.library().product(result, a, b, fast=fast, **settings):
-        return result
-    return _scaled_product(a, b, inverse_a, inverse_b, dtype, fast, bias, out)
+    if bias is None or dtype != torch.float32:
+        result = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
+        options: dict[str, Any] = {"inverse_left": inverses[0], "inverse_right": inverses[1], "fast": fast}
+        epilogue = Epilogue.NONE if bias is None else Epilogue.BIAS
+        if cublaslt.library().product(result, a, b, right_transposed=True, epilogue=epilogue, bias=bias, **options):
+            return result
+    return _scaled_product(a, b, inverses, dtype, fast, bias, out)
 
 
 registry.register("fp8_product", "cublaslt")(_library_product)
@@ -136,19 +113,6 @@ Hidden = tuple[Tensor, Tensor, Quantised | None]
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, table: FP8Scaling, row: int, small: Quantised | None = None
-) -> Tensor:
-    """Return x W^T + b: x [T, D] in the activations' dtype, weight [F, D] and bias [F] float32 -> [T, F].
-
-    Args:
-        table, row: the scales, and this layer's row.
-        small: x in FP8 with this layer's scale, if already quantised.
-    """
-    table.note_pass()
-    return _FP8Linear.apply(x, small, table, row, 1, weight, *(() if bias is None else (bias,)))
-
-
-def linear_qkv(
     x: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
@@ -156,7 +120,13 @@ def linear_qkv(
     row: int,
     small: Quantised | None = None,
 ) -> Tensor:
-    """Compute `mlbert.ops.api.linear_qkv` in FP8: three weights [D, D], which share one scale, and biases [D]."""
+    """Return x W^T + b: x [T, D] in the activations' dtype -> [T, F].
+
+    Args:
+        weights, biases: float32 parts of W [F, D], which share one scale, and of b [F]; without biases, b is 0.
+        table, row: the scales, and this layer's row.
+        small: x in FP8 with this layer's scale, if already quantised.
+    """
     table.note_pass()
     return _FP8Linear.apply(x, small, table, row, len(weights), *weights, *biases)
 
@@ -244,7 +214,7 @@ def _forward_product(
 ) -> Tensor:
     """Return x W^T, [T, F]."""
     scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
-    return product(x.rows, weight.rows, *scales, dtype, fast=True, bias=bias)
+    return product(x.rows, weight.rows, scales, dtype, fast=True, bias=bias)
 
 
 def _input_gradient(
@@ -252,7 +222,7 @@ def _input_gradient(
 ) -> Tensor:
     """Return d_out W, [T, D]."""
     scales = table.inverse[row, GRADIENT], table.inverse[row, WEIGHT]
-    return product(d_out.rows, weight_columns, *scales, dtype, fast=table.products.fast)
+    return product(d_out.rows, weight_columns, scales, dtype, fast=table.products.fast)
 
 
 def _weight_gradients(
@@ -261,7 +231,7 @@ def _weight_gradients(
     """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
     room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
     out = None if room is None or room.adds else room.out
-    d_weight = product(d_out.columns, x_columns, *scales, torch.float32, fast=table.products.fast, out=out)
+    d_weight = product(d_out.columns, x_columns, scales, torch.float32, fast=table.products.fast, out=out)
     if room is None:
         return d_weight.to(parts[0].dtype).chunk(len(parts))
     if room.adds:

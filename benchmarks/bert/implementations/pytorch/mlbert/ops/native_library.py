@@ -88,6 +88,14 @@ def check_rows(rows: Tensor | None, num_tokens: int, threshold: int) -> None:
         assert rows.shape == (num_tokens,), f"rows {tuple(rows.shape)} for {num_tokens} tokens"
 
 
+def check_attention(qkv: Tensor, rows: Tensor | None, threshold: int, slopes: Tensor | None) -> None:
+    """Assert the shapes of attention's arguments [T, 3, N, H], [T] and [N]; rows are only needed with dropout."""
+    num_tokens, three, num_heads, _ = qkv.shape
+    assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
+    check_rows(rows, num_tokens, threshold)
+    assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), "slopes: float32 [N]"
+
+
 def token_chunk(num_tokens: int) -> int:
     """Return the tokens per chunk of a sum. Depends on T only, so that sums are the same for any thread count."""
     return max(_MIN_CHUNK_TOKENS, -(-num_tokens // _MAX_CHUNKS))

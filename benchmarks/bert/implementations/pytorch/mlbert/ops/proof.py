@@ -144,8 +144,8 @@ class Problems:
         def product() -> tuple[Any, ...]:
             tokens = padded_tokens(TOKENS)
             a, b = (self._random(i, n, HIDDEN).to(TYPES[INPUT]) for i, n in enumerate((tokens, INNER)))
-            inverses = (torch.full((), value, device=self._device) for value in (0.25, 2.0))
-            return (a, b, *inverses, torch.float32, False, None, None)
+            inverses = tuple(torch.full((), value, device=self._device) for value in (0.25, 2.0))
+            return (a, b, inverses, torch.float32, False, None, None)
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()

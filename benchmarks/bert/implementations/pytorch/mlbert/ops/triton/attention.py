@@ -31,7 +31,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
-from mlbert.ops.native_library import check_rows
+from mlbert.ops.native_library import check_attention
 from mlbert.ops.triton.attention_backward import attention_key_value_gradient_kernel, attention_query_gradient_kernel
 from mlbert.ops.triton.attention_forward import attention_forward_kernel
 from mlbert.ops.triton.device import capability
@@ -95,11 +95,9 @@ def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seq
 class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes, has_backward):
-        num_tokens, three, num_heads, head_size = qkv.shape
-        assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
+        check_attention(qkv, rows, threshold, slopes)
         assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
-        check_rows(rows, num_tokens, threshold)
-        assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), "slopes: float32 [N]"
+        num_tokens, _, num_heads, head_size = qkv.shape
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
         shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
