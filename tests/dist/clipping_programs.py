@@ -1,4 +1,4 @@
-"""What the ranks of `test_bucket_clipping` run."""
+"""Rank programs for `test_bucket_clipping`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BUCKET_ELEMENTS = 50
 
 
 def mean_loss(model: TinyModel, tokens: torch.Tensor, divisor: float) -> torch.Tensor:
-    """The sum of the tokens' losses, divided."""
+    """Return the sum of the token losses over the divisor."""
     return nn.functional.cross_entropy(model(tokens, True), (tokens * 3 + 1) % VOCABULARY, reduction="sum") / divisor
 
 
 def clipped(
     world: World, accumulation: int, max_norm: float, scale: float | None = None, poisoned: bool = False
 ) -> dict[str, Any]:
-    """One step's clipped gradient, beside each micro-batch's own gradient, of this rank's mean loss."""
+    """Return the clipped gradient of a step, and the gradient of this rank's mean loss for each micro-batch."""
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
@@ -49,7 +49,7 @@ def clipped(
         loss_scale=loss_scale,
     )
     steps = []
-    for poison in (poisoned, False):  # a step that was left out leaves nothing behind
+    for poison in (poisoned, False):  # a skipped step must not affect the next one
         flat.zero_grad()
         for index, part in enumerate(parts):
             reducer.prepare(last=index == accumulation - 1)
@@ -68,8 +68,8 @@ def clipped(
 
 
 def arrivals(world: World) -> dict[str, Any]:
-    """Buckets clipped when backward reaches the first of four layers, in each of two micro-batches; whether each sum
-    had begun by then."""
+    """Count, in each of two micro-batches, the buckets that are clipped and the sums that have started when backward
+    reaches the first of four layers."""
     layers = [nn.Linear(64, 64) for _ in range(4)]
     flat = FlatParameters(nn.Sequential(*layers).named_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, 64 * 64)
@@ -77,7 +77,7 @@ def arrivals(world: World) -> dict[str, Any]:
         flat.parameters, flat.grad, flat.offsets, world, buckets, max_norm=1.0, accumulation=2
     )
     reducer.warm_up()
-    assert not flat.grad.any(), "warming up leaves no gradient"
+    assert not flat.grad.any(), "warm-up must not leave gradients"
     seen = []
     for last in (False, True):
         reducer.prepare(last)
@@ -99,5 +99,5 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def everything(world: World) -> dict[str, Any]:
-    """All of the above in one start of the ranks."""
+    """Run all of the above with the ranks started once."""
     return {**{name: clipped(world, **case) for name, case in CASES.items()}, "arrivals": arrivals(world)}

@@ -1,4 +1,4 @@
-"""Puts this folder on the path: the tests and the ranks they start import the harness and the programs from it."""
+"""Put this folder on the path, so that tests and ranks can import the harness and the rank programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks run to test the exchange of padding: each function gets the started world."""
+"""Rank programs for `test_exchange`; each function gets the started world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settings(over: str, by: str) -> Any:
 
 
 def digest(batch: HostBatch) -> str:
-    """Of every part, the dropout rows among them, and the sizes."""
+    """Return a digest of all arrays of a batch, including the dropout rows, and of its sizes."""
     sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
     parts = b"|".join(name.encode() + array.tobytes() for name, array in batch.arrays().items())
     return hashlib.sha256(repr(sizes).encode() + parts).hexdigest()
@@ -47,7 +47,7 @@ def make(world: World, over: str, by: str, accumulation: int, folder: str | None
 
 
 def both_ways(world: World, folder: str) -> dict[str, list[list[str]]]:
-    """Digests of every step's micro-batches, by case; ``next_step`` runs the thread while the main thread talks."""
+    """Return digests of every step's micro-batches by case; the main thread communicates at the same time."""
     found = {}
     data = ((folder, 1), (folder, 3), (None, 2))
     for over, accumulation, (path, each), by in product(("group", "all"), (1, 2), data, ("lengths", "gather")):
@@ -62,7 +62,7 @@ def both_ways(world: World, folder: str) -> dict[str, list[list[str]]]:
 
 
 def lost_rank(world: World, folder: str) -> dict[str, Any]:
-    """The last rank dies in step 2."""
+    """End the last rank in step 2."""
     source = make(world, "all", "gather", 1, folder, 1)
     source.next_step()
     if world.rank == world.world_size - 1:
@@ -78,7 +78,7 @@ def lost_rank(world: World, folder: str) -> dict[str, Any]:
 
 
 def uneven_end(world: World, folder: str) -> dict[str, float]:
-    """Ranks stop while their threads are at different steps, each when those before it have: closing does not wait."""
+    """Close the ranks one after the other, with their threads at different steps; return the time to close."""
     source = make(world, "all", "gather", 1, folder, 1)
     for _ in range(3):
         source.next_step()
@@ -93,6 +93,6 @@ def uneven_end(world: World, folder: str) -> dict[str, float]:
 
 
 def uneven_nodes(world: World) -> None:
-    """Group of a node with a rank whose place the launcher tells wrongly."""
+    """Create the node's exchange group with a wrong local rank."""
     other = World(world.rank, 0, world.world_size, 2, "variables")
     exchange_group(settings("group", "lengths"), other)

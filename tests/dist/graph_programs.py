@@ -1,4 +1,4 @@
-"""What the ranks of `test_graphs` run."""
+"""Rank programs for `test_graphs`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 def train(world: World) -> list[dict[str, Any]]:
-    """What `train_once` gives for each mode and way of clipping, recorded and not."""
+    """Run `train_once` for each mode and kind of reduction, recorded and not."""
     select_capturable()
     ways = [(mode, way) for way in ("whole", "buckets", "rounded") for mode in GraphMode]
     return [train_once(world, *way, recorded) for way in ways for recorded in (True, False)]
 
 
 def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[str, Any]:
-    """Three steps of two micro-batches on this rank's share; a hash of all that they changed, and the norms."""
+    """Run three steps of two micro-batches; return the norms and a hash of everything that changed."""
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
@@ -74,7 +74,7 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     reducer.close()
     graph = weakref.ref(step._graphs[0].replay) if recorded else None
     step.release()
-    assert graph is None or graph() is None, "nothing holds a graph any more"
+    assert graph is None or graph() is None, "the graph must be released"
     return {
         "mode": mode.value,
         "way": way,
@@ -85,7 +85,7 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
 
 
 def divisors(world: World) -> dict[str, Any]:
-    """What a step's loss divides by on this rank, in both scopes, and what the rank's own batches hold."""
+    """Return the loss divisors of a step on this rank for both scopes, and the counts of its own batches."""
     model = BertForPreTraining(SHAPE)
     found: dict[str, Any] = {}
     for scope in ("step", "rank"):

@@ -1,10 +1,10 @@
-"""Starts a function on several ranks (gloo on this machine) and collects what each returned.
+"""Run a function on several ranks (gloo on this machine) and collect the return values.
 
     results = run_ranks("rank_programs:sum_of_ranks", 2, tmp_path, scale=3)
 
-Each rank is a process of its own with RANK, WORLD_SIZE and the like set. The function gets the started `World` and the
-keyword arguments and returns what JSON can hold. The processes are forked from a server that has imported torch, which
-costs each of them seconds otherwise.
+Each rank is a separate process with RANK, WORLD_SIZE and so on set. The function gets the started `World` and the
+keyword arguments, and returns a JSON-serializable value. The processes are forked from a server that has already
+imported torch, which saves seconds per process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PRELOADED = [
     "matplotlib.figure",
 ]
 HERE = Path(__file__).resolve().parent
-GRACE_S = 1.5  # what the other ranks get after one has failed, before they are ended
+GRACE_S = 1.5  # time for the other ranks to exit after one has failed, before they are killed
 TAIL_LINES = 40
 
 
 class Rank:
-    """A process that is forked from the server and calls a function, with this environment and output."""
+    """A process, forked from the server, that calls a function with the given environment and output file."""
 
     def __init__(
         self, function: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str], output: Path
@@ -46,7 +46,7 @@ class Rank:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP reads it when torch is loaded, which the server does
+        os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP reads it when the server imports torch
         multiprocessing.forkserver.ensure_running()
         del os.environ["OMP_NUM_THREADS"]
         os.environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
@@ -55,19 +55,19 @@ class Rank:
 
     @property
     def returncode(self) -> int | None:
-        """As `subprocess.Popen` tells it; None while it runs."""
+        """Return the exit code as `subprocess.Popen` does; None while the process runs."""
         return self._process.exitcode
 
     poll = returncode.fget
 
     def communicate(self, timeout: float) -> str:
-        """Waits for the end; everything that it has printed."""
+        """Wait for the process, kill it after the timeout, and return its output."""
         self._process.join(timeout)
         self.kill()
         return self._output.read_text(errors="replace")
 
     def kill(self) -> None:
-        """Ends it with what it has started, if it still runs."""
+        """Kill the process group if the process still runs."""
         if self.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.join()
@@ -85,7 +85,7 @@ def _be_rank(function: Callable[..., object], arguments: tuple[Any, ...], enviro
 
 @dataclass
 class RankResult:
-    """How one rank ended: exit code (negative: the signal), output, returned value or None, seconds it ran."""
+    """The outcome of one rank: exit code (negative: signal), output, return value or None, and run time."""
 
     returncode: int
     output: str
@@ -94,14 +94,14 @@ class RankResult:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
+    """Return a free TCP port on the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def rank_environment(rank: int, world_size: int, port: int, node_size: int | None = None) -> dict[str, str]:
-    """This process's environment with one rank's identity and one thread; nodes have `node_size` ranks (None: all)."""
+    """Return the environment of one rank, with one thread; nodes have `node_size` ranks (None: all)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
     path = [str(HERE), str(Path(mlbert.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     node_size = node_size or world_size
@@ -122,16 +122,16 @@ def run_ranks(
     check: bool = True,
     **kwargs: Any,
 ) -> list[RankResult]:
-    """Runs `module:function` on `world_size` ranks.
+    """Run `module:function` on `world_size` ranks.
 
     Args:
-        fn_path: a function in this folder, `(world, **kwargs) -> JSON-able`.
-        world_size: at most 4; each process spends seconds on importing torch.
-        tmp_path: folder for results and output.
-        node_size: ranks of each make-believe node; None: all are on one.
-        time_limit_s: after it all ranks are killed and the call fails.
-        check: fail, with the output of the rank that failed first, unless all exit with 0. False: ranks may fail.
-        **kwargs: handed to the function; JSON-able.
+        fn_path: a function in this folder, `(world, **kwargs) -> JSON-serializable`.
+        world_size: number of ranks, at most 4.
+        tmp_path: folder for results and output files.
+        node_size: ranks per simulated node (None puts all ranks on one node).
+        time_limit_s: seconds after which all ranks are killed and the call fails.
+        check: if a rank fails, raise an error with the output of the first failed rank.
+        **kwargs: JSON-serializable arguments of the function.
     """
     port = free_port()
     folder = tmp_path / f"ranks-{port}"
@@ -145,7 +145,7 @@ def run_ranks(
         )
         for rank in range(world_size)
     ]
-    started = time.monotonic()  # not before: the first one waits until the server has imported torch
+    started = time.monotonic()  # after the loop: the first process waits until the server has imported torch
     try:
         seconds, first_failed = _wait(processes, started, time_limit_s, check)
     finally:
@@ -168,7 +168,7 @@ def run_ranks(
 def _wait(
     processes: list[Rank], started: float, time_limit_s: float, check: bool
 ) -> tuple[dict[int, float], int | None]:
-    """Seconds of each rank that ended by itself, and the first that failed."""
+    """Return the run time of each rank that exited by itself, and the first rank that failed."""
     seconds: dict[int, float] = {}
     first_failed: int | None = None
     deadline = started + time_limit_s
@@ -186,23 +186,23 @@ def _wait(
 def _report(fn_path: str, results: list[RankResult], rank: int) -> str:
     codes = [result.returncode for result in results]
     tail = "\n".join(results[rank].output.splitlines()[-TAIL_LINES:])
-    return f"{fn_path}: exit codes {codes}; rank {rank} said:\n{tail}"
+    return f"{fn_path}: exit codes {codes}; output of rank {rank}:\n{tail}"
 
 
-def _meet(folder: Path, rank: int, world_size: int) -> None:
-    """Waits until every rank has imported torch, so that a test may choose a timeout of few seconds."""
+def _wait_for_all(folder: Path, rank: int, world_size: int) -> None:
+    """Wait until every rank has imported torch, so that tests can use timeouts of a few seconds."""
     (folder / f"{rank}.ready").touch()
     while not all((folder / f"{other}.ready").exists() for other in range(world_size)):
         time.sleep(0.02)
 
 
 def _run_program(fn_path: str, kwargs: dict[str, Any], result: str) -> None:
-    """One rank: connects, runs the function, writes what it returns."""
+    """Connect one rank, run the function and write its return value."""
     from mlbert.distributed.world import World
 
     module, _, name = fn_path.partition(":")
     world = World.identify()
-    _meet(Path(result).parent, world.rank, world.world_size)
+    _wait_for_all(Path(result).parent, world.rank, world.world_size)
     world.start(timeout_s=kwargs.pop("collective_timeout_s", 60.0))
     value = getattr(importlib.import_module(module), name)(world, **kwargs)
     Path(result).write_text(json.dumps(value))

@@ -1,4 +1,4 @@
-"""Ranks that meet, one of which stops on the way, or that find mistakes."""
+"""Rank programs for `test_meeting`: a rank that stops while joining, and ranks that find errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DEADLINE = 3.0
 
 
 def stop(*_: object, **__: object) -> NoReturn:
-    """Stands still for good."""
+    """Suspend this process for good."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    raise AssertionError("nobody wakes it")
+    raise AssertionError("the process was resumed")
 
 
 def meet(victim: int, where: str) -> None:
-    """Connects up to the watch, with short deadlines; one rank stops."""
+    """Connect and start the health monitor with short deadlines; the victim stops at ``where``."""
     rendezvous.GRACE_SECONDS = 1.5
     rendezvous.JOIN_SECONDS = DEADLINE
     world = World.identify()
@@ -47,7 +47,7 @@ def meet(victim: int, where: str) -> None:
 
 
 def run_all(mistakes: dict[str, str]) -> None:
-    """Ranks that find these mistakes, by rank."""
+    """Raise these errors, by rank, inside `Rendezvous.run_all`."""
     world = World.identify()
 
     def work() -> str:
@@ -65,7 +65,7 @@ def run_all(mistakes: dict[str, str]) -> None:
 
 
 def start_with_few_files(limit: int) -> None:
-    """Starts under this hard limit on open files."""
+    """Start with this hard limit on open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     def work() -> int:

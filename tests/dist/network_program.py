@@ -1,4 +1,4 @@
-"""The network test under other host names."""
+"""The network benchmark with fake host names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from mlbert.programs.bench.network import measure
 
 
 def measure_as(world: World, hosts: list[str]) -> dict:
-    """The report when rank i runs on the i-th of the hosts."""
+    """Return the report with rank i on ``hosts[i]``."""
     return asdict(measure(replace(world, host=hosts[world.rank]), [1]))

@@ -1,4 +1,4 @@
-"""What the ranks of this folder's tests run. Each function gets the started world and returns what JSON can hold."""
+"""Rank programs for `test_ranks`. Each function gets the started world and returns a JSON-serializable value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCABULARY = 11
 
 
 class TinyModel(nn.Module):
-    """An embedding tied to the output layer, two dense layers, and one that a step may leave out."""
+    """An embedding tied to the output layer, two dense layers, and an optional layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,25 +41,25 @@ class TinyModel(nn.Module):
 
 
 def loss_sum(model: TinyModel, tokens: Tensor, use_optional: bool) -> Tensor:
-    """Loss divided by the whole step's count, as in training."""
+    """Return the summed loss over the global number of samples, as in training."""
     logits = model(tokens, use_optional)
     return nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum") / SAMPLES
 
 
-def summed_in_buckets(flat: FlatParameters, world: World, bucket_elements: int) -> GradientReducer:
+def bucket_reducer(flat: FlatParameters, world: World, bucket_elements: int) -> GradientReducer:
     buckets = cut_buckets(flat.offsets, flat.numel, bucket_elements)
     return GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=None)
 
 
 def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements: int = 50) -> dict[str, Any]:
-    """LAMB on the tiny model with a global batch of 8; the optional layer is used on even ranks in odd updates only."""
+    """Train the tiny model with LAMB and a global batch of 8; the optional layer is used in the last update only."""
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
     optimizer = Lamb(
         flat, ShardLayout.whole(flat.numel), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
     )
-    reducer = summed_in_buckets(flat, world, bucket_elements)
+    reducer = bucket_reducer(flat, world, bucket_elements)
     generator = torch.Generator().manual_seed(9)
     grads, losses, norms = [], [], []
     for update in range(updates):
@@ -87,11 +87,11 @@ def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements
 
 
 def uneven_use(world: World) -> dict[str, Any]:
-    """A layer that only rank 0 uses: the ranks' buckets become ready in different orders."""
+    """Use a layer on rank 0 only, so that buckets become ready in a different order on each rank."""
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
-    reducer = summed_in_buckets(flat, world, 1)
+    reducer = bucket_reducer(flat, world, 1)
     own: list[float] = []
     for last in (False, True):
         flat.zero_grad()
@@ -103,10 +103,10 @@ def uneven_use(world: World) -> dict[str, Any]:
 
 
 def no_backward(world: World) -> list[float]:
-    """A rank without any micro-batch takes part in the sums all the same."""
+    """Reduce gradients although only rank 0 has a micro-batch."""
     parameter = nn.Parameter(torch.zeros(3))
     flat = FlatParameters([("w", parameter)])
-    reducer = summed_in_buckets(flat, world, flat.numel)
+    reducer = bucket_reducer(flat, world, flat.numel)
     if world.rank == 0:
         reducer.prepare(last=True)
         (parameter * torch.arange(3.0)).sum().backward()
@@ -129,10 +129,10 @@ class Probe(torch.autograd.Function):
 
 
 def overlap(world: World) -> dict[str, Any]:
-    """Counts the buckets under way when backward reaches the first of four layers, with and without accumulation."""
+    """Count the buckets in flight when backward reaches the first of four layers, in each of two micro-batches."""
     layers = [nn.Linear(64, 64) for _ in range(4)]
     flat = FlatParameters(nn.Sequential(*layers).named_parameters())
-    reducer = summed_in_buckets(flat, world, 64 * 64)
+    reducer = bucket_reducer(flat, world, 64 * 64)
     seen = []
     for last in (False, True):
         reducer.prepare(last)
@@ -146,10 +146,10 @@ def overlap(world: World) -> dict[str, Any]:
 
 
 def second_backward(world: World) -> str:
-    """A gradient that changes after its bucket has started must not pass unnoticed."""
+    """Change a gradient after its bucket has started; return the error message."""
     parameter = nn.Parameter(torch.ones(3))
     flat = FlatParameters([("w", parameter)])
-    reducer = summed_in_buckets(flat, world, flat.numel)
+    reducer = bucket_reducer(flat, world, flat.numel)
     reducer.prepare(last=True)
     parameter.sum().backward()
     message = ""
@@ -162,21 +162,21 @@ def second_backward(world: World) -> str:
 
 
 def numbers(world: World) -> dict[str, Any]:
-    """The small collectives."""
+    """Run the small collectives."""
     world.barrier()
     summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
     return {"sum": summed.tolist(), "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1)}
 
 
 def rows(world: World) -> dict[str, Any]:
-    """As many rows from each rank as its number says."""
+    """Gather as many rows from each rank as its rank number."""
     own = torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
     gathered = world.gather_rows(own)
     return {"rows": gathered.tolist(), "dtype": str(gathered.dtype)}
 
 
 def everything(world: World) -> dict[str, Any]:
-    """All of the above in one start of the ranks, which costs more than the rest."""
+    """Run all of the above with the ranks started once, since starting takes longer than the programs."""
     accumulations = [n for n in (1, 2) if SAMPLES // world.world_size >= n]
     return {
         "train": {str(n): train(world, n) for n in accumulations},
@@ -189,10 +189,10 @@ def everything(world: World) -> dict[str, Any]:
 
 
 def lose_a_rank(world: World, how: str) -> str:
-    """Rank 1 kills or stops itself in the middle of a step; the others tell what they got from finish()."""
+    """Rank 1 kills or suspends itself in the middle of a step; the others exit with the error from finish()."""
     parameter = nn.Parameter(torch.ones(1 << 16))
     flat = FlatParameters([("w", parameter)])
-    reducer = summed_in_buckets(flat, world, flat.numel)
+    reducer = bucket_reducer(flat, world, flat.numel)
     world.barrier()
     if world.rank == 1:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
@@ -203,4 +203,4 @@ def lose_a_rank(world: World, how: str) -> str:
         reducer.finish()
     except RuntimeError as error:
         raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
-    return "nothing noticed"
+    return "no error"

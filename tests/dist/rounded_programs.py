@@ -1,4 +1,4 @@
-"""What the ranks of `test_rounded_sums` run."""
+"""Rank programs for `test_rounded_sums`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlbert.distributed.sharding import ShardedReducer, ShardLayout
 from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 
-SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))  # no bucket divides by the number of ranks
+SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))  # no bucket size is divisible by the number of ranks
 LIMIT = 0.5
 
 
@@ -24,7 +24,7 @@ def parameters() -> list[tuple[str, nn.Parameter]]:
 
 
 def gradients(world: World, scale: float) -> list[Tensor]:
-    """Of every rank, sizes spread over ten orders of magnitude."""
+    """Return the gradients of every rank; their sizes span ten orders of magnitude."""
     numel = sum(torch.Size(shape).numel() for shape in SHAPES)
     found = []
     for rank in range(world.world_size):
@@ -35,7 +35,7 @@ def gradients(world: World, scale: float) -> list[Tensor]:
 
 
 def make(world: World, way: str, in_bf16: bool, loss_scale: Tensor | None) -> tuple[FlatParameters, Any, Any]:
-    """Buffers, reducer, and the layout where it shards."""
+    """Return the buffers, the reducer, and the layout if it is sharded."""
     limit = LIMIT if way == "before" else None
     if way in ("all", "node"):
         groups = ShardGroups.inside_nodes(world) if way == "node" else ShardGroups.all_ranks(world)
@@ -51,7 +51,7 @@ def make(world: World, way: str, in_bf16: bool, loss_scale: Tensor | None) -> tu
 
 
 def summed(world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float = 1.0) -> dict[str, Any]:
-    """Two sums of the same gradients, brought in by a backward pass; on every rank all of it."""
+    """Sum the same gradients twice through a backward pass; return the full sum on every rank."""
     loss_scale = None if scale == 1.0 else torch.tensor(scale)
     flat, reducer, layout = make(world, way, in_bf16, loss_scale)
     reducer.warm_up()
@@ -68,12 +68,12 @@ def summed(world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float
         if layout is not None:
             layout.all_gather(flat.padded_grad)
         results.append(flat.grad.tolist())
-    assert str(results[0]) == str(results[1]), "the same bits each time"
+    assert str(results[0]) == str(results[1]), "repeated sums must be bit-equal"
     return {"sum": results[0], "overlapped": reducer.num_overlapped, "buckets": reducer.num_buckets}
 
 
 def everything(world: World) -> dict[str, Any]:
-    """Every way, in both forms."""
+    """Run every kind of reduction in fp32 and bf16."""
     found = {}
     for way in ("whole", "before", "buckets", "all", "node"):
         for in_bf16 in (False, True):
@@ -86,7 +86,7 @@ def everything(world: World) -> dict[str, Any]:
 
 
 def lost_rank(world: World, way: str) -> dict[str, Any]:
-    """The last rank dies between two steps."""
+    """End the last rank between two steps."""
     _, reducer, _ = make(world, way, True, None)
     reducer.warm_up()
     if world.rank == world.world_size - 1:

@@ -1,4 +1,4 @@
-"""What the ranks run to test sharding: like `rank_programs`, each function gets the started world."""
+"""Rank programs for `test_sharded_lamb`; each function gets the started world."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHARD_SHAPES = (
 
 
 def random_parameters() -> list[tuple[str, nn.Parameter]]:
-    """Parameters of odd sizes, one of them zero, the same on each rank."""
+    """Return parameters of odd sizes, one of them zero, equal on all ranks."""
     generator = torch.Generator().manual_seed(3)
     scales = [0.0 if name.startswith("zero") else 0.02 for name, _ in SHARD_SHAPES]
     return [
@@ -48,7 +48,7 @@ def random_parameters() -> list[tuple[str, nn.Parameter]]:
 
 
 def gradient_share(update: int, share: int, numel: int) -> Tensor:
-    """The gradient of the n-th of four shares of a batch; update 2's is infinite in one place of one share."""
+    """Return the gradient of one of four shares of a batch; in update 2, one element of one share is infinite."""
     grad = torch.randn(numel, generator=torch.Generator().manual_seed(100 * update + share)) * 0.3
     if update == 2 and share == 3:
         grad[numel // 2] = torch.inf
@@ -56,21 +56,21 @@ def gradient_share(update: int, share: int, numel: int) -> Tensor:
 
 
 def set_gradient(world: World, flat: FlatParameters, update: int) -> None:
-    """This rank's part of the four shares."""
+    """Set the gradient to this rank's part of the four shares."""
     flat.zero_grad()
     for share in torch.arange(4).chunk(world.world_size)[world.rank].tolist():
         flat.grad += gradient_share(update, share, flat.numel)
 
 
 def make_layout(world: World, nodes: bool, block_elements: int) -> tuple[FlatParameters, ShardLayout]:
-    """The parameters of odd sizes, shared out over all ranks or those of a node."""
+    """Shard the parameters over all ranks or inside nodes."""
     groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
     flat = FlatParameters(random_parameters(), ShardLayout.multiple(groups))
     return flat, ShardLayout(flat.padded_data.numel(), groups, block_elements)
 
 
 def assert_copied(flat: FlatParameters) -> None:
-    """The copy is what rounding the weights gives."""
+    """Check that the copy equals the rounded weights."""
     assert flat.padded_copy is not None
     assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
 
@@ -88,7 +88,7 @@ def sharded_lamb(
     save_as: str | None = None,
     method: type[CompiledOptimizer] = Lamb,
 ) -> dict[str, Any]:
-    """LAMB, or another method, on given gradients; saves the state after update 3, or begins with one."""
+    """Run LAMB or another optimizer on fixed gradients; optionally save the state after update 3 or load it."""
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
@@ -117,7 +117,7 @@ def sharded_lamb(
         exact = flat.data.tolist()
         assert_copied(flat)
     assert_copied(flat)
-    assert flat.data.tolist() == trained, "what was rounded is rounded again to the same bits"
+    assert flat.data.tolist() == trained, "rounding again must give the same bits"
     return {
         "trained": trained,
         "weights": exact,
@@ -129,7 +129,7 @@ def sharded_lamb(
 
 
 def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
-    """Sharded reduction during the backward of the tiny model, with blocks that cut parameters."""
+    """Run the sharded reduction during the tiny model's backward, with blocks that cut parameters."""
     torch.manual_seed(5)
     model = TinyModel()
     groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
@@ -137,7 +137,7 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
     layout = ShardLayout(flat.padded_data.numel(), groups, 1)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, None)
     reducer.warm_up()
-    assert not flat.padded_grad.any(), "warming up leaves no gradient"
+    assert not flat.padded_grad.any(), "warm-up must not leave gradients"
     own = torch.zeros(flat.numel)
     for last in (False, True):
         reducer.prepare(last)
@@ -150,7 +150,7 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
 
 
 def sharded_triton(world: World, folder: str) -> dict[str, Any]:
-    """The Triton form, interpreted."""
+    """Run the Triton implementation in the interpreter."""
     first = sharded_lamb(world, folder, implementation="triton", save_as="triton")
     return {
         "first": first,
@@ -162,7 +162,7 @@ def sharded_triton(world: World, folder: str) -> dict[str, Any]:
 
 
 class HostReads(TorchDispatchMode):
-    """Notes every operation that hands a tensor's value to Python."""
+    """Record every operation that reads a tensor's value on the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class HostReads(TorchDispatchMode):
 
 
 def host_reads(world: World) -> list[str]:
-    """What one update in Triton form, exchange included, reads on the host, the clipping before it too."""
+    """Return the host reads of one Triton update, including clipping and communication."""
     flat, layout = make_layout(world, False, 500)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None}
@@ -184,14 +184,14 @@ def host_reads(world: World) -> list[str]:
     with HostReads() as reads:
         reducer.finish()
         optimizer.launch()
-        noticed = len(reads.found)
+        num_reads = len(reads.found)
         float(flat.data[0])
-    assert len(reads.found) == noticed + 1, "a read is noticed"
-    return reads.found[:noticed]
+    assert len(reads.found) == num_reads + 1, "reads must be recorded"
+    return reads.found[:num_reads]
 
 
 def sharded(world: World, folder: str) -> dict[str, Any]:
-    """All about sharding over all ranks in one start of the ranks."""
+    """Run all cases of sharding over all ranks with the ranks started once."""
     return {
         "plain": sharded_lamb(world, folder, save_as="saved"),
         "one block": sharded_lamb(world, folder, block_elements=1 << 20),
@@ -212,7 +212,7 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
 
 
 def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb) -> dict[str, Any]:
-    """Weights that travel rounded, through a checkpoint and without one."""
+    """Run with a rounded all-gather, uninterrupted and resumed from a checkpoint."""
     name = form if method is Lamb else f"{method.name}_{form}"
     return {
         "whole": sharded_lamb(world, folder, gathered=form, save_as=name, method=method),
@@ -221,7 +221,7 @@ def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledO
 
 
 def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
-    """Sharding inside make-believe nodes."""
+    """Run all cases of sharding inside simulated nodes."""
     return {
         "plain": sharded_lamb(world, folder, nodes=True, save_as="nodes"),
         "continued": sharded_lamb(world, folder, nodes=True, load_from="alone"),
@@ -232,7 +232,7 @@ def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
 
 
 def clipped_before(world: World) -> dict[str, Any]:
-    """`Lamb` on every rank, the gradient clipped before the sum; then with nothing to clip."""
+    """Run unsharded `Lamb` with gradients clipped before the sum, then a backward pass to count early starts."""
     flat = FlatParameters(random_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, 500)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=1.0)
@@ -256,7 +256,7 @@ def clipped_before(world: World) -> dict[str, Any]:
 
 
 def uneven_nodes(world: World) -> str:
-    """Rank 2 claims to be first on its node, as with ranks dealt out in turn."""
+    """Rank 1 claims local rank 0, as with round-robin placement; return the error."""
     try:
         ShardGroups.inside_nodes(replace(world, local_rank=0) if world.rank == 1 else world)
     except UserError as error:

@@ -1,7 +1,7 @@
-"""One rank of `test_start_up`: trains, and writes down what begins when: the first use of a collective in a group, a
-new group, a kernel or library that is compiled, a capture.
+"""Train as one rank of `test_start_up` and record one-time events: collectives and their groups, new groups,
+compilation and captures.
 
-    python start_up_program.py <folder> <CUDA_GRAPH_MODE> <word>...        words as for ``mlbert``
+    python start_up_program.py <folder> <CUDA_GRAPH_MODE> <argument>...        arguments as for ``mlbert``
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ COLLECTIVES = (
 )
 
 
-class Diary:
-    """What happened before the clock ran, while it ran, and when it had stopped."""
+class EventLog:
+    """Events before, during and after the timed part of the run."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[str]] = {"before": [], "timed": [], "after": []}
-        self.moment = "before"
+        self.phase = "before"
 
-    def note(self, what: str) -> None:
-        self.events[self.moment].append(what)
+    def add(self, event: str) -> None:
+        self.events[self.phase].append(event)
 
-    def watch(self, owner: Any, name: str, words: Callable[..., str]) -> None:
-        """Notes each call of a function."""
+    def watch(self, owner: Any, name: str, describe: Callable[..., str]) -> None:
+        """Record each call of a function."""
         original = getattr(owner, name)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self.note(words(*args, **kwargs))
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.add(describe(*args, **kwargs))
             return original(*args, **kwargs)
 
-        setattr(owner, name, noted)
+        setattr(owner, name, recorded)
 
-    def turn(self, name: str, moment: str) -> None:
-        """From a call of this event on it is another moment."""
+    def switch_phase(self, name: str, phase: str) -> None:
+        """Enter another phase when this event is logged."""
         original = getattr(MLPerfEvents, name)
 
-        def turned(*args: Any) -> None:
-            self.moment = moment
+        def switched(*args: Any) -> None:
+            self.phase = phase
             original(*args)
 
-        setattr(MLPerfEvents, name, turned)
+        setattr(MLPerfEvents, name, switched)
 
 
-def watch_everything(diary: Diary) -> None:
-    """Sets all the traps."""
+def watch_everything(event_log: EventLog) -> None:
+    """Install all hooks."""
     for name in filter(lambda name: hasattr(dist, name), COLLECTIVES):
-        diary.watch(dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}")
-    diary.watch(dist, "new_group", lambda *_, **__: "a new group")
-    diary.watch(native, "_compile", lambda *_: "a native library is compiled")
-    diary.watch(torch, "compile", lambda *_, **__: "torch.compile")
-    diary.watch(NoCapture, "record", lambda *_: "a capture")
+        event_log.watch(dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}")
+    event_log.watch(dist, "new_group", lambda *_, **__: "a new group")
+    event_log.watch(native, "_compile", lambda *_: "a native library is compiled")
+    event_log.watch(torch, "compile", lambda *_, **__: "torch.compile")
+    event_log.watch(NoCapture, "record", lambda *_: "a capture")
     if importlib.util.find_spec("triton"):
         knobs = importlib.import_module("triton").knobs
-        knobs.runtime.jit_post_compile_hook = lambda **_: diary.note("a Triton kernel is compiled")
-    diary.turn("start", "timed")
-    diary.turn("stop", "after")
+        knobs.runtime.jit_post_compile_hook = lambda **_: event_log.add("a Triton kernel is compiled")
+    event_log.switch_phase("start", "timed")
+    event_log.switch_phase("stop", "after")
 
 
 def _number(group: dist.ProcessGroup | None) -> str:
@@ -87,7 +87,7 @@ def _number(group: dist.ProcessGroup | None) -> str:
 
 
 def record_steps(mode: str) -> None:
-    """Steps as graphs on a CPU, with ops and an optimizer that can be captured."""
+    """Run steps as graphs on a CPU, with ops and an optimizer that can be captured."""
 
     def choose(_: str, method: Any, micro_batches: int, *others: Any) -> Graphs:
         select_capturable()
@@ -100,11 +100,11 @@ def record_steps(mode: str) -> None:
 
 if __name__ == "__main__":
     folder, graph_mode, *words = sys.argv[1:]
-    kept = Diary()
-    watch_everything(kept)
+    event_log = EventLog()
+    watch_everything(event_log)
     if graph_mode != "none":
         record_steps(graph_mode)
     try:
         main(words)
     finally:
-        (Path(folder) / f"diary_{os.environ['RANK']}.json").write_text(json.dumps(kept.events))
+        (Path(folder) / f"events_{os.environ['RANK']}.json").write_text(json.dumps(event_log.events))

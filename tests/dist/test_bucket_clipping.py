@@ -1,4 +1,4 @@
-"""Bucket-wise clipping on one, two and four ranks against its formula in float64, on each rank's own gradients."""
+"""Bucket-wise clipping on one, two and four ranks against its formula in float64."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Ranks = list[dict[str, Any]]
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What every rank returned."""
+    """Return the results of every rank."""
     if request.param == 1:
         return [everything(World())]
     results = run_ranks("clipping_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))
     return [result.value for result in results]
 
 
-def law(found: Ranks, max_norm: float) -> tuple[torch.Tensor, float]:
+def expected_gradient(found: Ranks, max_norm: float) -> tuple[torch.Tensor, float]:
     """Return the mean over ranks and micro-batches of gradients clipped by bucket, and the root mean square before."""
     gradients = torch.tensor([part for rank in found for part in rank["own"]], dtype=torch.float64)
     limit = max_norm / math.sqrt(len(found[0]["buckets"]))
@@ -36,44 +36,44 @@ def law(found: Ranks, max_norm: float) -> tuple[torch.Tensor, float]:
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "poisoned"])
-def test_the_law(ranks: Ranks, case: str) -> None:
+def test_gradients_match_the_formula(ranks: Ranks, case: str) -> None:
     found, max_norm = [rank[case] for rank in ranks], CASES[case]["max_norm"]
-    expected, norm = law(found, max_norm)
+    expected, norm = expected_gradient(found, max_norm)
     for rank in found:
         for step in rank["steps"]:
             grad = torch.tensor(step["grad"], dtype=torch.float64)
             torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-8)
             assert step["norm"] == pytest.approx(norm, rel=1e-6)
-        assert rank["steps"] == found[0]["steps"], "every rank holds the same bits"
+        assert rank["steps"] == found[0]["steps"], "all ranks must be bit-equal"
     assert float(expected.norm()) <= max_norm
     assert len(found[0]["buckets"]) > 3
     if case != "long limit":
-        assert float(expected.norm()) < 0.99 * norm, "something was clipped"
+        assert float(expected.norm()) < 0.99 * norm, "something must be clipped"
 
 
-def test_the_scale_of_the_loss_does_not_show(ranks: Ranks) -> None:
-    """A power of two changes no bit before the clipping."""
+def test_loss_scale_does_not_change_the_result(ranks: Ranks) -> None:
+    """Scaling by a power of two is exact before clipping."""
     for rank in ranks:
         for scaled, plain in zip(rank["scaled"]["steps"], rank["two"]["steps"], strict=True):
             torch.testing.assert_close(torch.tensor(scaled["grad"]), torch.tensor(plain["grad"]), rtol=1e-6, atol=0)
 
 
-def test_one_bad_bucket_is_known_to_every_rank(ranks: Ranks) -> None:
+def test_non_finite_bucket_is_detected_on_every_rank(ranks: Ranks) -> None:
     for rank in ranks:
         bad, good = rank["poisoned"]["steps"]
         assert not math.isfinite(bad["norm"])
         assert good == rank["two"]["steps"][1]
 
 
-def test_buckets_begin_before_backward_ends(ranks: Ranks) -> None:
-    """Three layers have their gradients when the first one's backward begins: in the earlier micro-batch they are
-    clipped, in the last one their sums are under way."""
+def test_clipping_and_reduction_overlap_backward(ranks: Ranks) -> None:
+    """When the first layer's backward begins, three layers have their gradients: in the earlier micro-batch they are
+    already clipped, in the last one their sums have also started."""
     if len(ranks) == 1:
-        return  # a rank alone has nothing to hide
+        return  # one rank has no communication to overlap
     for rank in ranks:
-        (clipped, begun), (clipped_in_last, begun_in_last) = rank["arrivals"]["seen"]
+        (clipped, started), (clipped_in_last, started_in_last) = rank["arrivals"]["seen"]
         assert clipped >= 2
-        assert begun == 0, "an earlier micro-batch starts no sum"
+        assert started == 0, "an earlier micro-batch must not start a sum"
         assert clipped_in_last >= 2
-        assert begun_in_last == clipped_in_last
+        assert started_in_last == clipped_in_last
         assert rank["arrivals"]["overlapped"] == rank["arrivals"]["buckets"] == 4

@@ -1,4 +1,4 @@
-"""torchrun as docs/torchrun.md starts it: a killed rank is started again and the run continues exactly."""
+"""torchrun as in docs/torchrun.md: a killed rank is restarted and the run continues exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training_settings import SETTINGS, SHAPE
 
 
 def start(folder: Path, tree_root: Path, port: int, **changes: str) -> list[subprocess.Popen[str]]:
-    """Two agents of torchrun, as on two machines, each with one rank."""
+    """Start two torchrun agents, as on two machines, with one rank each."""
     implementations = tree_root / "benchmarks/bert/implementations"
     (folder / "bert_config.json").write_text(json.dumps(SHAPE))
     table = settings_by_key()
@@ -57,12 +57,12 @@ def finish(agents: list[subprocess.Popen[str]]) -> str:
 
 
 def rank_of(agent: subprocess.Popen[str]) -> int:
-    """The process of the rank that an agent started."""
+    """Return the process id of the rank that an agent started."""
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
     return next(int(pid) for pid in children if b"run_pretraining.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def test_a_killed_rank_costs_no_step(tmp_path: Path, tree_root: Path) -> None:
+def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     finish(start(tmp_path, tree_root, free_port(), LOGDIR=str(whole)))
 

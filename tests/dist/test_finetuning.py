@@ -1,4 +1,4 @@
-"""Fine-tuning on two ranks is fine-tuning on one: the same losses, metrics and predictions."""
+"""Fine-tuning on one and on two ranks gives the same losses, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ save_num_checkpoints_to_keep: 0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("two ranks")
+    folder = tmp_path_factory.mktemp("two ranks")
     animals = ["a small cat", "an old dog", "the red fox", "my grey horse", "some young bird"]
     rows = [f"{animal} number {n} sleeps,{n % 3}" for n, animal in enumerate(animals * 6)]
-    (made / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    (folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     words = count_words(rows * 9)
-    (made / "vocab.txt").write_text("\n".join(train_vocabulary(words, 200)) + "\n")
-    (made / "shape.json").write_text(SHAPE.to_json())
-    (made / "task.yaml").write_text(YAML.replace("FOLDER", json.dumps(str(made))[1:-1]))
-    return made
+    (folder / "vocab.txt").write_text("\n".join(train_vocabulary(words, 200)) + "\n")
+    (folder / "shape.json").write_text(SHAPE.to_json())
+    (folder / "task.yaml").write_text(YAML.replace("FOLDER", json.dumps(str(folder))[1:-1]))
+    return folder
 
 
-def test_two_ranks_are_one(folder: Path, tree_root: Path) -> None:
+def test_two_ranks_match_one_rank(folder: Path, tree_root: Path) -> None:
     script = tree_root / "benchmarks/mosaic_bert/sequence_classification.py"
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
     found = []

@@ -1,4 +1,4 @@
-"""The order of an epoch of texts may take longer than a hang; any other read may not."""
+"""Computing the order of a text epoch may take longer than the hang timeout; other reads may not."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ RANKS = 2
 
 
 def read_texts(tmp_path: Path, what: str, victim: int, check: bool) -> tuple[str, list[RankResult]]:
-    """Return the story that was written and how each rank ended."""
+    """Return the logged status and the results of all ranks."""
     texts = random_texts(RANKS * SEQUENCES_PER_RANK * STEPS_PER_EPOCH)
-    write_texts(tmp_path / "set", texts, size_limit=1000)  # small shards: the next epoch begins with the last of them
+    write_texts(
+        tmp_path / "set", texts, size_limit=1000
+    )  # small shards: the next epoch begins while the last one is read
     results = run_ranks(
         "text_programs:read_texts", RANKS, tmp_path, check=check, folder=str(tmp_path), what=what, victim=victim
     )
@@ -26,14 +28,14 @@ def read_texts(tmp_path: Path, what: str, victim: int, check: bool) -> tuple[str
 
 
 @pytest.mark.parametrize("victim", range(RANKS))
-def test_an_epochs_order_may_take_longer_than_a_hang(tmp_path: Path, victim: int) -> None:
+def test_epoch_order_may_take_longer_than_the_hang_timeout(tmp_path: Path, victim: int) -> None:
     story, results = read_texts(tmp_path, "order", victim, check=True)
     assert [result.value for result in results] == [2 * STEPS_PER_EPOCH] * RANKS
     assert story == "success: None"
 
 
 @pytest.mark.parametrize("victim", range(RANKS))
-def test_any_other_read_that_takes_so_long_hangs(tmp_path: Path, victim: int) -> None:
+def test_other_slow_reads_are_reported_as_hangs(tmp_path: Path, victim: int) -> None:
     story, results = read_texts(tmp_path, "hang", victim, check=False)
     assert [result.returncode for result in results] == [LOST_RANK] * RANKS
     assert story.startswith(f"aborted: rank {victim} on ")

@@ -1,4 +1,4 @@
-"""Before any collective works: a rank that hangs is named, and a mistake of several ranks is told once."""
+"""Before collectives are available: a hung rank is named, and an error on several ranks is printed once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training_settings import train_arguments
 def outcome(
     function: Callable[..., None], arguments: tuple[object, ...], folder: Path, size: int = 2, stopped: int = -1
 ) -> tuple[list[int | None], list[str]]:
-    """Exit codes, and all lines about an error; the rank that stops is killed at the end."""
+    """Return the exit codes and all error lines; kill the stopped rank at the end."""
     port = free_port()
     ranks = [
         Rank(function, arguments, rank_environment(rank, size, port), folder / f"{port}_{rank}.txt")
@@ -32,12 +32,12 @@ def outcome(
 @pytest.mark.parametrize(
     ("victim", "where"), [(1, "connecting"), (1, "joining the watch"), (0, "holding the store"), (0, "connecting")]
 )
-def test_a_rank_that_stops_on_the_way_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
+def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
     codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
     assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)]
-    words = f"rank {victim} on {socket.gethostname()} joined, then hung or died"
-    # A stopped process answers nobody who asks it for the store.
-    assert (words if victim else "rank 0 has not answered for") in line
+    message = f"rank {victim} on {socket.gethostname()} joined, then hung or died"
+    # A stopped rank 0 does not answer requests to its store.
+    assert (message if victim else "rank 0 has not answered for") in line
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_rank_that_stops_on_the_way_is_named_once(tmp_path: Path, victim: int,
     ],
     ids=["all", "one", "two kinds", "none"],
 )
-def test_a_mistake_is_told_once(tmp_path: Path, mistakes: dict[str, str], words: list[str]) -> None:
+def test_mistake_on_several_ranks_is_printed_once(tmp_path: Path, mistakes: dict[str, str], words: list[str]) -> None:
     codes, lines = outcome(run_all, (mistakes,), tmp_path, 3)
     assert codes == [2 if mistakes else 0] * 3
     assert len(lines) == len(words)
@@ -67,7 +67,7 @@ def test_a_mistake_is_told_once(tmp_path: Path, mistakes: dict[str, str], words:
     ],
     ids=["flag", "setting", "data", "weights"],
 )
-def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_training_prints_a_mistake_once(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     if "init_checkpoint" in changes:
         changes = {"init_checkpoint": tmp_path / "damaged.safetensors"}
         changes["init_checkpoint"].write_bytes(b"no weights")
@@ -77,7 +77,7 @@ def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object
     assert codes[0] == 2
 
 
-def test_the_join_timeout_is_a_setting(tmp_path: Path) -> None:
+def test_join_timeout_is_configurable(tmp_path: Path) -> None:
     words = train_arguments(tmp_path, join_timeout=2)
     rank = Rank(main, (words,), rank_environment(0, 3, free_port()), tmp_path / "output.txt")
     lines = [line for line in rank.communicate(40).splitlines() if "error" in line]
@@ -86,13 +86,13 @@ def test_the_join_timeout_is_a_setting(tmp_path: Path) -> None:
     assert "rank 1, 2 did not join within 2 s" in lines[0]
 
 
-def test_too_low_a_limit_on_open_files_is_told_once(tmp_path: Path) -> None:
+def test_low_limit_on_open_files_is_printed_once(tmp_path: Path) -> None:
     codes, (line,) = outcome(start_with_few_files, (200,), tmp_path)
     assert codes == [2, 2]
     assert "error: ulimit -n: the hard limit on open files is 200, and 2 ranks need 262" in line
 
 
-def test_evaluation_alone_tells_a_mistake_once(tmp_path: Path) -> None:
+def test_evaluate_only_prints_a_mistake_once(tmp_path: Path) -> None:
     codes, lines = outcome(main, ([*train_arguments(tmp_path), "--evaluate-only"],), tmp_path)
     assert len(lines) == 1, lines
     assert "there is nothing to evaluate" in lines[0]

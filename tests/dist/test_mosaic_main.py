@@ -1,4 +1,4 @@
-"""main.py on real text sets: both models learn, any number of ranks resumes, mistakes are named."""
+"""main.py on text sets: both models learn, runs resume on a different number of ranks, errors are one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
-    """A folder with texts and a YAML."""
+    """Create a folder with texts and a YAML file."""
     folder = tmp_path_factory.mktemp("mosaic")
     make_texts(folder, tree_root)
     return folder
@@ -43,14 +43,14 @@ def evaluations(folder: Path) -> list[dict]:
 
 @pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
-    """In the published smoke test's form; a masked number follows from its neighbours."""
+    """Based on the published smoke test. A masked number can be inferred from its neighbours."""
     if model == "hf_bert":
         pytest.importorskip("transformers")
     words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")
     printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")
     assert "success: MAX_STEPS 200 reached" in printed
     first, last = evaluations(work / f"runs/{model}/run_0")
-    assert last["eval_loss"] < first["eval_loss"] < 2.8  # ln 15 = 2.7 for a guess
+    assert last["eval_loss"] < first["eval_loss"] < 2.8  # a guess: ln 15 = 2.7
     assert last["eval_mlm_accuracy"] > 0.3  # a guess: 0.1
     weights = torch.load(work / f"runs/{model}/latest-rank0.pt", weights_only=True)["state"]["model"]
     assert any("Wqkv" in name for name in weights) == (model == "mosaic_bert")
@@ -59,22 +59,22 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
     assert (work / f"runs/{model}/run_1/summary.json").exists()
 
 
-def test_a_run_goes_on_with_other_ranks(tree_root: Path, work: Path) -> None:
-    """2 ranks save in the middle of an epoch and are ended; 1 rank goes on and ends as one that never stopped."""
+def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path) -> None:
+    """2 ranks save in the middle of an epoch; 1 rank resumes and ends like an uninterrupted run."""
     words = ("model.name=mosaic_bert", "max_duration=1.5ep", "eval_interval=5ba", "save_interval=8ba")
     run(tree_root, work, *words, "save_folder=whole", "run_name=whole")
     last = json.loads((work / "whole/run_0/summary.json").read_text())
     assert last["steps"] > 40
     resume = ("save_folder=parts/{run_name}", "run_name=parts", "autoresume=true")
     run(tree_root, work, *words, *resume, "max_duration=24ba", ranks=2)
-    (work / "parts/parts/run_0/summary.json").unlink()  # as if the job had been ended after its third checkpoint
+    (work / "parts/parts/run_0/summary.json").unlink()  # as if the job had been killed after its third checkpoint
     printed = run(tree_root, work, *words, *resume)
     assert "resumed at step 24" in printed or "resumed at step 16" in printed
     end = json.loads((work / "parts/parts/run_0/summary.json").read_text())
     assert (end["steps"], end["samples"]) == (last["steps"], last["samples"])
 
 
-def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) -> None:
+def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path) -> None:
     losses = []
     for ranks in (1, 2):
         words = ("model.name=mosaic_bert", "max_duration=6ba", "eval_interval=6ba", "device_train_microbatch_size=4")
@@ -85,7 +85,7 @@ def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["model.nam=mosaic_bert"], "The nearest known one is model.name"),
         (["model.name=roberta"], "model.name 'roberta' is unknown. Write one of hf_bert, mosaic_bert"),
@@ -107,10 +107,10 @@ def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) ->
         (["train_loader.dataset.shuffle_algo=py9"], "Write one of naive, py1s"),
     ],
 )
-def test_a_mistake_is_one_line(work: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+def test_user_error_is_one_line(work: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     monkeypatch.chdir(work)
     with pytest.raises(UserError) as caught:
         app(["main.yaml", *BASE, *words, "save_folder=bad"])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (work / "bad/run_0/summary.json").exists()

@@ -1,4 +1,4 @@
-"""The network test on three ranks, which pretend to be on hosts of their own: a ring of odd length."""
+"""The network benchmark on three ranks that pretend to be on different hosts (an odd ring)."""
 
 from __future__ import annotations
 

@@ -13,51 +13,51 @@ from harness import RankResult, run_ranks
 from mlbert.distributed.world import World
 from rank_programs import train
 
-# float32 sums in another order, on gradients of size 1 (weights: after LAMB's division by their norm).
+# float32 sums in another order, of gradients of about 1 (weights: after LAMB's division by their norm).
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every rank returned from all rank programs."""
+    """Return the results of all rank programs for every rank."""
     results = run_ranks("rank_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))
     return [result.value for result in results]
 
 
 @pytest.mark.parametrize("accumulation", ["1", "2"])
-def test_training_equals_one_process(ranks: list[dict[str, Any]], accumulation: str) -> None:
+def test_training_matches_one_process(ranks: list[dict[str, Any]], accumulation: str) -> None:
     expected = train(World())
     found = ranks[0]["train"][accumulation]
     for key in ("losses", "grads", "norms", "weights"):
         torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=TOLERANCE)
 
 
-def test_all_ranks_hold_the_same_bits(ranks: list[dict[str, Any]]) -> None:
+def test_all_ranks_are_bit_equal(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks[1:]:
         assert rank["train"] == ranks[0]["train"]
 
 
-def test_a_parameter_that_one_rank_leaves_out_is_summed(ranks: list[dict[str, Any]]) -> None:
+def test_parameter_unused_on_some_ranks_is_summed(ranks: list[dict[str, Any]]) -> None:
     expected = torch.tensor([rank["uneven_use"]["own"] for rank in ranks]).sum(0)
     for rank in ranks:
         assert rank["uneven_use"]["summed"] == ranks[0]["uneven_use"]["summed"]
         torch.testing.assert_close(torch.tensor(rank["uneven_use"]["summed"]), expected, rtol=1e-5, atol=TOLERANCE)
 
 
-def test_a_rank_without_backward_takes_part(ranks: list[dict[str, Any]]) -> None:
+def test_rank_without_backward_takes_part_in_the_sum(ranks: list[dict[str, Any]]) -> None:
     assert all(rank["no_backward"] == [0.0, 1.0, 2.0] for rank in ranks)
 
 
-def test_buckets_start_before_backward_ends(ranks: list[dict[str, Any]]) -> None:
-    """Four layers, a bucket each: two or three are under way when the first layer's backward begins."""
+def test_reduction_overlaps_backward(ranks: list[dict[str, Any]]) -> None:
+    """Four layers, one bucket each: at least two are in flight when the first layer's backward begins."""
     for rank in ranks:
         before_last, in_last = rank["overlap"]["seen"]
-        assert before_last == 0, "nothing may start before the last micro-batch"
+        assert before_last == 0, "no reduction may start before the last micro-batch"
         assert in_last >= 2
         assert rank["overlap"]["overlapped"] == rank["overlap"]["buckets"] == 4
 
 
-def test_a_late_gradient_is_noticed(ranks: list[dict[str, Any]]) -> None:
+def test_gradient_after_its_bucket_started_is_an_error(ranks: list[dict[str, Any]]) -> None:
     assert all("after its sum had started" in rank["second_backward"] for rank in ranks)
 
 
@@ -70,8 +70,8 @@ def test_small_collectives(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("size", "rows"), [(2, [[10.0, 11.0]]), (3, [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0]])], ids=["2", "3"]
 )
-def test_rows_of_every_rank(size: int, rows: list[list[float]], tmp_path: Path) -> None:
-    """None of rank 0, one of rank 1, two of rank 2."""
+def test_gather_rows_with_different_row_counts(size: int, rows: list[list[float]], tmp_path: Path) -> None:
+    """Rank 0 has no rows, rank 1 has one, rank 2 has two."""
     results = run_ranks("rank_programs:rows", size, tmp_path)
     assert [result.value for result in results] == [{"rows": rows, "dtype": "torch.float64"}] * size
 
@@ -82,7 +82,7 @@ def survivor_message(result: RankResult) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+def test_killed_rank_ends_the_others(tmp_path: Path) -> None:
     results = run_ranks(
         "rank_programs:lose_a_rank", 3, tmp_path, check=False, how="kill", collective_timeout_s=20.0, time_limit_s=60.0
     )
@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
         assert "Error" in message
 
 
-def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
+def test_hung_rank_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failure:
         run_ranks(
             "rank_programs:lose_a_rank",
@@ -110,6 +110,6 @@ def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> Non
     assert 2.0 < float(match[1]) < 50.0
 
 
-def test_the_harness_shows_the_failing_rank(tmp_path: Path) -> None:
+def test_harness_shows_the_output_of_the_failing_rank(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="unexpected keyword argument 'nonsense'"):
         run_ranks("rank_programs:numbers", 1, tmp_path, nonsense=1)

@@ -1,4 +1,4 @@
-"""Gradients that travel in bfloat16, on two and four ranks, against float64 within the bound that `sums` states."""
+"""bfloat16 gradient reduction on two and four ranks, against float64 within the expected error bound."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mlbert.distributed.world import World
 from rounded_programs import LIMIT, gradients
 
 ROUNDING = 2.0**-8  # of bfloat16
-FLOAT32 = 1e-6  # float32's own, several additions
-TINY = 1e-37  # what underflows in any form
+FLOAT32 = 1e-6  # several float32 additions
+TINY = 1e-37  # underflows in any format
 
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What every rank returned; nodes have two ranks where there are four, else one."""
+    """Return the results of every rank, on two simulated nodes."""
     folder = tmp_path_factory.mktemp("rounded")
     results = run_ranks("rounded_programs:everything", request.param, folder, node_size=request.param // 2)
     return [result.value for result in results]
@@ -34,7 +34,7 @@ def shares(ranks: Ranks) -> torch.Tensor:
 
 
 def assert_within(found: torch.Tensor, addends: torch.Tensor, roundings: tuple[float, float]) -> None:
-    """`roundings` of each addend and of the sum."""
+    """Check the sum; `roundings` are the relative rounding errors of each addend and of the sum."""
     total = addends.sum(0)
     bound = roundings[0] * addends.abs().sum(0) + roundings[1] * total.abs() + FLOAT32 * addends.abs().sum(0) + TINY
     assert ((found - total).abs() <= bound).all()
@@ -45,30 +45,30 @@ def assert_within(found: torch.Tensor, addends: torch.Tensor, roundings: tuple[f
     [
         ("whole", (ROUNDING, ROUNDING * (1 + ROUNDING))),
         ("all", (ROUNDING, 0.0)),
-        # Parts of nodes are rounded again on their way between them, and so is their sum.
+        # Partial sums are rounded again between nodes, and so is their sum.
         ("node", (2 * ROUNDING + ROUNDING**2, 2 * ROUNDING)),
     ],
 )
-def test_sums_are_within_their_bound_and_the_same_on_all_ranks(
+def test_sums_are_within_the_error_bound_and_bit_equal_on_all_ranks(
     ranks: Ranks, way: str, roundings: tuple[float, float]
 ) -> None:
     for form, allowed in (("fp32", (0.0, 0.0)), ("bf16", roundings)):
         name = f"{way} {form}"
         assert all(rank[name] == ranks[0][name] for rank in ranks)
         found = torch.tensor(ranks[0][name]["sum"], dtype=torch.float64)
-        # A cancelled sum is rounded by what it was added up to, which may exceed it by one addend's rounding.
+        # A sum that cancels is rounded relative to its computed value, which may be off by one addend's rounding.
         assert_within(found, shares(ranks), (allowed[0] + allowed[1] * allowed[0], allowed[1]))
-    assert ranks[0][f"{way} bf16"]["sum"] != ranks[0][f"{way} fp32"]["sum"], "it was rounded"
+    assert ranks[0][f"{way} bf16"]["sum"] != ranks[0][f"{way} fp32"]["sum"], "bf16 must round"
 
 
 @pytest.mark.parametrize("way", ["whole", "buckets", "all", "node"])
-def test_rounded_sums_overlap_backward_as_exact_ones_do(ranks: Ranks, way: str) -> None:
+def test_rounded_sums_overlap_backward(ranks: Ranks, way: str) -> None:
     found = ranks[0][f"{way} bf16"]
     assert found["overlapped"] == found["buckets"] > 1
 
 
-def test_clipping_comes_before_rounding(ranks: Ranks) -> None:
-    """Each rank's own gradient is clipped in float32; what is rounded is what travels."""
+def test_clipping_is_applied_before_rounding(ranks: Ranks) -> None:
+    """Each rank clips its gradient in float32 and then rounds it for the reduction."""
     own = shares(ranks) * len(ranks)
     clipped = own * (LIMIT / own.norm(dim=1, keepdim=True)).clamp(max=1.0) / len(ranks)
     found = torch.tensor(ranks[0]["before bf16"]["sum"], dtype=torch.float64)
@@ -76,19 +76,19 @@ def test_clipping_comes_before_rounding(ranks: Ranks) -> None:
     assert_within(found, clipped, (2 * ROUNDING, ROUNDING))
 
 
-def test_clipped_buckets_are_those_in_float32_but_for_rounding(ranks: Ranks) -> None:
+def test_clipped_buckets_match_float32_up_to_rounding(ranks: Ranks) -> None:
     exact, rounded = (torch.tensor(ranks[0][f"buckets {form}"]["sum"]) for form in ("fp32", "bf16"))
     assert float(exact.norm()) <= LIMIT
     assert float((exact - rounded).norm()) <= 3 * ROUNDING * float(exact.norm())
 
 
-def test_the_scale_of_the_loss_is_taken_out_before(ranks: Ranks) -> None:
-    """A power of two changes no bit."""
+def test_loss_scale_is_removed_before_rounding(ranks: Ranks) -> None:
+    """Scaling by a power of two is exact."""
     assert ranks[0]["scaled"]["sum"] == ranks[0]["whole bf16"]["sum"]
 
 
 @pytest.mark.parametrize("way", ["whole", "node"])
-def test_what_is_not_finite_stays_so_and_where_it_was(ranks: Ranks, way: str) -> None:
+def test_non_finite_values_stay_in_place(ranks: Ranks, way: str) -> None:
     for rank in ranks:
         found, good = rank["bad"][way]["sum"], rank[f"{way} bf16"]["sum"]
         assert [i for i, value in enumerate(found) if not math.isfinite(value)] == [100]
@@ -96,7 +96,7 @@ def test_what_is_not_finite_stays_so_and_where_it_was(ranks: Ranks, way: str) ->
 
 
 @pytest.mark.parametrize("way", ["whole", "node"])
-def test_a_lost_rank_ends_the_others(way: str, tmp_path: Path) -> None:
+def test_lost_rank_ends_the_others(way: str, tmp_path: Path) -> None:
     results = run_ranks("rounded_programs:lost_rank", 2, tmp_path, check=False, node_size=1, way=way)
     assert results[1].returncode == 7
     assert results[0].value == {"noticed": True}

@@ -1,6 +1,6 @@
 """Sharded optimizers on 1, 2 and 4 ranks against one process: odd sizes, skipped steps, checkpoints, overlap.
 
-Shards are cut over all ranks and inside make-believe nodes of two ranks or one; weights travel exact and rounded.
+Optimizers are sharded over all ranks and inside simulated nodes of one or two ranks, with exact and rounded all-gather.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from user_errors import user_error
 
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]
-# float32 gradients summed in another order; weights are of size 0.02 and move by 2 % an update.
+# float32 gradients are summed in another order; weights are about 0.02 and change by 2 % per update.
 TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
-OVERLAP_TOLERANCE = 5e-6  # the same of gradients of size 3
+OVERLAP_TOLERANCE = 5e-6  # the same for gradients of about 3
 
 
 def reference(
@@ -39,8 +39,8 @@ def reference(
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    """`Lamb` on the whole gradient: weights, norms, and the state after three steps."""
+def unsharded_run() -> dict[str, Any]:
+    """Run unsharded `Lamb`; return the weights, the norms, and the state after three steps."""
     optimizer, flat = reference(1.0)
     norms, state = [], {}
     for update in range(UPDATES):
@@ -55,7 +55,7 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path]:
-    """What every rank returned, and the folder of saved states: of one rank ("alone"), and of all of these."""
+    """Return the results of every rank, and the folder of saved states: from one rank ("alone") and from all."""
     folder = tmp_path_factory.mktemp("sharded")
     sharded_lamb(World(), str(folder), save_as="alone")
     results = run_ranks("sharded_programs:sharded", request.param, folder, folder=str(folder))
@@ -64,7 +64,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=[(4, 2), (2, 1)], ids=["2 nodes of 2", "2 nodes of 1"])
 def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path, int]:
-    """The same with shards inside nodes, and the ranks of a node."""
+    """Return the same for shards inside nodes, with the number of ranks per node."""
     folder = tmp_path_factory.mktemp("nodes")
     sharded_lamb(World(), str(folder), save_as="alone")
     size, node_size = request.param
@@ -72,27 +72,29 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [result.value for result in results], folder, node_size
 
 
-def assert_equals(found: dict[str, Any], plain: dict[str, Any]) -> None:
+def assert_equals(found: dict[str, Any], unsharded_run: dict[str, Any]) -> None:
     assert found["skipped"] == SKIPPED
-    assert found["norms"] == pytest.approx(plain["norms"], rel=1e-6)
-    torch.testing.assert_close(torch.tensor(found["weights"]), plain["weights"], **TOLERANCES)
+    assert found["norms"] == pytest.approx(unsharded_run["norms"], rel=1e-6)
+    torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
 
 
-def test_a_single_rank_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any]) -> None:
-    assert_equals(sharded_lamb(World(), str(tmp_path)), plain)
+def test_one_rank_matches_unsharded_lamb(tmp_path: Path, unsharded_run: dict[str, Any]) -> None:
+    assert_equals(sharded_lamb(World(), str(tmp_path)), unsharded_run)
 
 
 @pytest.mark.parametrize("case", ["plain", "one block", "native"])
-def test_several_ranks_equal_plain_lamb(ranks: tuple[list[dict], Path], plain: dict[str, Any], case: str) -> None:
+def test_several_ranks_match_unsharded_lamb(
+    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], case: str
+) -> None:
     found = ranks[0][0][case]
-    assert found["blocks"] == (1 if case == "one block" else pytest.approx(14, abs=4)), "shards cut tensors"
-    assert found["shard"] < plain["weights"].numel() / len(ranks[0]) + 64, "moments are shared out"
-    assert_equals(found, plain)
+    assert found["blocks"] == (1 if case == "one block" else pytest.approx(14, abs=4)), "shards must cut tensors"
+    assert found["shard"] < unsharded_run["weights"].numel() / len(ranks[0]) + 64, "moments must be sharded"
+    assert_equals(found, unsharded_run)
 
 
 @pytest.mark.parametrize("form", ["plain", "native"])
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
-def test_other_methods_on_several_ranks(
+def test_other_optimizers_on_several_ranks(
     ranks: tuple[list[dict], Path], method: type[CompiledOptimizer], form: str
 ) -> None:
     assert_equals_one_process(ranks[0][0]["methods"][f"{method.name} {form}"], method)
@@ -106,33 +108,35 @@ def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimi
         set_gradient(World(), flat, update)
         optimizer.step(0.02)
     assert found["skipped"] == SKIPPED
-    # An element whose gradients nearly cancel divides two small numbers: bounds are of the update's size, 0.02.
+    # Where gradients nearly cancel, two small numbers are divided: tolerances are relative to the update, 0.02.
     torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, rtol=1e-4, atol=2e-6)
 
 
-def test_all_ranks_hold_the_same_bits_each_time(ranks: tuple[list[dict], Path]) -> None:
+def test_results_are_bit_equal_on_all_ranks_and_when_repeated(ranks: tuple[list[dict], Path]) -> None:
     results = ranks[0]
     for result in results:
         assert result["plain"] == results[0]["plain"] == result["again"]
 
 
-def assert_states_agree(results: list[dict], folder: Path, saved: str, plain: dict[str, Any]) -> None:
-    """The saved state is that of one process, which goes on with it, as the ranks went on with that of one process."""
+def assert_states_agree(results: list[dict], folder: Path, saved: str, unsharded_run: dict[str, Any]) -> None:
+    """Check that the ranks' state equals one process's, and that each can resume from the other's state."""
     state = load_file(folder / f"{saved}.safetensors")
-    for key, value in plain["state"].items():
+    for key, value in unsharded_run["state"].items():
         torch.testing.assert_close(state[key], value, **TOLERANCES)
     for result in results:
-        torch.testing.assert_close(torch.tensor(result["continued"]["weights"]), plain["weights"], **TOLERANCES)
+        torch.testing.assert_close(torch.tensor(result["continued"]["weights"]), unsharded_run["weights"], **TOLERANCES)
     continued = sharded_lamb(World(), str(folder), load_from=saved)
-    torch.testing.assert_close(torch.tensor(continued["weights"]), plain["weights"], **TOLERANCES)
+    torch.testing.assert_close(torch.tensor(continued["weights"]), unsharded_run["weights"], **TOLERANCES)
 
 
-def test_state_does_not_tell_the_number_of_ranks(ranks: tuple[list[dict], Path], plain: dict[str, Any]) -> None:
-    assert_states_agree(*ranks, "saved", plain)
+def test_saved_state_is_independent_of_the_number_of_ranks(
+    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any]
+) -> None:
+    assert_states_agree(*ranks, "saved", unsharded_run)
 
 
-def clipped_by_hand(size: int) -> torch.Tensor:
-    """Weights when each rank's share, scaled to the mean of its own samples, is clipped, and the sum is not."""
+def reference_clipped_before(size: int) -> torch.Tensor:
+    """Return the weights if each rank's gradient, scaled to the mean of its samples, is clipped before the sum."""
     optimizer, flat = reference(None)
     for update in range(UPDATES):
         flat.zero_grad()
@@ -150,68 +154,70 @@ def test_clipping_before_the_reduction(ranks: tuple[list[dict], Path], case: str
     found = ranks[0][0][case]
     assert found["skipped"] == SKIPPED
     assert max(found["norms"]) <= 1.0
-    torch.testing.assert_close(torch.tensor(found["weights"]), clipped_by_hand(len(ranks[0])), **TOLERANCES)
+    torch.testing.assert_close(torch.tensor(found["weights"]), reference_clipped_before(len(ranks[0])), **TOLERANCES)
 
 
-def test_nothing_starts_in_backward_when_it_must_be_clipped_first(ranks: tuple[list[dict], Path]) -> None:
+def test_clipping_before_the_reduction_prevents_overlap(ranks: tuple[list[dict], Path]) -> None:
     assert [result["clipped before, not sharded"]["started_in_backward"] for result in ranks[0]] == [0] * len(ranks[0])
 
 
-def test_clipping_before_and_after_differ(ranks: tuple[list[dict], Path], plain: dict[str, Any]) -> None:
+def test_clipping_before_and_after_differ(ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any]) -> None:
     found = torch.tensor(ranks[0][0]["clipped before"]["weights"])
-    assert float((found - plain["weights"]).abs().max()) > 1e-4
+    assert float((found - unsharded_run["weights"]).abs().max()) > 1e-4
 
 
-def test_one_rank_clips_alike_before_and_after(tmp_path: Path, plain: dict[str, Any]) -> None:
+def test_on_one_rank_clipping_before_equals_clipping_after(tmp_path: Path, unsharded_run: dict[str, Any]) -> None:
     found = sharded_lamb(World(), str(tmp_path), clip_before=1.0)
-    torch.testing.assert_close(torch.tensor(found["weights"]), plain["weights"], **TOLERANCES)
+    torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
 
 
-def test_shards_inside_nodes_equal_plain_lamb(nodes: tuple[list[dict], Path, int], plain: dict[str, Any]) -> None:
+def test_shards_inside_nodes_match_unsharded_lamb(
+    nodes: tuple[list[dict], Path, int], unsharded_run: dict[str, Any]
+) -> None:
     results, folder, node_size = nodes
-    assert_equals(results[0]["plain"], plain)
+    assert_equals(results[0]["plain"], unsharded_run)
     for result in results:
-        assert result["plain"] == results[0]["plain"], "bit for bit, on every node"
-        assert result["plain"]["shard"] == pytest.approx(plain["weights"].numel() / node_size, abs=64)
-    assert_states_agree(results, folder, "nodes", plain)
+        assert result["plain"] == results[0]["plain"], "all nodes must be bit-equal"
+        assert result["plain"]["shard"] == pytest.approx(unsharded_run["weights"].numel() / node_size, abs=64)
+    assert_states_agree(results, folder, "nodes", unsharded_run)
 
 
 def test_clipping_before_the_reduction_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
     found = nodes[0][0]["clipped before"]
-    torch.testing.assert_close(torch.tensor(found["weights"]), clipped_by_hand(len(nodes[0])), **TOLERANCES)
+    torch.testing.assert_close(torch.tensor(found["weights"]), reference_clipped_before(len(nodes[0])), **TOLERANCES)
 
 
-def test_blocks_inside_nodes_start_before_backward_ends(nodes: tuple[list[dict], Path, int]) -> None:
+def test_reduction_inside_nodes_overlaps_backward(nodes: tuple[list[dict], Path, int]) -> None:
     for result in nodes[0]:
         assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
         assert result["overlap"]["overlapped"] >= 2
 
 
-def test_ranks_dealt_out_over_nodes_are_refused(tmp_path: Path) -> None:
+def test_round_robin_rank_placement_is_an_error(tmp_path: Path) -> None:
     for result in run_ranks("sharded_programs:uneven_nodes", 2, tmp_path, node_size=2):
         assert "numbered node by node" in result.value
         assert "\n" not in result.value
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)])
-def test_rounding_on_the_way_never_reaches_the_exact_weights(
-    ranks: tuple[list[dict], Path], plain: dict[str, Any], form: str, dtype: torch.dtype
+def test_rounded_all_gather_does_not_change_the_exact_weights(
+    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], form: str, dtype: torch.dtype
 ) -> None:
-    """The gradients here do not depend on the weights, so the exact ones are those of LAMB without any rounding."""
+    """The gradients do not depend on the weights here, so the exact weights equal those without rounding."""
     results = ranks[0]
     for result in results:
-        assert result["rounded"][form] == results[0]["rounded"][form], "all ranks compute with the same bits"
+        assert result["rounded"][form] == results[0]["rounded"][form], "all ranks must be bit-equal"
     whole = results[0]["rounded"][form]["whole"]
     assert whole["weights"] == results[0]["plain"]["weights"]
-    assert_equals(whole, plain)
+    assert_equals(whole, unsharded_run)
     trained = torch.tensor(whole["trained"])
     assert torch.equal(trained, torch.tensor(whole["weights"]).to(dtype).float())
     assert not torch.equal(trained, torch.tensor(whole["weights"]))
 
 
 @pytest.mark.parametrize("form", ["bf16", "e5m2"])
-def test_a_checkpoint_of_rounded_weights_is_exact(
-    ranks: tuple[list[dict], Path], plain: dict[str, Any], form: str
+def test_checkpoint_contains_the_exact_weights(
+    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], form: str
 ) -> None:
     results, folder = ranks
     saved, exact = load_file(folder / f"{form}.safetensors"), load_file(folder / "saved.safetensors")
@@ -221,8 +227,8 @@ def test_a_checkpoint_of_rounded_weights_is_exact(
             assert result["rounded"][form]["continued"][key] == result["rounded"][form]["whole"][key]
 
 
-def test_madgrad_keeps_its_exact_start_among_rounded_weights(ranks: tuple[list[dict], Path]) -> None:
-    """The start is the exact weights' and part of a checkpoint, or the continued run would differ."""
+def test_madgrad_saves_the_exact_initial_weights(ranks: tuple[list[dict], Path]) -> None:
+    """The checkpoint contains the exact initial weights; otherwise the resumed run would differ."""
     results, folder = ranks
     start = torch.cat([parameter.detach().flatten() for _, parameter in random_parameters()])
     assert torch.equal(load_file(folder / "madgrad_bf16.safetensors")["start"], start)
@@ -232,37 +238,39 @@ def test_madgrad_keeps_its_exact_start_among_rounded_weights(ranks: tuple[list[d
         assert found["whole"]["weights"] == result["methods"]["madgrad plain"]["weights"]
 
 
-def test_rounded_weights_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
+def test_rounded_all_gather_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
     for result in nodes[0]:
         assert result["rounded"] == nodes[0][0]["rounded"]
         assert result["rounded"]["bf16"]["whole"]["weights"] == result["plain"]["weights"]
 
 
-def test_blocks_start_before_backward_ends(ranks: tuple[list[dict], Path]) -> None:
+def test_reduction_overlaps_backward(ranks: tuple[list[dict], Path]) -> None:
     for result in ranks[0]:
         assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
         assert result["overlap"]["overlapped"] >= 2
 
 
-def test_triton_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks in Triton's interpreter: skipped step, state and all; nothing is decided on the host."""
+def test_triton_matches_unsharded_lamb(
+    tmp_path: Path, unsharded_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks in Triton's interpreter, with a skipped step and a resume; the host reads no values."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     results = run_ranks("sharded_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
-    assert_equals(results[0].value["first"], plain)
+    assert_equals(results[0].value["first"], unsharded_run)
     assert results[0].value == results[1].value
     for method in OTHERS:
         assert_equals_one_process(results[0].value["methods"][method.name], method)
     continued = results[0].value["continued"]
-    assert continued["weights"] == results[0].value["first"]["weights"], "the saved state continues bit for bit"
+    assert continued["weights"] == results[0].value["first"]["weights"], "resuming must be bit-equal"
     assert results[0].value["read on the host"] == []
     rounded = results[0].value["bf16"]
     assert rounded["weights"] == results[0].value["first"]["weights"]
     assert torch.equal(torch.tensor(rounded["trained"]), torch.tensor(rounded["weights"]).bfloat16().float())
 
 
-def test_triton_is_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with user_error("ops.unavailable", "triton optimizer"):
         sharded_lamb(World(), str(tmp_path), implementation="triton")

@@ -1,4 +1,4 @@
-"""Nothing of starting up is left for the time that counts: no first use of a collective, no compiling, no capture."""
+"""The timed part of a run contains no start-up work: no first use of a collective, no compilation, no capture."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness import HERE, free_port, rank_environment
 from training_settings import train_arguments
 
 
-def diaries(folder: Path, mode: str, **changes: object) -> list[dict[str, list[str]]]:
-    """Of two ranks that train, and evaluate twice."""
-    often = {"eval_iter_start_samples": 8, "eval_iter_samples": 8, "save_checkpoint_steps": 2, "max_steps": 4}
-    words = train_arguments(folder, cuda_graph_mode=mode, **often, **changes)
+def event_logs(folder: Path, mode: str, **changes: object) -> list[dict[str, list[str]]]:
+    """Train on two ranks with frequent evaluations and return the events of each rank."""
+    frequent = {"eval_iter_start_samples": 8, "eval_iter_samples": 8, "save_checkpoint_steps": 2, "max_steps": 4}
+    words = train_arguments(folder, cuda_graph_mode=mode, **frequent, **changes)
     command = [sys.executable, str(HERE / "start_up_program.py"), str(folder), mode, *words]
     port = free_port()
     ranks = [
@@ -31,7 +31,7 @@ def diaries(folder: Path, mode: str, **changes: object) -> list[dict[str, list[s
     ]
     outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
-    return [json.loads((folder / f"diary_{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"events_{rank}.json").read_text()) for rank in range(2)]
 
 
 SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all", "exchange_by": "gather"}
@@ -40,11 +40,11 @@ SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_pa
 @pytest.mark.parametrize(
     ("mode", "changes"), [("none", SHARDED), ("full_iteration", {"ops": "plain"})], ids=["sharded", "graphs"]
 )
-def test_nothing_begins_in_the_time_that_counts(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:
-    for diary in diaries(tmp_path, mode, **changes):
-        assert "all_reduce in group of all ranks" in diary["timed"], "the traps are set"
-        assert not set(diary["timed"]) - set(diary["before"])
+def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:
+    for events in event_logs(tmp_path, mode, **changes):
+        assert "all_reduce in group of all ranks" in events["timed"], "the hooks must be installed"
+        assert not set(events["timed"]) - set(events["before"])
         for one_time in ("a capture", "a new group", "a native library is compiled", "a Triton kernel is compiled"):
-            assert one_time not in diary["timed"]
-        assert ("a capture" in diary["before"]) == (mode != "none")
-        assert len(diary["timed"]) > 10
+            assert one_time not in events["timed"]
+        assert ("a capture" in events["before"]) == (mode != "none")
+        assert len(events["timed"]) > 10

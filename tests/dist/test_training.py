@@ -1,4 +1,4 @@
-"""The same training on 1, 2 and 4 processes: same global batch, same losses, dropout included."""
+"""Training on 1, 2 and 4 processes with the same global batch gives the same losses, with dropout."""
 
 import json
 
@@ -10,13 +10,13 @@ from harness import Rank, free_port, rank_environment
 from mlbert.cli.main import main
 from training_settings import read_metrics, train_arguments
 
-# float32 sums in another order; twelve steps of LAMB carry the difference on.
+# float32 sums in another order; twelve LAMB steps amplify the difference.
 TOLERANCE = 2e-4
 GLOBAL_PACKS = 8
 
 
 def exit_codes(world_size):
-    """Of a run that ends without its target: rank 0 alone tells it."""
+    """Return the exit codes of a run that misses its target: only rank 0 reports it."""
     return [1] + [0] * (world_size - 1)
 
 
@@ -42,7 +42,7 @@ def one_process(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (2, 2), (4, 2)])
-def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, accumulation):
+def test_losses_match_one_process(tmp_path, one_process, world_size, accumulation):
     codes, outputs = train_on(world_size, tmp_path, "out", accumulation)
     assert codes == exit_codes(world_size), "\n".join(outputs)
     steps = read_metrics(tmp_path / "out")
@@ -51,16 +51,18 @@ def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, ac
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
         assert ours["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-2)
     (evaluation,) = read_metrics(tmp_path / "out", "evaluation")
-    assert evaluation["eval_loss"] == pytest.approx(one_process[1]["eval_loss"], abs=1e-3), "each sample counts once"
+    assert evaluation["eval_loss"] == pytest.approx(one_process[1]["eval_loss"], abs=1e-3), (
+        "each sample must count once"
+    )
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
     assert config["provenance"]["ranks"] == world_size
-    assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"
+    assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "only rank 0 may write"
 
 
 @pytest.mark.parametrize(
     ("world_size", "node_size", "sharded"), [(2, 2, "all"), (4, 2, "node")], ids=["over all ranks", "inside two nodes"]
 )
-def test_a_sharded_optimizer_trains_alike(tmp_path, one_process, world_size, node_size, sharded):
+def test_sharded_optimizer_matches_one_process(tmp_path, one_process, world_size, node_size, sharded):
     codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, sharded_optimizer=sharded)
     assert codes == exit_codes(world_size), "\n".join(outputs)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
@@ -75,26 +77,26 @@ def test_a_sharded_optimizer_trains_alike(tmp_path, one_process, world_size, nod
     ],
     ids=["by lengths", "gathered"],
 )
-def test_an_exchange_trains_alike(tmp_path, one_process, world_size, node_size, changes):
+def test_padding_exchange_matches_one_process(tmp_path, one_process, world_size, node_size, changes):
     codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
     assert codes == exit_codes(world_size), "\n".join(outputs)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
 
 
-def test_rounded_weights_are_trained_with_and_exact_ones_are_written(tmp_path, one_process):
+def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path, one_process):
     codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
     assert codes == exit_codes(2), "\n".join(outputs)
     steps = read_metrics(tmp_path / "out")
     differences = [abs(ours["loss"] - alone["loss"]) for ours, alone in zip(steps, one_process[0], strict=True)]
-    assert 5 * TOLERANCE < max(differences) < 0.2, "two bits of mantissa are seen in the loss, and it stays sane"
+    assert 5 * TOLERANCE < max(differences) < 0.2, "rounding must show in the loss, but only slightly"
     for weight in load_file(tmp_path / "out/run_0/weights/model.safetensors").values():
         if weight.numel() > 1000:
             assert not torch.equal(weight, weight.to(torch.float8_e5m2).float())
 
 
-def test_rounded_gradients_train_alike(tmp_path, one_process):
-    """Each is off by 2^-8 of itself, a few times at most: far less than what the updates of a few steps change."""
+def test_bf16_gradient_reduction_matches_one_process(tmp_path, one_process):
+    """The relative rounding error is a few times 2^-8: far less than a few updates change the loss."""
     codes, outputs = train_on(4, tmp_path, "out", node_size=2, gradient_reduction="bf16", sharded_optimizer="node")
     assert codes == exit_codes(4), "\n".join(outputs)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
@@ -119,7 +121,7 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
     changes = {**changes, "save_checkpoint_steps": 1}
     codes, _ = train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, **changes)
     assert codes == exit_codes(2)
-    # The first part ended at its sample limit; what it left is taken for an interrupted run.
+    # The first part ended at its sample limit. Without its summary, it looks like an interrupted run.
     (tmp_path / "parts/run_0/summary.json").unlink()
     codes, outputs = train_on(2, tmp_path, "parts", resume=1, **changes)
     assert codes == exit_codes(2), outputs[0]

@@ -1,4 +1,4 @@
-"""A rank that dies, hangs or fails ends the others soon, and its name is told."""
+"""A rank that dies, hangs or fails is named, and the others end soon."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from training_settings import train_arguments
 from watch_programs import BAD_STEP, train_with_many_files
 
 
-def end_of(tmp_path, what, victim, check=False):
-    """What was told, by the rank that told it, and how each rank ended."""
+def run_and_read_status(tmp_path, what, victim, check=False):
+    """Return the logged status by the file of the rank that logged it, and the results of all ranks."""
     results = run_ranks(
         "watch_programs:train", 3, tmp_path, check=check, folder=str(tmp_path), what=what, victim=victim
     )
@@ -25,62 +25,62 @@ def end_of(tmp_path, what, victim, check=False):
 @pytest.mark.parametrize(
     ("what", "victim"), [("dies", 2), ("dies", 0), ("hangs", 1), ("hangs", 0), ("fails", 1), ("fails", 0)]
 )
-def test_the_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
-    told, results = end_of(tmp_path, what, victim)
+def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
+    logged, results = run_and_read_status(tmp_path, what, victim)
     assert all(result.returncode != 0 for result in results)
-    teller = 1 if (what, victim) == ("dies", 0) else 0
-    assert set(told) == {f"story_{teller}"}
-    status, _, story = told[f"story_{teller}"].partition(": ")
+    reporter = 1 if (what, victim) == ("dies", 0) else 0
+    assert set(logged) == {f"story_{reporter}"}
+    status, _, story = logged[f"story_{reporter}"].partition(": ")
     assert status == "aborted"
     assert story.startswith(f"rank {victim} on ")
     assert f"after step {BAD_STEP}" in story
     assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[what] in story
     if what == "hangs":
         assert "READ" in story
-    assert results[teller].returncode == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
-    assert story in results[teller].output
+    assert results[reporter].returncode == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
+    assert story in results[reporter].output
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_was_stopped_and_goes_on_accuses_nobody(tmp_path, victim):
-    told, results = end_of(tmp_path, "stops", victim)
+def test_suspended_rank_that_wakes_up_reports_nobody_as_lost(tmp_path, victim):
+    logged, results = run_and_read_status(tmp_path, "stops", victim)
     assert [result.returncode for result in results] == [LOST_RANK] * 3
-    (story,) = told.values()
+    (story,) = logged.values()
     assert story.startswith(f"aborted: rank {victim} on ")
     assert "is silent" in story
-    accused = [line for result in results for line in result.output.splitlines() if "mlbert: error: rank" in line]
-    assert accused
-    assert all(f"error: rank {victim} on " in line for line in accused)
+    error_lines = [line for result in results for line in result.output.splitlines() if "mlbert: error: rank" in line]
+    assert error_lines
+    assert all(f"error: rank {victim} on " in line for line in error_lines)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_warning_of_one_rank_ends_all_in_the_same_step(tmp_path, victim):
-    told, results = end_of(tmp_path, "warned", victim)
+def test_warning_signal_on_one_rank_ends_all_in_the_same_step(tmp_path, victim):
+    logged, results = run_and_read_status(tmp_path, "warned", victim)
     assert [result.returncode for result in results] == [128 + signal.SIGUSR1] * 3
-    assert told == {"story_0": "aborted: SIGUSR1"}
+    assert logged == {"story_0": "aborted: SIGUSR1"}
 
 
-def test_a_signal_to_one_rank_ends_all(tmp_path):
-    told, results = end_of(tmp_path, "ended", 2)
+def test_sigterm_on_one_rank_ends_all(tmp_path):
+    logged, results = run_and_read_status(tmp_path, "ended", 2)
     assert [result.returncode for result in results] == [LOST_RANK] * 3
-    assert f"failed after step {BAD_STEP}: Terminated: SIGTERM" in told["story_0"]
+    assert f"failed after step {BAD_STEP}: Terminated: SIGTERM" in logged["story_0"]
 
 
-def test_a_signal_to_all_ranks_is_no_fault_of_any(tmp_path):
-    told, results = end_of(tmp_path, "cancelled", -1)
-    assert told == {"story_0": "aborted: SIGTERM"}
+def test_sigterm_on_all_ranks_names_no_failed_rank(tmp_path):
+    logged, results = run_and_read_status(tmp_path, "cancelled", -1)
+    assert logged == {"story_0": "aborted: SIGTERM"}
     assert results[0].returncode == 128 + signal.SIGTERM
     assert "mlbert: error: rank" not in "".join(result.output for result in results)
 
 
-def test_a_run_that_ends_well_is_left_alone(tmp_path):
-    told, results = end_of(tmp_path, "nothing", 0, check=True)
+def test_successful_run_is_not_disturbed(tmp_path):
+    logged, results = run_and_read_status(tmp_path, "nothing", 0, check=True)
     assert [result.value for result in results] == [6, 6, 6]
-    assert told == {"story_0": "success: None"}
+    assert logged == {"story_0": "success: None"}
 
 
 def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
-    """A watch that cannot read its connection shows as a silent rank, HANG_SECONDS after set-up."""
+    """If the health monitor cannot read its connection, a rank is reported as silent after HANG_SECONDS."""
     limits = {"max_steps": 10**9, "max_samples_termination": 10**15, "max_seconds": HANG_SECONDS + 15}
     words = train_arguments(tmp_path, **limits, eval_iter_start_samples=10**15, log_freq=0)
     port = free_port()

@@ -1,4 +1,4 @@
-"""Ranks under the watch that read two epochs of texts."""
+"""Rank program for `test_long_reads`: monitored ranks that read two epochs of texts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SEQUENCES_PER_RANK = 4
 def read_texts(world: World, folder: str, what: str, victim: int) -> int:
     """Read two epochs of the texts in ``folder/set``; return the number of steps.
 
-    On the victim the second epoch's order takes longer than a hang ("order"), or that epoch's first step never comes
-    ("hang"). The rank that ends the run writes ``story_<rank>.txt``.
+    On the victim, computing the second epoch's order takes longer than the hang timeout ("order"), or reading that
+    epoch's first step never returns ("hang"). The rank that ends the run writes ``story_<rank>.txt``.
     """
     texts = TextSet(Path(folder, "set"), None, load_tokenizer("bert-base-uncased"), 32, "truncate")
     source = TextSource(
@@ -56,7 +56,7 @@ def read_texts(world: World, folder: str, what: str, victim: int) -> int:
 
 
 def slow_down(what: str, source: TextSource) -> None:
-    """Make this rank's second epoch begin late, or never."""
+    """Delay the start of this rank's second epoch, or block it forever."""
     sample_order, batches_of = text_lanes.sample_order, source.batches_of
 
     def slow_order(sizes, *, epoch, **options):

@@ -1,4 +1,4 @@
-"""Ranks under the watch, one of which comes to grief at step 4."""
+"""Rank programs for `test_watch`: monitored ranks, one of which fails at step 4."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mlbert.distributed.world import World
 HANG_SECONDS = 3.0
 BAD_STEP = 4
 LONGEST_STOP_SECONDS = 80
-INHERITED_FILES = 1100  # the connections of a rank of a thousand have descriptors above 1,023
+INHERITED_FILES = 1100  # with a thousand ranks, connections have file descriptors above 1,023
 
 
 def train(world: World, folder: str, what: str, victim: int) -> int:
-    """Six steps; at the fifth one rank dies, hangs, stops, fails or is warned. The number of steps done."""
+    """Run six steps; in the fifth, one rank dies, hangs, stops, fails or gets a signal. Return the steps done."""
     story = Path(folder, f"story_{world.rank}.txt")
 
     def close_log(status: str, reason: str | None) -> None:
@@ -38,9 +38,9 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
         for step in range(6):
             lifecycle.watch.mark(step, Stage.READ)
             if step == BAD_STEP and world.rank == victim:
-                come_to_grief(what, story.parent)
+                fail_as(what, story.parent)
             if step == BAD_STEP and (what, victim, world.rank) == ("stops", 0, 2):
-                # Ended by the launcher, because another rank has given the stopped one up; it tells rank 0 so.
+                # The launcher ends this rank after another one reported rank 0 as lost; it then reports to rank 0.
                 threading.Timer(HANG_SECONDS + 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
                 time.sleep(1000)
             if step == BAD_STEP and what == "cancelled":
@@ -54,13 +54,13 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
     return step + 1
 
 
-def come_to_grief(what: str, stories: Path) -> None:
+def fail_as(what: str, stories: Path) -> None:
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hangs":
         time.sleep(1000)
     if what == "stops":
-        # Goes on when the others have given it up, however long that takes, and is then sure to have missed it.
+        # Resume only after the others have reported this rank as lost, however long that takes.
         wake_up = "for i in $(seq $1); do sleep 1; ls $2/story_* && break; done; sleep 3; kill -CONT $3"
         words = ["sh", "-c", wake_up, "sh", str(LONGEST_STOP_SECONDS), str(stories), str(os.getpid())]
         subprocess.Popen(words, start_new_session=True)
@@ -75,7 +75,7 @@ def come_to_grief(what: str, stories: Path) -> None:
 
 
 def train_with_many_files(arguments: list[str]) -> None:
-    """``mlbert`` in a process that inherits many open descriptors."""
+    """Run ``mlbert`` in a process with many open file descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * INHERITED_FILES, hard), hard))
     for _ in range(INHERITED_FILES):

@@ -1,8 +1,9 @@
-"""The loss curve of the tiny recipe, digit by digit: a refactor leaves it alone, a change of method shows here.
+"""Compare the loss curve of the tiny recipe with a golden one: refactoring must not change it, a new method does.
 
-`tiny_loss.txt` holds step, loss and gradient norm of 60 steps on a small prepared text with the plain ops on one
-thread. On one machine two runs are equal in every digit. Across processors sums run in other orders: 60 steps of LAMB
-carry a difference of 1e-7 to below TOLERANCE. A failure names the new curve's file: copy it here if that is meant.
+`tiny_loss.txt` has the step, loss and gradient norm of 60 steps on a small prepared text, with the plain ops on one
+thread. Two runs on one machine are bit-equal. Other processors sum in another order, and 60 steps of LAMB amplify a
+difference of 1e-7 to less than TOLERANCE. A failure names the file of the new curve: copy it here if the change is
+intended.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ TOLERANCE = 5e-4
 
 
 def tiny_curve(prepared: Path, folder: Path, name: str, ops: str = "plain") -> Path:
-    """Trains, and writes the curve into a text file."""
+    """Train and write the curve to a text file."""
     arguments = train_arguments(
         folder,
         name,
@@ -45,14 +46,14 @@ def losses(curve: Path) -> list[float]:
     return [float(line.split()[1]) for line in curve.read_text().splitlines()]
 
 
-def test_two_runs_are_equal_in_every_digit(tmp_path, prepared_data):
+def test_two_runs_are_bit_equal(tmp_path, prepared_data):
     first, second = (tiny_curve(prepared_data, tmp_path, name) for name in ("a", "b"))
     assert first.read_text() == second.read_text()
 
 
 @pytest.mark.parametrize("ops", ["plain", "auto"])
-def test_the_curve_is_the_golden_one(tmp_path, prepared_data, ops):
+def test_curve_matches_the_golden_curve(tmp_path, prepared_data, ops):
     curve = tiny_curve(prepared_data, tmp_path, "out", ops)
     golden = losses(GOLDEN)
     assert losses(curve) == pytest.approx(golden, abs=TOLERANCE), f"new curve: {curve}"
-    assert golden[-1] < golden[0] - 1.0, "the tiny recipe learns"
+    assert golden[-1] < golden[0] - 1.0, "the tiny recipe must learn"

@@ -1,10 +1,10 @@
-"""A real Slurm on this one machine: munged, slurmctld and one slurmd a node, without systemd.
+"""Run a real Slurm cluster on one machine: munged, slurmctld and one slurmd per node, without systemd.
 
-    python tests/slurm/cluster.py 4      # 4 nodes and a shell in which sbatch knows them; its end takes them down
+    python tests/slurm/cluster.py 4      # opens a shell with a cluster of 4 nodes; exit stops the cluster
 
-Everything lies in one temporary folder: configuration, key, sockets, logs, spool. Each node has its own host name; they
-share the network, so that no name of theirs can be looked up. They claim 8 GPUs each, which are copies of /dev/null.
-Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge.
+Everything is in one temporary folder: configuration, key, sockets, logs, spool. Each node has its own host name; nodes
+share the network, so their names cannot be resolved. Each claims 8 GPUs, which are copies of /dev/null. Needs root and
+Debian's packages slurmctld, slurmd, slurm-client and munge.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ NODE = (
 )
 
 
-def why_not() -> str | None:
-    """Why no cluster can be brought up here, in words; None when it can."""
+def unavailable_reason() -> str | None:
+    """Return why no cluster can be started here, or None if it can."""
     missing = [name for name in PROGRAMS if not shutil.which(name, path=SYSTEM_PATH)]
     if missing:
         packages = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge"
         return f"Slurm is not installed ({', '.join(missing)} missing): {packages}"
     if os.geteuid() != 0:
-        return "slurmd needs root, and this user is not root"
+        return "slurmd needs root, but this user is not root"
     if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
-        return "this root may not give a node a host name of its own (unshare --uts)"
+        return "this root user may not set a node's host name (unshare --uts)"
     return None
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on now, below those that Linux gives to outgoing connections."""
+    """Return free TCP ports below Linux's range for outgoing connections."""
     found: list[int] = []
     while len(found) < count:
         port = 6800 + secrets.randbelow(7000)
@@ -93,9 +93,9 @@ class Cluster:
     """A running cluster; see `running`.
 
     Attributes:
-        folder: everything that belongs to it.
-        nodes: names, node1 and up.
-        environment: for programs that talk to it: PATH and SLURM_CONF and nothing else of this process.
+        folder: contains all files of the cluster.
+        nodes: names, from node1.
+        environment: for client programs: PATH, SLURM_CONF and little else.
     """
 
     def __init__(self, folder: Path, num_nodes: int) -> None:
@@ -110,7 +110,7 @@ class Cluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Brings everything up and waits until every node is idle."""
+        """Start all daemons and wait until every node is idle."""
         self._write_files()
         munge = self.folder / "munge"
         self._daemon(
@@ -162,16 +162,16 @@ class Cluster:
         log.close()
 
     def start_node(self, node: str) -> None:
-        """Starts a node's daemon, as a host of this name."""
+        """Start a node's daemon with the node's name as host name."""
         program = 'hostname "$0" && exec slurmd -D -N "$0"'
         self._daemon("unshare", "--uts", "sh", "-c", program, node, label=node)
 
     def kill_node(self, node: str) -> None:
-        """As if its power were cut: its daemon and everything that runs on it, without a word."""
+        """Simulate a power failure: kill the node's daemon and everything that runs on it."""
         own = f"{self.folder}/{node}/".encode()
         victims = [self._daemons.pop(node).pid, *self._processes(f"SLURMD_NODENAME={node}".encode())]
         victims += [pid for pid in self._processes() if own in _read(pid, "cmdline")]
-        # The steps' own daemons have no node in their environment; their children name it.
+        # slurmstepd has no node name in its environment, but its children do.
         victims += [
             parent for pid in victims if (parent := _parent(pid)) > 1 and b"slurmstepd" in _read(parent, "cmdline")
         ]
@@ -180,7 +180,7 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def _processes(self, marker: bytes | None = None) -> list[int]:
-        """Processes of this cluster: their environment names its configuration, and the marker."""
+        """Return the cluster's processes, optionally only those with the marker in their environment."""
         own = f"SLURM_CONF={self.folder}/slurm.conf".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -191,7 +191,7 @@ class Cluster:
         return found
 
     def stop(self) -> None:
-        """Cancels every job and ends every process of the cluster."""
+        """Cancel all jobs and end all processes of the cluster."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.run("scancel", "--user=root", timeout=10)
             self.wait_for(lambda: not self.run("squeue", "--noheader").stdout.strip(), 5, "an empty queue")
@@ -208,7 +208,7 @@ class Cluster:
         self._daemons.clear()
 
     def run(self, *words: str | Path, timeout: float = 30, **options: object) -> subprocess.CompletedProcess[str]:
-        """Runs a program that talks to the cluster."""
+        """Run a client program."""
         environment = {**self.environment, **options.pop("environment", {})}
         return subprocess.run(
             [str(word) for word in words],
@@ -221,17 +221,17 @@ class Cluster:
         )
 
     def states(self) -> set[str]:
-        """The nodes' states, without flags."""
+        """Return the states of the nodes, without flags."""
         lines = self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
         return set(lines) if len(lines) == len(self.nodes) else set()
 
     def job(self, job: str) -> dict[str, str]:
-        """What Slurm knows of a job: JobState, ExitCode, Restarts, NodeList, ..."""
+        """Return the job's fields in Slurm: JobState, ExitCode, Restarts, NodeList, ..."""
         text = self.run("scontrol", "--oneliner", "show", "job", job).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def rank(self, job: str, rank: int) -> int:
-        """The process of a rank that trains."""
+        """Return the process id of a training rank."""
         markers = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
         found = [
             pid
@@ -241,26 +241,26 @@ class Cluster:
         return min(found)
 
     def kill_step_daemon(self, job: str, rank: int) -> None:
-        """Kills the slurmstepd above a rank that trains; the rank goes on."""
+        """Kill the slurmstepd of a training rank; the rank continues."""
         pid = self.rank(job, rank)
         while b"slurmstepd" not in _read(pid, "cmdline"):
             pid = _parent(pid)
         os.kill(pid, signal.SIGKILL)
 
-    def wait_for(self, condition: object, seconds: float, what: str) -> None:
-        """Polls until the condition holds.
+    def wait_for(self, condition: object, seconds: float, description: str) -> None:
+        """Poll until the condition is true.
 
         Raises:
-            subprocess.SubprocessError: it does not in time.
+            subprocess.SubprocessError: on timeout.
         """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise subprocess.SubprocessError(f"no {what} within {seconds:.0f} s; logs in {self.folder}")
+                raise subprocess.SubprocessError(f"no {description} within {seconds:.0f} s; logs in {self.folder}")
             time.sleep(0.1)
 
-    def finished(self, job: str, seconds: float = 120) -> dict[str, str]:
-        """Waits for a job's end; what Slurm knows of it then."""
+    def wait_for_end(self, job: str, seconds: float = 120) -> dict[str, str]:
+        """Wait for a job's end and return its fields."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", None)
         self.wait_for(lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}")
         return self.job(job)
@@ -280,7 +280,7 @@ def _parent(pid: int) -> int:
 
 @contextlib.contextmanager
 def running(num_nodes: int) -> Iterator[Cluster]:
-    """A cluster of so many nodes, taken down with its folder whatever happens."""
+    """Start a cluster, and stop it and delete its folder afterwards."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         cluster = Cluster(Path(folder), num_nodes)
         try:
@@ -291,12 +291,12 @@ def running(num_nodes: int) -> Iterator[Cluster]:
 
 
 def main() -> None:
-    """Brings up a cluster for a person."""
-    reason = why_not()
+    """Start a cluster for interactive use."""
+    reason = unavailable_reason()
     if reason:
         sys.exit(f"error: {reason}")
     with running(int(sys.argv[1]) if len(sys.argv) > 1 else 4) as cluster:
-        print(cluster.run("sinfo").stdout, "exit takes the cluster down.", sep="\n")
+        print(cluster.run("sinfo").stdout, "exit stops the cluster.", sep="\n")
         subprocess.run([os.environ.get("SHELL", "bash")], env={**os.environ, **cluster.environment}, check=False)
 
 

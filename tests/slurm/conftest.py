@@ -1,4 +1,4 @@
-"""A cluster for the whole session, and a site on it."""
+"""A Slurm cluster for the whole session, and a site on it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cluster import Cluster, running, why_not
+from cluster import Cluster, running, unavailable_reason
 from slurm_site import Site
 
-# Four for the largest job; the others are for jobs that mostly wait while the tests go on.
+# Four for the largest job; the others run slow jobs while the tests continue.
 NUM_NODES = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips this folder where no Slurm can be brought up."""
-    reason = why_not()
+    """Skip the tests in this folder if no Slurm cluster can be started."""
+    reason = unavailable_reason()
     for item in items:
         if reason and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -27,12 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """`NUM_NODES` nodes."""
+    """Return a cluster of `NUM_NODES` nodes."""
     with running(NUM_NODES) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def site(cluster: Cluster, tmp_path: Path, tree_root: Path) -> Site:
-    """A site whose path holds a blank."""
+    """Return a site with a space in its path."""
     return Site(cluster, tmp_path / "a tree", tree_root)

@@ -1,14 +1,14 @@
-"""What launching and recovering cost, on a test cluster of this machine; makes a folder of records/.
+"""Measure the cost of launching and of recovery on a local test cluster, and write a folder in records/.
 
     python tests/slurm/measure.py [--kills 20] [--out FOLDER]
 
-* start: seconds from sbatch to the end of the first training step on 4 nodes, the median of three jobs, and how many of
-  them pass in our scripts: from the job script's first line to the start of the ranks;
-* recovery: seconds from the death of a rank to the first step after the one it died in, in the same job;
-* kills: a run whose ranks are killed at random moments, with its final weights compared to an undisturbed run's.
+* start: seconds from sbatch to the end of the first training step on 4 nodes (median of three jobs), and how many of
+  them our scripts take, from the first line of the job script to the start of the ranks;
+* recovery: seconds from the death of a rank to the next new step in the same job;
+* kills: a run whose ranks are killed at random times; its final weights are compared with an undisturbed run's.
 
-Times of a machine that is busy with other things mean nothing. FOLDER gets README.md, measure.json (every figure) and
-job.txt (what the job with the kills printed). Takes some 6 seconds a kill and two minutes besides.
+Times from a busy machine are meaningless. FOLDER gets README.md, measure.json (all figures) and job.txt (the output of
+the job with the kills). Takes about two minutes plus 6 seconds per kill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cluster import running, why_not
+from cluster import running, unavailable_reason
 from slurm_site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,17 +44,17 @@ def metrics(site: Site) -> Path:
 
 
 def steps_done(site: Site) -> int:
-    """Step of the newest metrics line."""
+    """Return the step of the last complete metrics line."""
     lines = metrics(site).read_text().splitlines() if metrics(site).exists() else []
     whole = [line for line in lines if line.endswith("}")]
     return json.loads(whole[-1])["step"] if whole else 0
 
 
 def wait_until(condition: object, seconds: float = 300) -> float:
-    """Polls densely; the time when the condition held first."""
+    """Poll frequently and return the time when the condition became true."""
     deadline = time.time() + seconds
     while not condition():
-        assert time.time() < deadline, "it takes too long"
+        assert time.time() < deadline, f"the condition is not true after {seconds:.0f} s"
         time.sleep(0.02)
     return time.time()
 
@@ -63,11 +63,11 @@ def measure_start(site: Site) -> dict[str, float]:
     submitted = time.time()
     job = site.submit(nodes=4, **RUN)
     first_step = wait_until(lambda: steps_done(site) >= 1)
-    # The script makes LOGDIR in its first lines, and claims the run right before it starts the ranks.
+    # The script creates LOGDIR in its first lines, and claims the run right before it starts the ranks.
     script = site.runs.stat().st_mtime
     ranks = (site.runs / "out/.run_0.job").stat().st_mtime
     site.cluster.run("scancel", job)
-    site.cluster.finished(job)
+    site.cluster.wait_for_end(job)
     return {
         "sbatch_to_script": script - submitted,
         "our_scripts": ranks - script,
@@ -77,17 +77,17 @@ def measure_start(site: Site) -> dict[str, float]:
 
 
 def undisturbed(site: Site) -> bytes:
-    site.cluster.finished(site.submit(**RUN), 900)
+    site.cluster.wait_for_end(site.submit(**RUN), 900)
     return (site.runs / "out/run_0/weights/model.safetensors").read_bytes()
 
 
 def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, float]], str]:
-    """Final weights of a run whose ranks are killed; each kill's rank, step and seconds; what the job printed."""
+    """Kill ranks of a run; return its final weights, each kill's rank, step and seconds, and the job's output."""
     choice = random.Random(seed)
     job = site.submit(**RUN, MAX_RESTARTS=kills)
     recoveries = []
     for kill in range(kills):
-        # Spread over the run; after a restart at least one new checkpoint, or the job gives up.
+        # Spread kills over the run. The job gives up unless each restart writes a new checkpoint.
         goal = 15 + (RUN["MAX_STEPS"] - 200) * kill // kills + choice.randrange(20)
         wait_until(lambda goal=goal: steps_done(site) >= goal)
         reached, lost, rank = steps_done(site), time.time(), choice.randrange(2)
@@ -95,13 +95,13 @@ def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, flo
         wait_until(lambda kill=kill: site.output(job).count("lost a rank") > kill)
         wait_until(lambda reached=reached: steps_done(site) > reached)
         recoveries.append({"rank": rank, "step": reached, "seconds": round(time.time() - lost, 2)})
-    site.cluster.finished(job, 900)
+    site.cluster.wait_for_end(job, 900)
     weights = (site.runs / "out/run_0/weights/model.safetensors").read_bytes()
     return weights, recoveries, site.output(job)
 
 
 def hardware() -> tuple[str, str]:
-    """The processor's name, and a short one for a folder: AMD EPYC, epyc-2cpu."""
+    """Return the processor's name and a short name for a folder, such as "AMD EPYC" and "epyc-2cpu"."""
     lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     name = lines[0].partition(":")[2].strip() if lines else platform.machine()
     short = re.search(r"epyc|ryzen|xeon|core|neoverse", name, re.IGNORECASE)
@@ -109,11 +109,11 @@ def hardware() -> tuple[str, str]:
 
 
 README = """\
-# What do launching and recovering cost?
+# How long do launching and recovery take?
 
 A Slurm {slurm} of four nodes on one machine ({cpu}, {cores} cores{load}).
-Jobs of `launch/run.sub` without a container, a model of 2 layers x 32: the figures are those of the launchers and of
-Python's start, not of training.
+Jobs of `launch/run.sub` without a container, with a model of 2 layers x 32. The figures measure the launchers and the
+start of Python, not training.
 
 ```console
 $ python tests/slurm/measure.py --kills {kills}
@@ -125,7 +125,7 @@ $ python tests/slurm/measure.py --kills {kills}
 | of these: Slurm, until the job script runs | {sbatch_to_script:.1f} s |
 | of these: our scripts, until the ranks start (goal: 2 s) | {our_scripts:.1f} s |
 | of these: start of Python and torch, rendezvous, first step | {ranks_to_first_step:.1f} s |
-| death of a rank to the first step that it had not done, 2 nodes | {median:.1f} s (median); longest {longest:.1f} s |
+| death of a rank to the next new step, 2 nodes | {median:.1f} s (median); longest {longest:.1f} s |
 | {kills} kills at random steps and ranks: final weights equal to the undisturbed run's | {equal} |
 
 Raw output: [measure.json](measure.json), [job.txt](job.txt) (the job with the kills).
@@ -133,14 +133,14 @@ Raw output: [measure.json](measure.json), [job.txt](job.txt) (the job with the k
 
 
 def main() -> None:
-    """Measures, and writes the folder."""
+    """Measure, and write the folder."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
     cpu, short = hardware()
     folder = ROOT / "records" / f"{datetime.now(UTC):%Y-%m-%d}_slurm_{short}"
     parser.add_argument("--out", type=Path, default=folder)
     arguments = parser.parse_args()
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         sys.exit(f"error: {reason}")
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""A site on a test cluster: a tree with one system folder, as a vendor has it, and jobs submitted from there."""
+"""A site on a test cluster: a tree with one system folder, like a vendor's, from which jobs are submitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training_settings import SETTINGS, SHAPE
 
 
 def read_log(path: Path) -> dict[str, list]:
-    """Values of each key in an MLPerf log, in order; of run_stop the status."""
+    """Return {key: values in order} of an MLPerf log; the value of run_stop is its status."""
     values: dict[str, list] = {}
     for line in path.read_text().splitlines():
         if line.startswith(":::MLLOG"):
@@ -23,7 +23,7 @@ def read_log(path: Path) -> dict[str, list]:
 
 
 class Site:
-    """A tree with one system folder, whose config trains the tests' tiny model on generated tokens.
+    """A tree with one system folder, whose config trains a tiny model on generated tokens.
 
     Attributes:
         cluster: where its jobs run.
@@ -57,11 +57,11 @@ class Site:
         self.config.write_text("\n".join(lines) + "\n")
 
     def submit(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> str:
-        """Sources the config as a person does, with overrides after it, and submits; the job's number."""
+        """Source the config, apply the overrides and submit the job; return its id."""
         return self._submit("sbatch --parsable", sbatch_words, nodes, exports)[0]
 
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
-        """The same with `mlbert launch chain`; the numbers of its jobs."""
+        """Submit a chain of jobs with `mlbert launch chain`; return their ids."""
         return self._submit(f"python3 -m mlbert launch chain {links}", (), nodes, exports)
 
     def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
@@ -75,12 +75,12 @@ class Site:
         return done.stdout.split()
 
     def output(self, job: str) -> str:
-        """What a job printed so far."""
+        """Return the job's output so far."""
         path = self.config.parent / f"slurm-{job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def run(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> tuple[str, str]:
-        """Submits and waits for the end; Slurm's state of the job and its output."""
+        """Submit a job and wait for its end; return its state and output."""
         job = self.submit(*sbatch_words, nodes=nodes, **exports)
-        state = self.cluster.finished(job)["JobState"]
+        state = self.cluster.wait_for_end(job)["JobState"]
         return state, self.output(job)

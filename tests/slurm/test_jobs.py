@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: the documented line, overrides, mistakes, arrays, jobs side by side."""
+"""Jobs on a real Slurm: the documented commands, overrides, user errors, arrays and concurrent jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training_settings import SHAPE
 
 
 def text_exports(site: Site, prepared: Path) -> dict[str, object]:
-    """Exports for training on prepared text until an accuracy that is reached at once."""
+    """Return exports for training on prepared text with a target that is reached at once."""
     shape = site.runs.parent / "bert_of_this_text.json"
     shape.write_text(json.dumps({**SHAPE, "vocab_size": read_manifest(prepared / "train").vocab_size}))
     return {
@@ -43,14 +43,14 @@ def test_two_nodes_train_and_pass_the_official_check(site: Site, prepared_data: 
     assert "time to train" in output
     logs = [read_log(site.runs / f"out/result_{i}.txt") for i in (0, 1)]
     for log, seed in zip(logs, (40, 41), strict=True):
-        assert log["seed"] == [seed], "each run has a seed of its own"
-        assert log["opt_base_learning_rate"] == [0.02], "an override after sourcing wins"
+        assert log["seed"] == [seed], "each run must have its own seed"
+        assert log["opt_base_learning_rate"] == [0.02], "an override after sourcing must win"
         assert log["run_stop"] == ["success"]
-        refused = "page cache was not dropped" in output
-        assert log["cache_clear"] == [not refused]
+        not_dropped = "page cache was not dropped" in output
+        assert log["cache_clear"] == [not not_dropped]
 
 
-def test_four_nodes_train_and_the_network_is_measured_first(site: Site, prepared_data: Path) -> None:
+def test_four_nodes_measure_the_network_and_train(site: Site, prepared_data: Path) -> None:
     results = site.runs.parent / "results/test/bert/result_0.txt"
     state, output = site.run(
         nodes=4, **text_exports(site, prepared_data), NCCL_TEST=1, CHECK_COMPLIANCE=1, COLLECT_RESULTS=1
@@ -81,25 +81,25 @@ def test_two_nodes_of_two_ranks_train_from_bins_and_exchange_padding(
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
 
 
-def test_one_node_is_enough(tmp_path: Path, tree_root: Path) -> None:
+def test_job_on_one_node(tmp_path: Path, tree_root: Path) -> None:
     with running(1) as small:
         site = Site(small, tmp_path / "tree", tree_root)
         state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
-        # Random tokens cannot be learnt: the run ends at MAX_STEPS without its target, which is no success.
+        # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and fails.
         assert state == "FAILED", output
         assert "run 0 ended with status 1" in output
         assert (site.runs / "out/run_0/summary.json").exists(), output
 
 
-def test_a_job_without_a_config_says_so(site: Site) -> None:
+def test_job_requires_a_config(site: Site) -> None:
     done = site.cluster.run("sbatch", "--parsable", "-N1", "-t1", "run.sub", cwd=site.config.parent)
     job = done.stdout.strip()
-    assert site.cluster.finished(job)["JobState"] == "FAILED"
+    assert site.cluster.wait_for_end(job)["JobState"] == "FAILED"
     assert "source config_<system>.sh" in site.output(job)
 
 
 @pytest.mark.parametrize(
-    ("exports", "words"),
+    ("exports", "message"),
     [
         ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3"),
         (
@@ -110,26 +110,26 @@ def test_a_job_without_a_config_says_so(site: Site) -> None:
         ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no"),
     ],
 )
-def test_a_mistake_ends_the_job_with_a_clear_line(site: Site, exports: dict[str, str], words: str) -> None:
+def test_user_error_ends_the_job_with_one_line(site: Site, exports: dict[str, str], message: str) -> None:
     job = site.submit("-N2", **exports)
-    facts = site.cluster.finished(job)
+    facts = site.cluster.wait_for_end(job)
     assert facts["JobState"] == "FAILED"
     assert facts["ExitCode"] == "2:0"
-    assert words in site.output(job)
+    assert message in site.output(job)
     assert "run 0 starts" not in site.output(job)
 
 
-def test_a_full_disk_under_logdir_is_one_line(site: Site, tmp_path: Path) -> None:
+def test_full_disk_under_logdir_is_a_one_line_error(site: Site, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(logs)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
+        pytest.skip("mounting a file system is not permitted here")
     try:
         with contextlib.suppress(OSError):
             (logs / "everything").write_bytes(bytes(100_000))
         job = site.submit(LOGDIR=logs)
-        assert site.cluster.finished(job)["ExitCode"] == "2:0"
+        assert site.cluster.wait_for_end(job)["ExitCode"] == "2:0"
         assert (
             site.output(job)
             == f"error: LOGDIR={logs} cannot be written to: it is full, or this user may not write there.\n"
@@ -139,15 +139,15 @@ def test_a_full_disk_under_logdir_is_one_line(site: Site, tmp_path: Path) -> Non
         subprocess.run(["umount", logs], check=True)
 
 
-def test_a_wrong_setting_fails_the_job_with_status_2(site: Site) -> None:
+def test_invalid_setting_fails_the_job_with_status_2(site: Site) -> None:
     job = site.submit(nodes=2, LR="fast")
-    facts = site.cluster.finished(job)
+    facts = site.cluster.wait_for_end(job)
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0")
-    assert site.output(job).count("'fast' is not a number") == 1, "once, and not by each rank"
+    assert site.output(job).count("'fast' is not a number") == 1, "the error must be printed once, not by each rank"
 
 
-def test_the_cpu_cluster_trains_as_its_readme_types_it(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
-    """With generated tokens for the text that a quickstart makes, and four steps."""
+def test_cpu_cluster_trains_with_the_commands_of_its_readme(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
+    """Use generated tokens instead of quickstart's text, and four steps."""
     short = f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
     line = (
         "set -eu; source env.sh; source config_cpu_4x1x8x1_demo.sh; "
@@ -156,30 +156,30 @@ def test_the_cpu_cluster_trains_as_its_readme_types_it(cluster: Cluster, tree_ro
     folder = tree_root / "benchmarks/bert/implementations/cpu_cluster"
     done = cluster.run("bash", "-c", line, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert cluster.finished(done.stdout.strip())["ExitCode"] == "1:0", "no target on random tokens"
+    assert cluster.wait_for_end(done.stdout.strip())["ExitCode"] == "1:0", "random tokens cannot reach the target"
     summary = json.loads((tmp_path / "run_0/summary.json").read_text())
     assert (summary["ranks"], summary["steps"]) == (4, 4), (tmp_path / "out").read_text()
     weights = tmp_path / "run_0/weights/model.safetensors"
     assert weights.stat().st_mode & 0o777 == 0o644
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no files for itself are left"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "temporary files must be removed"
 
 
-def test_the_published_line_needs_no_number_of_nodes(site: Site) -> None:
+def test_published_command_needs_no_node_count(site: Site) -> None:
     node = site.cluster.nodes[-1]
     line = f"source '{site.config}'; DGXNNODES=1 LR=fast sbatch --parsable -w {node} --time=${{WALLTIME}} run.sub"
     done = site.cluster.run("bash", "-c", line, cwd=site.config.parent)
-    facts = site.cluster.finished(done.stdout.strip())
+    facts = site.cluster.wait_for_end(done.stdout.strip())
     assert (facts["NodeList"], facts["ExitCode"]) == (node, "2:0")
-    assert "'fast' is not a number" in site.output(done.stdout.strip()), "the settings are looked at last"
+    assert "'fast' is not a number" in site.output(done.stdout.strip()), "settings must be checked last"
 
 
-def test_an_array_is_one_run_a_task_and_jobs_side_by_side_do_not_meet(site: Site) -> None:
+def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
     array = site.submit("--array=0-1", nodes=1, SEED="none")
     other = site.submit(nodes=1, LOGDIR=site.runs / "other")
     site.cluster.wait_for(lambda: (site.runs / "other/.run_0.job").exists(), 60, "claim of the run")
     rival = site.submit(nodes=1, LOGDIR=site.runs / "other")
     for job in (f"{array}_0", f"{array}_1", other, rival):
-        assert site.cluster.finished(job)["JobState"] == "FAILED", "none reaches a target on random tokens"
+        assert site.cluster.wait_for_end(job)["JobState"] == "FAILED", "random tokens cannot reach the target"
     assert f"job {other} is writing run 0" in site.output(rival)
     logs = [read_log(site.runs / name) for name in ("out/result_0.txt", "out/result_1.txt", "other/result_0.txt")]
     assert [log["run_stop"] for log in logs] == [["aborted"]] * 3
@@ -189,7 +189,7 @@ def test_an_array_is_one_run_a_task_and_jobs_side_by_side_do_not_meet(site: Site
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
-def test_tensorflow_takes_a_node_in_one_process(site: Site, prepared_data: Path, tree_root: Path) -> None:
+def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, tree_root: Path) -> None:
     ours = tree_root / "benchmarks/bert/implementations"
     (site.config.parents[1] / "tensorflow2").symlink_to(ours / "tensorflow2")
     stub = "run_pretraining.py"

@@ -1,4 +1,4 @@
-"""What the tree checks look at: the files that belong to the tree, its configs and its shell programs."""
+"""Fixtures for the tree checks: the tree's files, configs and shell programs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {".git", ".venv", "third_party", "build", "__pycache__"}
+EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
 
 
 def tree_files() -> list[Path]:
-    """Files of the tree: what git tracks or would track; in an export without git, everything but build products."""
+    """Return the files that git tracks or would track; without git, everything but build products."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -24,7 +24,7 @@ def tree_files() -> list[Path]:
         names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        names = [name for name in names if name.parts[0] != "runs" and not NOT_OURS & set(name.parts)]
+        names = [name for name in names if name.parts[0] != "runs" and not EXCLUDED & set(name.parts)]
         names = [name for name in names if ".egg-info" not in str(name)]
     return sorted(ROOT / name for name in names if (ROOT / name).is_file())
 
@@ -39,12 +39,12 @@ READMES = [path for path in FILES if path.suffix == ".md"]
 
 
 def relative(path: Path) -> str:
-    """A path as the test's name shows it."""
+    """Return the path shown in the test id."""
     return path.relative_to(ROOT).as_posix()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives a test that names one of these arguments every such file, one test each."""
+    """Parametrize tests that take one of these arguments over every such file."""
     kinds = {
         "shell_file": SHELL_FILES,
         "config_file": CONFIG_FILES,
@@ -59,11 +59,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def tracked() -> list[Path]:
-    """Every file of the tree."""
+    """Return every file of the tree."""
     return FILES
 
 
 @pytest.fixture(scope="session")
 def syntax_trees() -> dict[Path, ast.Module]:
-    """Every Python file of the tree, parsed."""
+    """Return the syntax tree of every Python file in the tree."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PYTHON_FILES}

@@ -1,4 +1,4 @@
-"""docs/add_a_system.md, followed step by step in a copy of the tree; what comes out passes the tree's own checks."""
+"""Follow docs/add_a_system.md step by step in a copy of the tree; the new system passes the tree checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 200
 
 @pytest.fixture(scope="module")
 def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree without results and records, with a `.venv` that leads to this interpreter and a silent sbatch."""
+    """Copy the tree without results and records, with a `.venv` for this interpreter and a stand-in for sbatch."""
     root = tmp_path_factory.mktemp("add") / "tree"
     for path in tracked:
         name = path.relative_to(tree_root)
@@ -57,7 +57,7 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def outputs(copy: Path) -> list[str]:
-    """What each block of the page printed; the last one, the whole of the tree's tests, is for a reader."""
+    """Return the output of each block on the page except the last, which runs all the tree tests."""
     commands = BLOCK.findall((copy / PAGE).read_text(encoding="utf-8"))
     assert commands[-1] == "./run_tests.sh tests/tree\n"
     printed = []
@@ -69,7 +69,7 @@ def outputs(copy: Path) -> list[str]:
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_the_page_leads_to_a_system(copy: Path, outputs: list[str]) -> None:
+def test_page_creates_a_system(copy: Path, outputs: list[str]) -> None:
     names = {path.name for path in (copy / FOLDER).iterdir()}
     assert names == {"README.md", "env.sh", CONFIG, "run.sub", "run_pretraining.py"}
     assert "--gres=gpu:4" in (copy / FOLDER / "env.sh").read_text()
@@ -82,7 +82,7 @@ def test_the_page_leads_to_a_system(copy: Path, outputs: list[str]) -> None:
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_jobs_are_submitted_as_the_page_says(copy: Path, outputs: list[str]) -> None:
+def test_page_submits_its_jobs(copy: Path, outputs: list[str]) -> None:
     assert outputs
     lines = (copy / "submitted").read_text().splitlines()
     assert [line for line in lines if line.startswith("-N")] == ["-N 1 -t 15 run.sub", "-N 1 -t 85 run.sub"]
@@ -91,7 +91,7 @@ def test_jobs_are_submitted_as_the_page_says(copy: Path, outputs: list[str]) -> 
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_the_new_system_passes_the_tree_checks(copy: Path, outputs: list[str]) -> None:
+def test_new_system_passes_the_tree_checks(copy: Path, outputs: list[str]) -> None:
     row = next(line.strip() for line in outputs[0].splitlines() if line.strip().startswith("| ["))
     table = copy / "benchmarks/bert/implementations/README.md"
     last = "| [`dgxa100_n1`]"

@@ -1,4 +1,4 @@
-"""bind.sh: which cores each rank of a node gets."""
+"""bind.sh: which cores each rank on a node gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """A stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two beside each node."""
+    """A stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
     for cpu in range(32):
         folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
@@ -27,15 +27,15 @@ def server(tmp_path: Path) -> Path:
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(
-        '#!/bin/bash\necho asked >>"${0}.notes"\n'
+        '#!/bin/bash\necho called >>"${0}.notes"\n'
         'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n'
     )
     smi.chmod(0o755)
     return tmp_path
 
 
-def bound(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
-    """What bind.sh chooses for each of four ranks."""
+def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
+    """Return the binding that bind.sh chooses for each of four ranks."""
     program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
     path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
     lines = []
@@ -52,8 +52,8 @@ def bound(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exp
     return lines
 
 
-def test_ranks_are_bound_beside_their_gpus(tree_root: Path, server: Path) -> None:
-    assert bound(tree_root, server, "0-31", gpus=True) == [
+def test_ranks_are_bound_to_the_numa_node_of_their_gpu(tree_root: Path, server: Path) -> None:
+    assert bind_lines(tree_root, server, "0-31", gpus=True) == [
         "node 1 cpus 8,9,10,11",
         "node 1 cpus 12,13,14,15",
         "node 0 cpus 0,1,2,3",
@@ -61,26 +61,26 @@ def test_ranks_are_bound_beside_their_gpus(tree_root: Path, server: Path) -> Non
     ]
 
 
-def test_a_rank_asks_for_the_gpus_once_and_finds_those_that_it_may_use(tree_root: Path, server: Path) -> None:
-    assert bound(tree_root, server, "0-31", gpus=True, CUDA_VISIBLE_DEVICES="GPU-3a,GPU-2a,1,0") == [
+def test_visible_gpus_decide_the_binding_and_nvidia_smi_runs_once_per_rank(tree_root: Path, server: Path) -> None:
+    assert bind_lines(tree_root, server, "0-31", gpus=True, CUDA_VISIBLE_DEVICES="GPU-3a,GPU-2a,1,0") == [
         "node 0 cpus 0,1,2,3",
         "node 0 cpus 4,5,6,7",
         "node 1 cpus 8,9,10,11",
         "node 1 cpus 12,13,14,15",
     ]
-    assert (server / "bin/nvidia-smi.notes").read_text().split() == ["asked"] * 4
+    assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
 
 
-def test_without_gpus_ranks_spread_over_the_nodes(tree_root: Path, server: Path) -> None:
-    assert bound(tree_root, server, "0-31", DGXHT=2)[::3] == [
+def test_without_gpus_ranks_are_spread_over_the_numa_nodes(tree_root: Path, server: Path) -> None:
+    assert bind_lines(tree_root, server, "0-31", DGXHT=2)[::3] == [
         "node 0 cpus 0,16,1,17,2,18,3,19",
         "node 1 cpus 12,28,13,29,14,30,15,31",
     ]
 
 
-def test_cpus_outside_the_job_are_left_out(tree_root: Path, server: Path) -> None:
-    # The end of the second node belongs to a storage client; of core 0 only the second thread is free.
-    assert bound(tree_root, server, "1-11,16-27") == [
+def test_cpus_outside_the_job_are_not_used(tree_root: Path, server: Path) -> None:
+    # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
+    assert bind_lines(tree_root, server, "1-11,16-27") == [
         "node 0 cpus 1,2,3,4",
         "node 0 cpus 5,6,7,16",
         "node 1 cpus 8,9",
@@ -88,8 +88,8 @@ def test_cpus_outside_the_job_are_left_out(tree_root: Path, server: Path) -> Non
     ]
 
 
-def test_a_node_without_cpus_for_the_job_is_passed_over(tree_root: Path, server: Path) -> None:
-    assert bound(tree_root, server, "0-2", gpus=True) == [
+def test_numa_node_without_allowed_cpus_is_skipped(tree_root: Path, server: Path) -> None:
+    assert bind_lines(tree_root, server, "0-2", gpus=True) == [
         "node 0 cpus 0",
         "node 0 cpus 0",
         "node 0 cpus 1",
@@ -97,7 +97,7 @@ def test_a_node_without_cpus_for_the_job_is_passed_over(tree_root: Path, server:
     ]
 
 
-def test_a_bound_rank_has_its_cpus_and_its_threads(tree_root: Path) -> None:
+def test_bound_rank_runs_on_its_cpus_and_exports_its_thread_count(tree_root: Path) -> None:
     program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
     done = subprocess.run(
         [program, "bash", "-c", "grep Cpus_allowed_list /proc/self/status; echo $CPU_THREADS"],

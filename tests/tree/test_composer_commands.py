@@ -1,4 +1,4 @@
-"""MosaicML's pair of MLPerf Training v2.1: the published numbers, and the commands, end to end on a tiny model."""
+"""MosaicML's two MLPerf Training v2.1 systems: the published numbers, and the commands run on a tiny model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train/ and eval/, MDS sets with two labels, 19 to 1; nvidia/ and own/ with starting weights and their shape."""
+    """Create MDS sets train/ and eval/ (two labels, 19 to 1), and weights with their shape in nvidia/ and own/."""
     folder = tmp_path_factory.mktemp("inputs")
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
@@ -97,7 +97,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Tree:
-    """The folders of the pair in a tree with a blank in its path."""
+    """The folders of both systems in a tree with a space in its path."""
 
     def __init__(self, root: Path, tree_root: Path, inputs: Path) -> None:
         self.home, self.root = root / "a tree" / HOME, root
@@ -120,7 +120,7 @@ def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> Tree:
     return Tree(tmp_path, tree_root, inputs)
 
 
-def is_good(log: Log, scratch: Path) -> bool:
+def passes_compliance(log: Log, scratch: Path) -> bool:
     return official.run(official.compliance_checker(log.path, log.path.name))[0].outcome is Outcome.PASS
 
 
@@ -129,7 +129,7 @@ def settings(log: Log) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_configs_hold_the_published_values(config: str, tree_root: Path) -> None:
+def test_configs_have_the_published_values(config: str, tree_root: Path) -> None:
     path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
     site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
     found = resolve(masked_lm_stored.RECIPE, site, {}, [path], []).config
@@ -148,7 +148,7 @@ def test_configs_hold_the_published_values(config: str, tree_root: Path) -> None
 
 
 @pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])
-def test_converted_weights_are_the_checkpoints(program: str, tree: Tree, inputs: Path) -> None:
+def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs: Path) -> None:
     flags = ("--pt_checkpoint", inputs / "nvidia/model.ckpt-28252.pt", "--save_checkpoint", tree.root / "made")
     done = tree.run(sys.executable, f"scripts/{program}", *flags)
     assert done.returncode == 0, done.stderr
@@ -160,7 +160,7 @@ def test_converted_weights_are_the_checkpoints(program: str, tree: Tree, inputs:
 
 
 @pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
-def test_runs_become_results(config: str, ranks: int, runs: int, tree: Tree, inputs: Path) -> None:
+def test_runs_are_collected_as_results(config: str, ranks: int, runs: int, tree: Tree, inputs: Path) -> None:
     words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
     exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
     done = tree.run(*words, **exports)
@@ -169,14 +169,14 @@ def test_runs_become_results(config: str, ranks: int, runs: int, tree: Tree, inp
     assert sorted(path.name for path in folder.iterdir()) == [f"result_{i}.txt" for i in range(runs)]
     logs = [read_log(folder / f"result_{i}.txt") for i in range(runs)]
     for index, log in enumerate(logs):
-        assert is_good(log, tree.root)
+        assert passes_compliance(log, tree.root)
         assert (log.status, log.value("seed"), log.value("ranks")) == ("success", 70 + index, ranks)
         assert log.value("global_batch_size") == 8
         assert log.value("config_file").endswith(f"8xA100_80GB-{config}/config.yaml")
         assert log.value("submission_platform") == f"8xA100_80GB-{config}"
-        told = settings(log)
-        assert (told["MODEL_IMPLEMENTATION"], told["DECAY_ALL"], told["LR"]) == (CONFIGS[config], True, 0.1)
-        assert told["RUN_NAME"] == f"bert-{config}-T1-{index}"
+        logged = settings(log)
+        assert (logged["MODEL_IMPLEMENTATION"], logged["DECAY_ALL"], logged["LR"]) == (CONFIGS[config], True, 0.1)
+        assert logged["RUN_NAME"] == f"bert-{config}-T1-{index}"
     assert f"warning: {ranks} ranks, and the published batch of 448 is 8 ranks x 56" in done.stdout
     again = tree.run(*words, **exports)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
@@ -186,7 +186,7 @@ def test_runs_become_results(config: str, ranks: int, runs: int, tree: Tree, inp
     assert "already exists and is not overwritten" in other.stderr
 
 
-def test_a_missed_target_is_told_and_kept(tree: Tree, inputs: Path) -> None:
+def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None:
     words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
     exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}
     assert tree.run(*words, **exports).returncode == 1
@@ -208,15 +208,15 @@ def test_a_missed_target_is_told_and_kept(tree: Tree, inputs: Path) -> None:
         (("-c", "methods"), "INIT_CHECKPOINT=/data/bert/bert_large_methods does not exist"),
     ],
 )
-def test_wrong_words_and_missing_files_are_one_line(words: tuple[str, ...], reason: str, tree: Tree) -> None:
+def test_wrong_arguments_and_missing_files_are_one_line_errors(words: tuple[str, ...], reason: str, tree: Tree) -> None:
     done = tree.run("./run_and_time.sh", *words)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert reason in done.stderr
     assert not (tree.root / "a tree/runs").exists()
 
 
-def test_the_timestamp_names_the_runs_and_wandb_is_a_project(tree: Tree, inputs: Path) -> None:
-    """A Python that only tells what it is given."""
+def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(tree: Tree, inputs: Path) -> None:
+    """Replace Python with a script that records its environment and arguments."""
     program = tree.root / "python"
     program.write_text('#!/bin/sh\necho "$RUN_NAME $WANDB_PROJECT $SEED $*" >>"$NOTES"\nexit 5\n')
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Configs are data: legal names only, a name that tells the truth, and no trace of the one sourced before."""
+"""Configs are data: they set only known names, match their file name, and reset the config sourced before."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 VALUES = Path(__file__).parents[1] / "assets/config/resolved_values.json"
 STUBS = ("run.sub", "run_pretraining.py")
-# The first of these names that a description's accelerator has in it.
+# Part of a description's accelerator name -> GPU; the first match counts.
 GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
 
 
 def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
-    """The settings that are exported after sourcing the given files in this order."""
+    """Return the settings exported after sourcing the given files in this order."""
     names = " ".join(settings_by_env())
     lines = [shell, *(f"source '{config}'" for config in configs)]
     show = '[[ -v "${name}" ]] && printf "%s=%s\\0" "${name}" "${!name}"'
@@ -54,7 +54,7 @@ def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str,
 
 
 def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
-    """A YAML config with what a site gives it."""
+    """Resolve a YAML config with the settings that a site provides."""
     site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
     site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
     name = peek("recipe", {}, {}, [config])
@@ -63,12 +63,12 @@ def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
 
 
 def resolved_shell(values: Mapping[str, str]) -> Resolved:
-    """Return what the exports of a sourced config resolve to."""
+    """Resolve the exports of a sourced config."""
     return resolve(recipe_of(values), values, {}, [], [])
 
 
 def recipe_of(values: Mapping[str, str]) -> Recipe:
-    """Return the recipe of these exports, whichever framework runs it."""
+    """Return the recipe that these exports name, for either framework."""
     if values["RECIPE"] == TENSORFLOW2:
         return tensorflow2.RECIPE
     return find(values["RECIPE"], lambda key: peek(key, values))
@@ -81,13 +81,13 @@ def plan_of(config: Configuration, ranks: int, environ: Mapping[str, str]) -> Ru
     return make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, environ)
 
 
-def test_there_is_a_config(tree_root: Path) -> None:
+def test_configs_exist(tree_root: Path) -> None:
     folder = tree_root / "benchmarks/bert/implementations"
     assert list(folder.glob("*/config_*.sh"))
     assert list(folder.glob("*/config.yaml"))
 
 
-def test_a_yaml_config_says_each_thing_once_and_only_what_differs_from_its_parents(yaml_config: Path) -> None:
+def test_yaml_config_sets_each_key_once_and_only_overrides(yaml_config: Path) -> None:
     text = yaml_config.read_text()
     names = re.findall(r"^(\w+):", text, re.MULTILINE)
     assert len(names) == len(set(names))
@@ -97,7 +97,7 @@ def test_a_yaml_config_says_each_thing_once_and_only_what_differs_from_its_paren
     assert {name for name, value in own.items() if inherited.get(name) == value} == set()
 
 
-def test_a_yaml_config_resolves_and_its_plan_has_no_warning(yaml_config: Path, tree_root: Path) -> None:
+def test_yaml_config_resolves_and_its_plan_has_no_warnings(yaml_config: Path, tree_root: Path) -> None:
     resolved = resolved_yaml(yaml_config, tree_root)
     assert not resolved.warnings
     (row,) = rows_of_table(yaml_config.parent, tree_root)
@@ -108,7 +108,7 @@ def test_a_yaml_config_resolves_and_its_plan_has_no_warning(yaml_config: Path, t
     assert plan_of(config, nodes * ranks, {}).warnings == ()
 
 
-def test_a_yaml_config_is_a_system_that_is_described_or_has_a_template(yaml_config: Path, tree_root: Path) -> None:
+def test_yaml_config_system_is_described_or_has_a_template(yaml_config: Path, tree_root: Path) -> None:
     platform = resolved_yaml(yaml_config, tree_root).config[SubmissionConfig].submission_platform
     assert platform == yaml_config.parent.name
     assert has_description(platform, tree_root)
@@ -121,19 +121,19 @@ def rows_of_table(system: Path, tree_root: Path) -> list[str]:
 
 
 def has_description(platform: str, tree_root: Path) -> bool:
-    """Either of the machine as measured, or a template; not both."""
+    """Return True if there is a measured description or a template, but not both."""
     measured = tree_root / "systems" / f"{platform}.json"
     template = tree_root / "systems/templates" / f"{platform}.json"
     return measured.is_file() != template.is_file()
 
 
-def test_config_holds_comments_one_source_line_and_exports(config_file: Path) -> None:
+def test_config_has_only_comments_exports_and_one_source_line(config_file: Path) -> None:
     lines = [line for line in config_file.read_text().splitlines() if line and not line.startswith("#")]
     assert [line for line in lines if line.startswith("source")] == [SOURCE_LINE]
     assert all(line == SOURCE_LINE or line.startswith("export ") for line in lines)
 
 
-def test_config_exports_only_names_of_the_table(config_file: Path) -> None:
+def test_config_exports_only_known_settings(config_file: Path) -> None:
     assert check_exports(config_file)
 
 
@@ -142,18 +142,18 @@ def test_config_sets_nothing_twice(config_file: Path) -> None:
     assert len(names) == len(set(names))
 
 
-def test_env_exports_only_names_of_the_table(system_folder: Path) -> None:
+def test_env_exports_only_known_settings(system_folder: Path) -> None:
     names = re.findall(r"^\s*export (\w+)", (system_folder / "env.sh").read_text(), re.MULTILINE)
     assert set(names) <= set(settings_by_env())
 
 
-def test_name_tells_nodes_ranks_batch_and_accumulation(config_file: Path) -> None:
+def test_file_name_matches_nodes_ranks_batch_and_accumulation(config_file: Path) -> None:
     match = NAME.fullmatch(config_file.name)
     assert match, f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
     values = exports_after(config_file)
-    told = [int(match[part]) for part in ("nodes", "ranks", "batch", "steps")]
+    named = [int(match[part]) for part in ("nodes", "ranks", "batch", "steps")]
     exported = [int(values[name]) for name in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")]
-    assert told == exported
+    assert named == exported
     assert values["DGXSYSTEM"] == config_file.name.removeprefix("config_").removesuffix(".sh")
     assert Path(values["CONFIG_FILE"]) == config_file
 
@@ -171,7 +171,7 @@ def test_config_resolves(config_file: Path) -> None:
 
 
 def test_every_config_resolves_to_the_recorded_values(tracked: list[Path], tree_root: Path) -> None:
-    """A changed default must not change a system unnoticed.
+    """A changed default must not silently change a system.
 
     After an intended change, or for a new config, run this test with ``MLBERT_WRITE_VALUES=1`` and check the diff.
     """
@@ -200,7 +200,7 @@ def test_every_config_resolves_to_the_recorded_values(tracked: list[Path], tree_
 
 
 def recorded_values(resolved: Resolved, tree_root: Path) -> dict[str, object]:
-    """Return environment name to value, without those that are none; the tree's root is ``<tree>``."""
+    """Return {environment name: value} without None values, with ``<tree>`` for the tree's root."""
     values = {env: entry["value"] for env, entry in resolved.as_configuration().items()}
     return {
         env: value.replace(str(tree_root), "<tree>") if isinstance(value, str) else value
@@ -209,12 +209,12 @@ def recorded_values(resolved: Resolved, tree_root: Path) -> dict[str, object]:
     }
 
 
-def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
-    """Several GPUs: the reduction overlaps backward, the update is shared out, and unpacked ranks get equal work."""
+def test_large_config_uses_the_fast_options(config_file: Path) -> None:
+    """The reduction overlaps backward, the update is sharded, and ranks with unpacked data get equal work."""
     config = resolved_shell(exports_after(config_file)).config
     recipe, data, distributed = config[RunConfig].recipe, config[DataConfig], config[DistributedConfig]
     if recipe == TENSORFLOW2 or config[ModelConfig].bert_config_file.stem != "large":
-        return  # a demonstration on CPUs, or TensorFlow's own ways
+        return  # a CPU demo, or TensorFlow, which has other options
     graphs = "none" if data.max_sequences_per_pack == 1 else "full_iteration"
     assert config[ComputeConfig].cuda_graph_mode == graphs
     assert distributed.gradient_clipping != "before", "it would wait for the whole gradient"
@@ -224,14 +224,14 @@ def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
 
 
 @pytest.mark.parametrize("system", FP8_SYSTEMS)
-def test_each_config_of_a_machine_with_fp8_has_one_for_it(system: str, tree_root: Path) -> None:
+def test_each_config_of_an_fp8_machine_has_an_fp8_variant(system: str, tree_root: Path) -> None:
     stems = {path.stem for path in (tree_root / "benchmarks/bert/implementations" / system).glob("config_*.sh")}
     in_bf16 = {stem for stem in stems if not stem.endswith("_fp8")}
     assert in_bf16
     assert stems == in_bf16 | {f"{stem}_fp8" for stem in in_bf16}
 
 
-def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: Path) -> None:
+def test_fp8_config_differs_from_bf16_only_in_the_precision(config_file: Path) -> None:
     if not config_file.stem.endswith("_fp8"):
         return
     own, other = (exports_after(path) for path in (config_file, config_file.with_stem(config_file.stem[:-4])))
@@ -240,11 +240,11 @@ def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: P
     assert {k for k in own | other if own.get(k) != other.get(k)} == names
 
 
-def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
+def test_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
     assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
-def test_generated_files_are_those_of_the_table(tree_root: Path) -> None:
+def test_generated_files_are_up_to_date(tree_root: Path) -> None:
     made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
     for name in ("RESET", "SETTINGS", "ERRORS"):
         assert made[name].read_text() == made[f"{name.lower()}_text"](), "run: python tools/write_generated.py"
@@ -260,7 +260,7 @@ def test_stubs_are_equal_in_every_system(stub: str, tree_root: Path) -> None:
     assert all(len(stubs) <= 1 for stubs in by_framework.values())
 
 
-def test_system_folder_is_thin(system_folder: Path) -> None:
+def test_system_folder_is_small(system_folder: Path) -> None:
     assert {"README.md", "env.sh", *STUBS} <= {path.name for path in system_folder.iterdir()}
     assert len((system_folder / "run_pretraining.py").read_text().splitlines()) <= 10
     common = sum(len((system_folder / name).read_text().splitlines()) for name in ("README.md", "env.sh", *STUBS))
@@ -284,7 +284,7 @@ def test_every_system_is_described_or_has_a_template(config_file: Path, tree_roo
     assert has_description(exports_after(config_file)["MLPERF_SUBMISSION_PLATFORM"], tree_root)
 
 
-def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
+def test_plan_of_every_config_has_no_warnings(config_file: Path) -> None:
     values = exports_after(config_file)
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
@@ -292,15 +292,15 @@ def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
 
 
 def gpu_of(platform: str, tree_root: Path) -> str | None:
-    """As `mlbert.report.planner` calls it; None: the system has no GPU that it knows."""
+    """Return the planner's name for the system's GPU, or None if the planner does not know it."""
     folders = (tree_root / "systems", tree_root / "systems/templates")
     path = next(folder / f"{platform}.json" for folder in folders if (folder / f"{platform}.json").is_file())
     name = json.loads(path.read_text())["accelerator_model_name"]
     return next((gpu for text, gpu in GPU_NAMES.items() if text in name), None)
 
 
-def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -> None:
-    """As the planner counts it; what it says is compared with a counted step in tests/tools/counted."""
+def test_step_fits_in_gpu_memory(config_file: Path, tree_root: Path) -> None:
+    """Use the planner's estimate, which tests/tools/counted compares with a counted step."""
     values = exports_after(config_file)
     gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
     if gpu is None:
@@ -311,6 +311,6 @@ def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
     sharded, in_fp8 = ranks[config[DistributedConfig].sharded_optimizer], config[ComputeConfig].precision == "fp8"
-    held = estimate.of(shape, gpu, sequences, sharded, fp8=in_fp8)
-    room = estimate.USABLE * GPUS[gpu].memory_gb
-    assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"
+    needed = estimate.of(shape, gpu, sequences, sharded, fp8=in_fp8)
+    available = estimate.USABLE * GPUS[gpu].memory_gb
+    assert needed.total <= available, f"{needed.total:.0f} GB of {available:.0f}: {needed}"

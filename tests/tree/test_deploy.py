@@ -1,4 +1,4 @@
-"""The image and the manifests of other engines: linted, valid for their schemas, true to the config that they name."""
+"""The image and the deployment manifests: linted, valid against their schemas, consistent with their config."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import yaml
 PYTORCH = Path("benchmarks/bert/implementations/pytorch")
 ASSETS = Path(__file__).parents[1] / "assets/deploy"
 SYSTEMS = Path("benchmarks/bert/implementations")
-# A stand-in for Python notes what it was asked to start; the manifest's script, config and launcher are the real ones.
+# A stand-in for Python records its arguments; the manifest's script, config and launcher are the real ones.
 PYTHON = '#!/bin/bash\nprintf "%s\\n" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
 
 
 @pytest.fixture(scope="module")
 def job(tree_root: Path) -> dict[str, dict]:
-    """The Kubernetes objects by kind."""
+    """Return the Kubernetes objects by kind."""
     documents = yaml.safe_load_all((tree_root / PYTORCH / "deploy/kubernetes/job.yaml").read_text())
     return {document["kind"]: document for document in documents}
 
 
 @pytest.fixture(scope="module")
 def task(tree_root: Path) -> dict:
-    """The SkyPilot task."""
+    """Return the SkyPilot task."""
     return yaml.safe_load((tree_root / PYTORCH / "deploy/skypilot/train.yaml").read_text())
 
 
@@ -48,7 +48,7 @@ def errors(schema: dict, value: object) -> list[str]:
 
 
 def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
-    """Runs a manifest's script with the stand-in; its words and its environment."""
+    """Run a manifest's script with the stand-in and return the recorded arguments and environment."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python3").write_text(PYTHON)
@@ -62,19 +62,19 @@ def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[li
 
 
 @pytest.mark.parametrize("kind", ["Job", "Service"])
-def test_kubernetes_objects_fit_the_api(kind: str, job: dict[str, dict]) -> None:
+def test_kubernetes_objects_match_the_api_schema(kind: str, job: dict[str, dict]) -> None:
     schema = json.loads((ASSETS / "kubernetes.json").read_text())
     group = "batch" if kind == "Job" else "core"
     assert errors(schema | {"$ref": f"#/definitions/io.k8s.api.{group}.v1.{kind}"}, job[kind]) == []
 
 
-def test_the_schema_refuses_what_the_api_does_not_know(job: dict[str, dict]) -> None:
+def test_schema_rejects_unknown_fields(job: dict[str, dict]) -> None:
     schema = json.loads((ASSETS / "kubernetes.json").read_text()) | {"$ref": "#/definitions/io.k8s.api.batch.v1.Job"}
     wrong = job["Job"] | {"spec": job["Job"]["spec"] | {"completionz": 2}}
     assert len(errors(schema, wrong)) == 1
 
 
-def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
+def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
     spec = job["Job"]["spec"]
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
@@ -89,7 +89,7 @@ def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_r
     assert pod["subdomain"] == job["Service"]["metadata"]["name"]
     assert job["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
     given = {item["name"]: item["value"] for item in container["env"]} | {"IMAGE": "mlbert@sha256:1"}
-    assert int(given["SAVE_CHECKPOINT_STEPS"]) > 0, "else RESUME finds nothing"
+    assert int(given["SAVE_CHECKPOINT_STEPS"]) > 0, "without checkpoints, RESUME finds nothing"
     given |= {"RESUME": "1", "LR": "0.5"}
     words, environ = start(script, folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
     kept = {"RESUME", "LR", "SAVE_CHECKPOINT_STEPS", "CLEAR_CACHES"}
@@ -104,7 +104,7 @@ def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_r
     assert environ["LOGDIR"].startswith("/runs/")
 
 
-def test_skypilot_task_fits_its_schema(task: dict) -> None:
+def test_skypilot_task_matches_the_schema(task: dict) -> None:
     schemas = json.loads((ASSETS / "skypilot.json").read_text())
     assert errors(schemas["task"], task) == []
     assert errors(schemas["resources"], task["resources"]) == []
@@ -113,7 +113,7 @@ def test_skypilot_task_fits_its_schema(task: dict) -> None:
     assert errors(schemas["task"], task | {"num_node": 2})
 
 
-def test_skypilot_numbers_are_those_of_the_config(task: dict, tree_root: Path, tmp_path: Path) -> None:
+def test_skypilot_numbers_match_the_config(task: dict, tree_root: Path, tmp_path: Path) -> None:
     folder = tree_root / SYSTEMS / task["envs"]["SYSTEM"]
     config = exports(folder / task["envs"]["CONFIG"])
     assert str(task["num_nodes"]) == config["DGXNNODES"]
@@ -161,7 +161,7 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_dockerfile_keeps_the_torch_of_its_base_and_a_user(tree_root: Path) -> None:
+def test_dockerfile_keeps_the_base_image_torch_and_sets_a_user(tree_root: Path) -> None:
     text = (tree_root / PYTORCH / "Dockerfile").read_text()
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
     assert users[-1:] == ["10001"]
@@ -180,8 +180,8 @@ def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
     assert built == {"ops", "optim", "wordpiece", "instances", "tfrecord", "mhalib"}
 
 
-def test_prebuild_compiles_the_kernels_for_the_wanted_gpus(tree_root: Path, tmp_path: Path) -> None:
-    # A stand-in for Python that notes how it was called.
+def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, tmp_path: Path) -> None:
+    # A stand-in for Python that records how it was called.
     (tmp_path / "python3").write_text(f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
     (tmp_path / "python3").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_ARCHS": "8.0;10.0"}
@@ -194,7 +194,7 @@ def test_prebuild_compiles_the_kernels_for_the_wanted_gpus(tree_root: Path, tmp_
 
 @pytest.fixture
 def builder(tmp_path: Path) -> Path:
-    """A stand-in for docker that notes its words, in a PATH of its own."""
+    """Create a stand-in for docker that records its arguments; return its folder."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "docker").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >"{tmp_path}/words"\n')
@@ -207,7 +207,7 @@ def run(program: Path, *words: str, path: Path) -> subprocess.CompletedProcess[s
     return subprocess.run([str(program), *words], env=environ, capture_output=True, text=True, check=False)
 
 
-def test_build_image_hands_over_the_commit(builder: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_build_image_passes_the_commit(builder: Path, tree_root: Path, tmp_path: Path) -> None:
     program = tree_root / PYTORCH / "launch/build_image.sh"
     done = run(program, "mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0", path=builder)
     assert done.returncode == 0, done.stderr
@@ -218,13 +218,13 @@ def test_build_image_hands_over_the_commit(builder: Path, tree_root: Path, tmp_p
     assert re.fullmatch(r"GIT_COMMIT=([0-9a-f]{40}|unknown)", commit)
 
 
-def test_build_image_without_a_name_says_so(builder: Path, tree_root: Path) -> None:
+def test_build_image_requires_a_name(builder: Path, tree_root: Path) -> None:
     done = run(tree_root / PYTORCH / "launch/build_image.sh", path=builder)
     assert done.returncode == 2
     assert "no name" in done.stderr
 
 
-# Stands for enroot: makes the file that --output names, or breaks off in the middle of it.
+# A stand-in for enroot: writes the --output file, or fails half way through.
 ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
 
 
@@ -253,7 +253,7 @@ def test_make_sqsh_names_the_file_after_its_digest(image: str, enroot: Path, tre
     }
 
 
-def test_make_sqsh_leaves_nothing_half_made(enroot: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_make_sqsh_leaves_no_partial_file(enroot: Path, tree_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", "dockerd://broken", str(folder), path=enroot)
     assert done.returncode != 0
@@ -261,14 +261,14 @@ def test_make_sqsh_leaves_nothing_half_made(enroot: Path, tree_root: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["mlbert", "images"], "lacks the kind of image"),
         (["dockerd://mlbert", "x.sqsh"], "is a file name"),
         (["dockerd://mlbert"], "two arguments"),
     ],
 )
-def test_make_sqsh_refuses(words: list[str], said: str, enroot: Path, tree_root: Path) -> None:
+def test_make_sqsh_rejects_invalid_arguments(words: list[str], message: str, enroot: Path, tree_root: Path) -> None:
     done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", *words, path=enroot)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr

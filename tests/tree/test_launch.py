@@ -1,4 +1,4 @@
-"""run_and_time.sh: what it hands to the training program, and how many of them it starts."""
+"""run_and_time.sh: the arguments it passes to the training program, and how many ranks it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.exit(int(os.environ.get("EXIT_CODE", "0")))
 
 @pytest.fixture
 def system(tree_root: Path, tmp_path: Path) -> Path:
-    """A system folder whose training program writes down what it was given."""
+    """Create a system folder whose training program records its arguments; return its config."""
     folder = tmp_path / "a system"
     folder.mkdir()
     (folder / "run_pretraining.py").write_text(PROGRAM)
@@ -36,7 +36,7 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
 def start(
     config: Path, tree_root: Path, before: str = "", arguments: str = "", through: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Sources the config, runs ``before`` and starts the launcher, ``through`` another one where that is given."""
+    """Source the config, run ``before`` and start the launcher, optionally ``through`` another launcher."""
     launcher = tree_root / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
     python = Path(sys.executable).parent
     command = f"source '{config}'; {before} exec {through} '{launcher}' {arguments}"
@@ -50,56 +50,56 @@ def start(
     )
 
 
-def seen(config: Path, rank: int = 0) -> dict[str, object]:
+def recorded(config: Path, rank: int = 0) -> dict[str, object]:
     return json.loads((config.parent / f"rank_{rank}.json").read_text())
 
 
 def test_flags_and_exports_reach_the_program(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export BATCHSIZE=8;", "--learning_rate '1e-3' 'key=a b'")
     assert done.returncode == 0, done.stderr
-    assert seen(system)["arguments"] == ["--learning_rate", "1e-3", "key=a b"]
-    assert seen(system)["BATCHSIZE"] == "8"
-    assert seen(system)["WORLD_SIZE"] is None
+    assert recorded(system)["arguments"] == ["--learning_rate", "1e-3", "key=a b"]
+    assert recorded(system)["BATCHSIZE"] == "8"
+    assert recorded(system)["WORLD_SIZE"] is None
 
 
-def test_log_is_told_whether_caches_were_dropped(system: Path, tree_root: Path) -> None:
+def test_program_learns_whether_caches_were_dropped(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export CLEAR_CACHES=1;")
-    said_no = "page cache was not dropped" in done.stderr
-    assert seen(system)["CACHES_CLEARED"] == ("false" if said_no else "true")
+    failed = "page cache was not dropped" in done.stderr
+    assert recorded(system)["CACHES_CLEARED"] == ("false" if failed else "true")
 
 
-def test_caches_that_the_job_dropped_are_not_dropped_again(system: Path, tree_root: Path) -> None:
+def test_caches_already_dropped_by_the_job_are_not_dropped_again(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export CLEAR_CACHES=1 CACHES_CLEARED=true;")
     assert done.stderr == ""
-    assert seen(system)["CACHES_CLEARED"] == "true"
+    assert recorded(system)["CACHES_CLEARED"] == "true"
 
 
 def test_dropping_caches_can_be_turned_off(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root)
     assert done.returncode == 0
-    assert seen(system)["CACHES_CLEARED"] == "false"
+    assert recorded(system)["CACHES_CLEARED"] == "false"
 
 
-def test_exit_code_is_that_of_the_program(system: Path, tree_root: Path) -> None:
+def test_exit_code_of_the_program_is_passed_on(system: Path, tree_root: Path) -> None:
     assert start(system, tree_root, "export EXIT_CODE=3;").returncode == 3
 
 
 def test_several_ranks_start_through_torchrun(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export DGXNGPU=2 BIND_CPUS=1;")
     assert done.returncode == 0, done.stderr
-    assert [seen(system, rank)["WORLD_SIZE"] for rank in (0, 1)] == ["2", "2"]
+    assert [recorded(system, rank)["WORLD_SIZE"] for rank in (0, 1)] == ["2", "2"]
 
 
-def test_of_the_ranks_of_torchrun_one_drops_the_caches(system: Path, tree_root: Path) -> None:
+def test_only_one_torchrun_rank_drops_the_caches(system: Path, tree_root: Path) -> None:
     torchrun = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
     done = start(system, tree_root, "export DGXNGPU=2 CLEAR_CACHES=1;", through=torchrun)
     assert done.returncode == 0, done.stderr
-    assert seen(system, 0)["CACHES_CLEARED"] in ("true", "false")
-    assert seen(system, 1)["CACHES_CLEARED"] is None
+    assert recorded(system, 0)["CACHES_CLEARED"] in ("true", "false")
+    assert recorded(system, 1)["CACHES_CLEARED"] is None
 
 
-def test_a_slurm_step_is_one_rank(system: Path, tree_root: Path) -> None:
+def test_slurm_task_starts_one_rank(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1;")
     assert done.returncode == 0, done.stderr
-    assert seen(system)["WORLD_SIZE"] is None
-    assert seen(system)["CACHES_CLEARED"] is None
+    assert recorded(system)["WORLD_SIZE"] is None
+    assert recorded(system)["CACHES_CLEARED"] is None

@@ -1,4 +1,4 @@
-"""``mlbert launch local`` starts real ranks, on one node and on two."""
+"""``mlbert launch local`` with real ranks, on one node and on two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\n")  # in one piece
+sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\n")  # one write per line
 dist.destroy_process_group()
 """
 
@@ -48,11 +48,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def test_ranks_of_one_node_and_the_script_s_own_words(script: Path) -> None:
+def test_one_node_starts_all_ranks_with_the_script_arguments(script: Path) -> None:
     assert lines(start(script, "-n", "2")) == ["0 2 0 2 a.yaml --n=1", "1 2 1 2 a.yaml --n=1"]
 
 
-def test_two_nodes_by_flags_and_by_variables(script: Path) -> None:
+def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> None:
     port = free_port()
     flags = ("-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port)
     first = start(script, *flags, "--node_rank", "0")
@@ -70,18 +70,18 @@ def test_two_nodes_by_flags_and_by_variables(script: Path) -> None:
         ((2, 4, 0, "127.0.0.1", None), "config.missing", "--master_port"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(numbers: tuple, code: str, subject: str) -> None:
+def test_inconsistent_world_sizes_are_errors(numbers: tuple, code: str, subject: str) -> None:
     with user_error(code, subject):
         local_command(*numbers)
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "said"),
+    ("end", "status", "stderr"),
     [("sys.exit('mlbert: error: no data')", 1, "mlbert: error: no data\n"), ("os.kill(os.getpid(), 9)", 3, "")],
 )
-def test_the_end_is_the_ranks_own(tmp_path: Path, end: str, status: int, said: str) -> None:
-    """Their words without a report of torchrun's, and the status of the first that failed; 3 where it was lost."""
+def test_failed_rank_decides_the_output_and_exit_status(tmp_path: Path, end: str, status: int, stderr: str) -> None:
+    """Print the rank's own error without torchrun's report; exit with its status, or 3 if it was killed."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(100)\n")
     process = start(script, "-n", "2")
-    assert (process.communicate(timeout=120)[1], process.returncode) == (said, status)
+    assert (process.communicate(timeout=120)[1], process.returncode) == (stderr, status)

@@ -1,4 +1,4 @@
-"""The launchers' exact command lines: engines that are not here are stand-ins that write down how they were called."""
+"""The launchers' exact command lines. Stand-ins replace missing engines and record how they were called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# Notes its words and the exports that tell the runs apart; then does what the test put into DO_<NAME>.
+# Records its arguments and the exports that differ between runs, then acts as the test's exports request.
 STAND_IN = """#!{python}
 import json, os, signal, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ with open(os.environ["NOTES"], "a") as file:
     file.write(json.dumps(note) + "\\n")
 line = " ".join(sys.argv[1:])
 if os.environ.get("WARN_AT", "nothing") in line:
-    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell waits behind the one that started this
+    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell is the grandparent of this process
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
 if "requeue" in sys.argv:
     sys.exit("requeue is refused")
@@ -49,8 +49,8 @@ if "run_and_time.sh" in line:
 PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
 
 
-class Bench:
-    """A tree with a blank in its path, stand-ins for the engines, and what they noted."""
+class FakeCluster:
+    """A tree with a space in its path, stand-ins for the engines, and their recorded calls."""
 
     def __init__(self, root: Path, tree_root: Path) -> None:
         implementations = root / "a tree/benchmarks/bert/implementations"
@@ -59,7 +59,7 @@ class Bench:
         ours = tree_root / "benchmarks/bert/implementations"
         (implementations / "pytorch").symlink_to(ours / "pytorch")
         (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
-        (self.system / "run_pretraining.py").touch()  # asked for the settings before the ranks start
+        (self.system / "run_pretraining.py").touch()  # run.sub gets the settings from it before the ranks start
         self.launch = implementations / "pytorch/launch"
         self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
         self.programs.mkdir()
@@ -85,24 +85,24 @@ class Bench:
         )
 
     def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
-        """run.sub as Slurm starts it."""
+        """Run run.sub as Slurm would."""
         slurm = {"SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
         return self.start("run.sub", **{**slurm, **exports})
 
     def calls(self, program: str, word: str = "") -> list[dict]:
-        """Notes of a program's calls that have a word containing the given one."""
+        """Return the recorded calls of a program that have an argument containing ``word``."""
         notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
         return [n for n in notes if n["program"] == program and any(word in w for w in n["words"])]
 
 
 @pytest.fixture
-def bench(tmp_path: Path, tree_root: Path) -> Bench:
-    return Bench(tmp_path, tree_root)
+def cluster(tmp_path: Path, tree_root: Path) -> FakeCluster:
+    return FakeCluster(tmp_path, tree_root)
 
 
-def test_job_starts_every_run_on_all_ranks_with_a_seed_of_its_own(bench: Bench) -> None:
-    done = bench.job(NEXP=3, SEED=10, SRUN_ARGS="--gres=gpu:4 --network=sharp")
-    runs = bench.calls("srun", "run_and_time.sh")
+def test_job_starts_each_run_on_all_ranks_with_its_own_seed(cluster: FakeCluster) -> None:
+    done = cluster.job(NEXP=3, SEED=10, SRUN_ARGS="--gres=gpu:4 --network=sharp")
+    runs = cluster.calls("srun", "run_and_time.sh")
     assert [run["exports"]["EXPERIMENT"] for run in runs] == ["0", "1", "2"], done.stderr
     assert [run["exports"]["SEED"] for run in runs] == ["10", "11", "12"]
     assert [run["exports"]["RESUME"] for run in runs] == ["0", "0", "0"]
@@ -116,82 +116,82 @@ def test_job_starts_every_run_on_all_ranks_with_a_seed_of_its_own(bench: Bench) 
             "--cpu-bind=none",
             "--ntasks=8",
             "--ntasks-per-node=4",
-            str(bench.launch / "run_and_time.sh"),
+            str(cluster.launch / "run_and_time.sh"),
         ]
         assert run["exports"]["MASTER_ADDR"] == "10.0.0.1"
         assert run["exports"]["MASTER_PORT"] == str(15000 + 7 * 31)
-        implementations = bench.launch.parents[1]
+        implementations = cluster.launch.parents[1]
         assert run["exports"]["PYTHONPATH"] == f"{implementations}/pytorch:{implementations}/tensorflow2"
-    assert all("--gres=gpu:4" in call["words"] for call in bench.calls("srun") if "--mpi=list" not in call["words"])
+    assert all("--gres=gpu:4" in call["words"] for call in cluster.calls("srun") if "--mpi=list" not in call["words"])
 
 
-def test_tensorflow_has_one_task_a_node_and_its_files_in_the_container(bench: Bench) -> None:
-    image, weights = bench.logs.with_name("bert.sqsh"), bench.logs.with_name("weights")
+def test_tensorflow_job_has_one_task_per_node_and_mounts_its_files(cluster: FakeCluster) -> None:
+    image, weights = cluster.logs.with_name("bert.sqsh"), cluster.logs.with_name("weights")
     image.touch()
     weights.mkdir()
     (weights / "model.ckpt-28252.index").touch()
     data = dict.fromkeys(("DATADIR_PHASE2", "EVALDIR"), "/data/parts")
     files = {"INPUT_FILES": "/data/parts/part-*,/more/part-*", "EVAL_FILES": "gs://bucket/eval_10k"}
     start = weights / "model.ckpt-28252"
-    bench.job(CONT=image, RECIPE="tensorflow2", SLURM_CPUS=32, INIT_CHECKPOINT=start, **data, **files)
-    (run,) = bench.calls("srun", "run_and_time.sh")
+    cluster.job(CONT=image, RECIPE="tensorflow2", SLURM_CPUS=32, INIT_CHECKPOINT=start, **data, **files)
+    (run,) = cluster.calls("srun", "run_and_time.sh")
     assert {"--cpus-per-task=32", "--ntasks=2", "--ntasks-per-node=1"} <= set(run["words"])
     (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
-    mounted = [bench.system.parents[3], "/data/parts", weights, bench.logs, "/more"]
+    mounted = [cluster.system.parents[3], "/data/parts", weights, cluster.logs, "/more"]
     assert mounts == f"--container-mounts={','.join(f'{folder}:{folder}' for folder in mounted)}"
 
 
-def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None:
+def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeCluster) -> None:
     data = {
         "DATADIR_PHASE2": "/data/a b/train",
         "EVALDIR": "/data/eval",
         "CONT_MOUNTS": "/dev/infiniband:/dev/infiniband",
     }
-    image = bench.logs.with_name("bert.sqsh")
+    image = cluster.logs.with_name("bert.sqsh")
     image.touch()
-    bench.job(CONT=image, SLURM_MPI_TYPE="none", SLURM_CPUS=32, **data)
-    tree = bench.system.parents[3]
+    cluster.job(CONT=image, SLURM_MPI_TYPE="none", SLURM_CPUS=32, **data)
+    tree = cluster.system.parents[3]
     container = [
         "--container-name=mlbert_7",
         f"--container-mounts={tree}:{tree},/data/a b/train:/data/a b/train,/data/eval:/data/eval,"
-        f"{bench.logs}:{bench.logs},/dev/infiniband:/dev/infiniband",
-        f"--container-workdir={bench.system}",
+        f"{cluster.logs}:{cluster.logs},/dev/infiniband:/dev/infiniband",
+        f"--container-workdir={cluster.system}",
         "--container-env=MASTER_ADDR,MASTER_PORT,PYTHONPATH",
         "--no-container-mount-home",
         "--container-remap-root",
         "--container-writable",
     ]
     once = ["--mpi=none", "--ntasks=2", "--ntasks-per-node=1"]
-    report = ["python3", "-m", "mlbert", "report", str(bench.logs)]
+    report = ["python3", "-m", "mlbert", "report", str(cluster.logs)]
     ranks = ["--mpi=none", "--label", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--cpu-bind=none"]
-    assert [call["words"] for call in bench.calls("srun")] == [
+    assert [call["words"] for call in cluster.calls("srun")] == [
         [*once, f"--container-image={image}", *container, "true"],
-        [*once, *container, str(bench.launch / "check_node.sh")],
+        [*once, *container, str(cluster.launch / "check_node.sh")],
         [
             "--mpi=none",
             "--nodes=1",
             "--ntasks=1",
             *container,
             "python3",
-            f"{bench.system}/run_pretraining.py",
+            f"{cluster.system}/run_pretraining.py",
             "--print-config",
         ],
-        [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(bench.launch / "run_and_time.sh")],
+        [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(cluster.launch / "run_and_time.sh")],
         ["--mpi=none", "--nodes=1", "--ntasks=1", *container, *report],
         [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
     ]
 
 
-def test_a_missing_image_is_named(bench: Bench) -> None:
-    done = bench.job(CONT="/images/none.sqsh")
+def test_missing_image_is_named(cluster: FakeCluster) -> None:
+    done = cluster.job(CONT="/images/none.sqsh")
     assert done.returncode == 2
     assert "CONT=/images/none.sqsh does not exist" in done.stderr
 
 
-def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) -> None:
-    done = bench.job(NEXP=3, STATUS=3)
+def test_failed_rank_fails_the_job_and_stops_further_runs(cluster: FakeCluster) -> None:
+    done = cluster.job(NEXP=3, STATUS=3)
     assert done.returncode == 3
-    assert len(bench.calls("srun", "run_and_time.sh")) == 1
+    assert len(cluster.calls("srun", "run_and_time.sh")) == 1
 
 
 @pytest.mark.parametrize(
@@ -205,189 +205,199 @@ def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) ->
         (137, {"status": "success"}, 0),
     ],
 )
-def test_the_job_s_status_is_the_run_s(bench: Bench, srun: int, run_stop: dict | None, status: int) -> None:
-    image = bench.logs.with_name("bert.sqsh")  # in a container, so that the report is a stand-in's too
+def test_job_exits_with_the_status_of_the_run(
+    cluster: FakeCluster, srun: int, run_stop: dict | None, status: int
+) -> None:
+    image = cluster.logs.with_name("bert.sqsh")  # in a container, so that the report is a stand-in too
     image.touch()
     exports = {"RUN_STOP": json.dumps(run_stop)} if run_stop else {}
-    done = bench.job(STATUS=srun, CONT=image, **exports)
+    done = cluster.job(STATUS=srun, CONT=image, **exports)
     assert done.returncode == status, done.stdout + done.stderr
     assert f"run 0 ended with status {status}." in done.stdout
     assert (status != 0) or "writing its results failed with status 137" in done.stdout
 
 
-def test_a_success_without_its_results_is_not_trained_again(bench: Bench) -> None:
-    bench.logs.mkdir()
+def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) -> None:
+    cluster.logs.mkdir()
     line = {"key": "run_stop", "metadata": {"status": "success"}}
-    (bench.logs / "result_0.txt").write_text(json.dumps(line) + "\n")
-    image = bench.logs.with_name("bert.sqsh")
+    (cluster.logs / "result_0.txt").write_text(json.dumps(line) + "\n")
+    image = cluster.logs.with_name("bert.sqsh")
     image.touch()
-    done = bench.job(SLURM_RESTART_COUNT=1, TIMED=1, CONT=image)
+    done = cluster.job(SLURM_RESTART_COUNT=1, TIMED=1, CONT=image)
     assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
-    assert bench.calls("srun", "run_and_time.sh") == []
+    assert cluster.calls("srun", "run_and_time.sh") == []
 
 
-def test_a_job_leaves_no_temporary_files(bench: Bench, tmp_path: Path) -> None:
+def test_job_leaves_no_temporary_files(cluster: FakeCluster, tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    bench.job(TMPDIR=scratch, NEXP=2)
+    cluster.job(TMPDIR=scratch, NEXP=2)
     assert list(scratch.iterdir()) == []
-    assert [path.name for path in bench.logs.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in cluster.logs.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_missed_target_fails_the_job_after_all_runs(bench: Bench) -> None:
-    assert bench.job(NEXP=3, STATUS=1).returncode == 1
-    assert len(bench.calls("srun", "run_and_time.sh")) == 3
+def test_missed_target_fails_the_job_after_all_runs(cluster: FakeCluster) -> None:
+    assert cluster.job(NEXP=3, STATUS=1).returncode == 1
+    assert len(cluster.calls("srun", "run_and_time.sh")) == 3
 
 
-def test_page_caches_are_dropped_on_every_node_before_each_run(bench: Bench) -> None:
-    bench.job(NEXP=2, CLEAR_CACHES=1)
-    assert len(bench.calls("srun", "drop_caches.sh")) == 2
-    assert all(run["exports"]["CACHES_CLEARED"] == "true" for run in bench.calls("srun", "run_and_time.sh"))
+def test_page_caches_are_dropped_on_every_node_before_each_run(cluster: FakeCluster) -> None:
+    cluster.job(NEXP=2, CLEAR_CACHES=1)
+    assert len(cluster.calls("srun", "drop_caches.sh")) == 2
+    assert all(run["exports"]["CACHES_CLEARED"] == "true" for run in cluster.calls("srun", "run_and_time.sh"))
 
 
-def test_a_warning_before_the_ranks_are_up_asks_for_a_requeue(bench: Bench) -> None:
-    done = bench.job(WARN_AT="check_node.sh")
-    assert [call["words"] for call in bench.calls("scontrol", "requeue")] == [["requeue", "7"]]
+def test_signal_before_the_ranks_start_requeues_the_job(cluster: FakeCluster) -> None:
+    done = cluster.job(WARN_AT="check_node.sh")
+    assert [call["words"] for call in cluster.calls("scontrol", "requeue")] == [["requeue", "7"]]
     assert "requeueing; run 0 continues from its beginning." in done.stdout
-    assert bench.calls("srun", "run_and_time.sh") == []
+    assert cluster.calls("srun", "run_and_time.sh") == []
     assert done.returncode == 2
     assert "this job may not be requeued. Continue with: RESUME=1 sbatch" in done.stderr
 
 
-def test_warnings_without_any_progress_between_them_are_no_endless_loop(bench: Bench) -> None:
-    bench.job(WARN_AT="check_node.sh")
-    done = bench.job(WARN_AT="check_node.sh", SLURM_RESTART_COUNT=1)
+def test_job_is_not_requeued_twice_without_progress(cluster: FakeCluster) -> None:
+    cluster.job(WARN_AT="check_node.sh")
+    done = cluster.job(WARN_AT="check_node.sh", SLURM_RESTART_COUNT=1)
     assert done.returncode == 2
     assert "warned of the end twice without a new checkpoint" in done.stderr
-    assert len(bench.calls("scontrol", "requeue")) == 1
+    assert len(cluster.calls("scontrol", "requeue")) == 1
 
 
 @pytest.mark.parametrize("launcher", ["run.sub", "run_with_docker.sh"])
-def test_no_result_is_overwritten(bench: Bench, launcher: str) -> None:
-    there = bench.system.parents[3] / "results/test/bert/result_1.txt"
-    there.parent.mkdir(parents=True)
-    there.write_text("another run's")
+def test_existing_result_is_not_overwritten(cluster: FakeCluster, launcher: str) -> None:
+    existing = cluster.system.parents[3] / "results/test/bert/result_1.txt"
+    existing.parent.mkdir(parents=True)
+    existing.write_text("from another run")
     exports = {"NEXP": 2, "COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test"}
     if launcher == "run.sub":
-        done = bench.job(**exports)
+        done = cluster.job(**exports)
     else:
-        done = bench.start(str(bench.launch / launcher), **exports, CONT="bert:1", DGXNNODES=1)
+        done = cluster.start(str(cluster.launch / launcher), **exports, CONT="bert:1", DGXNNODES=1)
     assert done.returncode == 2
-    assert f"{there} already exists and is not overwritten" in done.stderr
-    assert not bench.notes.exists(), "nothing was started"
-    assert there.read_text() == "another run's"
+    assert f"{existing} already exists and is not overwritten" in done.stderr
+    assert not cluster.notes.exists(), "something was started"
+    assert existing.read_text() == "from another run"
 
 
-def test_the_digest_of_an_image_file_reaches_the_ranks(bench: Bench, tmp_path: Path) -> None:
+def test_image_digest_reaches_the_ranks(cluster: FakeCluster, tmp_path: Path) -> None:
     image, sidecar = tmp_path / "bert.sqsh", tmp_path / "bert.sqsh.sha256"
     image.write_bytes(b"squashed")
-    for known in (hashlib.sha256(b"squashed").hexdigest(), "c0ffee"):
-        bench.job(CONT=image)
-        assert bench.calls("srun", "run_and_time.sh")[-1]["exports"]["MLBERT_IMAGE_DIGEST"] == f"sha256:{known}"
+    for digest in (hashlib.sha256(b"squashed").hexdigest(), "c0ffee"):
+        cluster.job(CONT=image)
+        assert cluster.calls("srun", "run_and_time.sh")[-1]["exports"]["MLBERT_IMAGE_DIGEST"] == f"sha256:{digest}"
         sidecar.write_text("c0ffee  bert.sqsh\n")
-        shutil.rmtree(bench.logs)
+        shutil.rmtree(cluster.logs)
 
 
-def test_a_restarted_job_concludes_what_was_finished(bench: Bench) -> None:
+def test_restarted_job_collects_finished_runs(cluster: FakeCluster) -> None:
     for i, status in enumerate(("success", "aborted")):
-        run = bench.logs / f"run_{i}"
+        run = cluster.logs / f"run_{i}"
         run.mkdir(parents=True)
         (run / "summary.json").write_text(json.dumps({"status": status}, indent=2))
-        (bench.logs / f"result_{i}.txt").write_text("a log")
-    # In a container, so that the report is a stand-in's too.
-    image = bench.logs / "bert.sqsh"
+        (cluster.logs / f"result_{i}.txt").write_text("a log")
+    # In a container, so that the report is a stand-in too.
+    image = cluster.logs / "bert.sqsh"
     image.touch()
     collect = {"COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test", "SLURM_RESTART_COUNT": 1, "CONT": image}
-    assert bench.job(NEXP=1, **collect).returncode == 0
-    assert (bench.system.parents[3] / "results/test/bert/result_0.txt").read_text() == "a log"
-    assert bench.job(NEXP=2, **collect).returncode == 1, "the second one missed its target"
-    assert bench.calls("srun", "run_and_time.sh") == []
+    assert cluster.job(NEXP=1, **collect).returncode == 0
+    assert (cluster.system.parents[3] / "results/test/bert/result_0.txt").read_text() == "a log"
+    assert cluster.job(NEXP=2, **collect).returncode == 1, "the second run missed its target"
+    assert cluster.calls("srun", "run_and_time.sh") == []
 
 
-def test_docker_runs_every_experiment_in_one_container(bench: Bench) -> None:
+def test_docker_runs_every_experiment_in_one_container(cluster: FakeCluster) -> None:
     words = {"DGXNNODES": 1, "NEXP": 2, "CONT": "bert:1", "SEED": 3, "DOCKER_ARGS": "--shm-size=64g"}
-    done = bench.start(str(bench.launch / "run_with_docker.sh"), **words)
-    calls = [call["words"] for call in bench.calls("docker")]
+    done = cluster.start(str(cluster.launch / "run_with_docker.sh"), **words)
+    calls = [call["words"] for call in cluster.calls("docker")]
     assert [call[0] for call in calls] == ["run", "image", "exec", "exec", "exec", "exec", "container"], done.stderr
-    tree = bench.system.parents[3]
+    tree = cluster.system.parents[3]
     started = calls[0]
     assert started[started.index("--volume") + 1] == f"{tree}:{tree}"
-    assert f"{bench.logs}:{bench.logs}" in started
+    assert f"{cluster.logs}:{cluster.logs}" in started
     assert started[-3:] == ["bert:1", "sleep", "infinity"]
     assert "--shm-size=64g" in started
     name = started[started.index("--name") + 1]
-    runs = bench.calls("docker", "run_and_time.sh")
+    runs = cluster.calls("docker", "run_and_time.sh")
     assert [run["exports"]["SEED"] for run in runs] == ["3", "4"]
     for run in runs:
-        assert run["words"][-2:] == [name, str(bench.launch / "run_and_time.sh")]
+        assert run["words"][-2:] == [name, str(cluster.launch / "run_and_time.sh")]
         assert run["exports"]["MLBERT_IMAGE_DIGEST"] == "registry/bert@sha256:5eed"
-        handed = {run["words"][i + 1] for i, word in enumerate(run["words"]) if word == "--env"}
-        assert {"SEED", "EXPERIMENT", "RECIPE", "LOGDIR", "CONFIG_FILE", "PYTHONPATH", "MLBERT_IMAGE_DIGEST"} <= handed
+        forwarded = {run["words"][i + 1] for i, word in enumerate(run["words"]) if word == "--env"}
+        assert {
+            "SEED",
+            "EXPERIMENT",
+            "RECIPE",
+            "LOGDIR",
+            "CONFIG_FILE",
+            "PYTHONPATH",
+            "MLBERT_IMAGE_DIGEST",
+        } <= forwarded
     assert calls[-1] == ["container", "rm", "--force", name]
     assert done.returncode == 0
 
 
-def test_docker_needs_an_image(bench: Bench) -> None:
-    done = bench.start(str(bench.launch / "run_with_docker.sh"), DGXNNODES=1)
+def test_docker_needs_an_image(cluster: FakeCluster) -> None:
+    done = cluster.start(str(cluster.launch / "run_with_docker.sh"), DGXNNODES=1)
     assert done.returncode == 2
     assert "CONT is not set" in done.stderr
 
 
 @pytest.mark.parametrize("launcher", ["run_with_docker.sh", "run_multinode.sh"])
-def test_help_needs_no_config(bench: Bench, launcher: str) -> None:
-    del bench.exports["CONFIG_FILE"]
-    done = bench.start(str(bench.launch / launcher), "--help")
+def test_help_needs_no_config(cluster: FakeCluster, launcher: str) -> None:
+    del cluster.exports["CONFIG_FILE"]
+    done = cluster.start(str(cluster.launch / launcher), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"../pytorch/launch/{launcher}" in done.stdout
     assert not any(line.startswith("#") for line in done.stdout.splitlines())
 
 
-def test_docker_takes_no_words(bench: Bench) -> None:
-    done = bench.start(str(bench.launch / "run_with_docker.sh"), "--max_steps", "5", DGXNNODES=1, CONT="bert:1")
+def test_docker_launcher_accepts_no_arguments(cluster: FakeCluster) -> None:
+    done = cluster.start(str(cluster.launch / "run_with_docker.sh"), "--max_steps", "5", DGXNNODES=1, CONT="bert:1")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 
-def test_a_host_that_may_not_drop_its_caches_writes_nothing_back(bench: Bench) -> None:
+def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster) -> None:
     for name, text in {"sync": 'touch "${NOTES}"', "sudo": "exit 1"}.items():
-        (bench.programs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (bench.programs / name).chmod(0o755)
-    # As an ordinary user, to whom root's own file is closed.
+        (cluster.programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (cluster.programs / name).chmod(0o755)
+    # As an ordinary user, who cannot write root's file.
     words = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "bash"]
-    environ = {"PATH": f"{bench.programs}:/usr/bin:/bin", "NOTES": str(bench.notes)}
-    program = (bench.launch / "drop_caches.sh").read_text()
+    environ = {"PATH": f"{cluster.programs}:/usr/bin:/bin", "NOTES": str(cluster.notes)}
+    program = (cluster.launch / "drop_caches.sh").read_text()
     if os.geteuid() != 0:
         words = ["bash"]
     done = subprocess.run(words, input=program, env=environ, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "was not dropped" in done.stderr
-    assert not bench.notes.exists()
+    assert not cluster.notes.exists()
 
 
-def test_ssh_starts_torchrun_on_each_host(bench: Bench) -> None:
-    done = bench.start(str(bench.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
-    calls = bench.calls("ssh")
+def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
+    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
+    calls = cluster.calls("ssh")
     assert sorted(call["words"][2] for call in calls) == ["n1", "n2"], done.stderr
     for call in calls:
         assert call["words"][:2] == ["-o", "BatchMode=yes"]
-        # What the far shell makes of the line, with a stand-in for the program at its end.
+        # How the remote shell parses the line, with printf instead of the program.
         line = call["words"][3].replace("exec env", "exec printf '%s\\n'")
-        far = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
-        assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in far
-        assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={bench.logs}"} <= set(far)
-        assert far[-3:] == [str(bench.launch / "run_and_time.sh"), "--max_steps", "5"]
+        remote = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in remote
+        assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={cluster.logs}"} <= set(remote)
+        assert remote[-3:] == [str(cluster.launch / "run_and_time.sh"), "--max_steps", "5"]
 
 
-def test_mpirun_starts_all_ranks(bench: Bench) -> None:
-    done = bench.start(str(bench.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2")
-    (call,) = bench.calls("mpirun")
+def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
+    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2")
+    (call,) = cluster.calls("mpirun")
     assert call["words"][:8] == ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"], (
         done
     )
-    assert call["words"][-1] == str(bench.launch / "run_and_time.sh")
+    assert call["words"][-1] == str(cluster.launch / "run_and_time.sh")
     assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
 
 
-def test_hosts_must_be_as_many_as_the_config_wants(bench: Bench) -> None:
-    done = bench.start(str(bench.launch / "run_multinode.sh"), HOSTS="n1")
+def test_host_count_must_match_the_config(cluster: FakeCluster) -> None:
+    done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1")
     assert done.returncode == 2
     assert "HOSTS names 1 hosts, the config has DGXNNODES=2" in done.stderr

@@ -1,4 +1,4 @@
-"""The log for other people's loops: both examples before the official checkers, failures, and refusals."""
+"""MLPerfCallback for other training loops: both examples pass the official checkers; failures and errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> su
 @pytest.mark.parametrize(
     ("program", "system", "needs"), [("plain", "plain", "torch"), ("trainer", "trainer", "accelerate")]
 )
-def test_ten_runs_of_an_example_are_a_submission(
+def test_ten_runs_of_an_example_form_a_submission(
     program: str, system: str, needs: str, tmp_path: Path, tree_root: Path
 ) -> None:
     pytest.importorskip(needs, reason="Hugging Face's Trainer needs it")
@@ -89,7 +89,7 @@ def test_ten_runs_of_an_example_are_a_submission(
 
 
 @pytest.mark.parametrize("division", ["open", "closed"])
-def test_the_required_names_are_what_the_checker_wants(division: str, tmp_path: Path) -> None:
+def test_required_names_satisfy_the_checker(division: str, tmp_path: Path) -> None:
     with make(tmp_path, division=division) as log:
         required = {*REQUIRED, *(REQUIRED_IN_CLOSED if division == "closed" else ())}
         log.fit_start({key: NUMBERS[key] for key in required})
@@ -99,7 +99,7 @@ def test_the_required_names_are_what_the_checker_wants(division: str, tmp_path: 
 
 
 @pytest.mark.parametrize("division", ["open", "closed"])
-def test_missing_names_are_one_line(division: str, tmp_path: Path) -> None:
+def test_missing_names_are_a_one_line_error(division: str, tmp_path: Path) -> None:
     with (
         user_error("config.missing", "hyperparameters") as failure,
         make(tmp_path, division=division, hyperparameters={"seed": 1}) as log,
@@ -108,7 +108,7 @@ def test_missing_names_are_one_line(division: str, tmp_path: Path) -> None:
     missing = [key for key in REQUIRED if key not in ("seed", "opt_name")]
     missing += REQUIRED_IN_CLOSED if division == "closed" else ()
     assert ", ".join(missing) in str(failure.value)
-    assert log_of(log).status is None, "a run that has not begun is no aborted one"
+    assert log_of(log).status is None, "a run that has not started must not be logged as aborted"
 
 
 def fail_after_an_evaluation(log: MLPerfCallback) -> None:
@@ -118,7 +118,7 @@ def fail_after_an_evaluation(log: MLPerfCallback) -> None:
     raise ZeroDivisionError
 
 
-def test_an_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
+def test_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), make(tmp_path) as log:
         fail_after_an_evaluation(log)
     last = log_of(log).events[-1]
@@ -127,7 +127,7 @@ def test_an_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
     assert passes(official.run(official.compliance_checker(log.path, "log")))
 
 
-def test_a_missed_target_is_aborted(tmp_path: Path) -> None:
+def test_missed_target_is_logged_as_aborted(tmp_path: Path) -> None:
     with make(tmp_path, target=0.8) as log:
         log.fit_start(NUMBERS)
     assert log_of(log).status == "aborted"
@@ -135,7 +135,7 @@ def test_a_missed_target_is_aborted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "; raise ValueError", "; sys.exit(3)"])
-def test_a_process_that_ends_closes_its_log(end: str, tmp_path: Path, tree_root: Path) -> None:
+def test_process_exit_closes_the_log(end: str, tmp_path: Path, tree_root: Path) -> None:
     text = (
         "import sys, json; from mlbert.mlperf.callback import MLPerfCallback as C; assert 'torch' not in sys.modules;"
     )
@@ -145,7 +145,7 @@ def test_a_process_that_ends_closes_its_log(end: str, tmp_path: Path, tree_root:
     assert read_log(tmp_path / "results/sys/bert/result_3.txt").status == "aborted"
 
 
-def test_the_target_itself_is_enough_and_later_calls_say_so(tmp_path: Path) -> None:
+def test_reaching_the_target_exactly_ends_the_run(tmp_path: Path) -> None:
     with make(tmp_path, target=0.5) as log:
         log.fit_start(NUMBERS)
         for samples, accuracy, reached in ((10, 0.4999, False), (20, 0.5, True), (30, 0.1, True)):
@@ -155,7 +155,7 @@ def test_the_target_itself_is_enough_and_later_calls_say_so(tmp_path: Path) -> N
     assert (log_of(log).status, log_of(log).value("train_samples")) == ("success", 20)
 
 
-def test_only_rank_0_writes_and_all_know_the_target(tmp_path: Path) -> None:
+def test_only_rank_0_writes_and_all_ranks_see_the_target(tmp_path: Path) -> None:
     with make(tmp_path, rank=1) as log:
         log.fit_start(NUMBERS)
         log.eval_start(10)
@@ -163,7 +163,7 @@ def test_only_rank_0_writes_and_all_know_the_target(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_cache_is_cleared_by_a_program_without_a_shell(tmp_path: Path) -> None:
+def test_cache_is_cleared_by_a_command_without_a_shell(tmp_path: Path) -> None:
     for index, (command, value) in enumerate([("touch 'a b;c'", True), (["touch", "d"], True), (None, False)]):
         here = os.getcwd()
         os.chdir(tmp_path)
@@ -191,7 +191,7 @@ def test_the_cache_is_cleared_by_a_program_without_a_shell(tmp_path: Path) -> No
         ({"cache_clear_cmd": ""}, "program.failed", "cache_clear_cmd"),
     ],
 )
-def test_what_is_not_legal_is_one_line_and_writes_no_log(
+def test_invalid_argument_is_a_user_error_and_writes_no_log(
     change: dict[str, Any], code: str, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLPERF_SUBMISSION_ORG", raising=False)
@@ -200,10 +200,10 @@ def test_what_is_not_legal_is_one_line_and_writes_no_log(
     assert not list(tmp_path.rglob("result_*"))
 
 
-def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
+def test_result_is_never_overwritten(tmp_path: Path) -> None:
     with make(tmp_path):
         pass
-    with make(tmp_path) as log:  # the first one had not begun
+    with make(tmp_path) as log:  # the first run never started
         log.fit_start(NUMBERS)
     before = log.path.read_bytes()
     with user_error("file.exists", tmp_path / "results/sys/bert/result_0.txt"):
@@ -211,7 +211,7 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
     assert log.path.read_bytes() == before
 
 
-def test_a_description_is_kept_and_must_agree(tmp_path: Path) -> None:
+def test_existing_system_description_is_kept_and_must_agree(tmp_path: Path) -> None:
     make(tmp_path, status="preview", host_processors_per_node=2).close()
     path = tmp_path / "systems/sys.json"
     facts = json.loads(path.read_text())
@@ -239,13 +239,13 @@ def test_a_description_is_kept_and_must_agree(tmp_path: Path) -> None:
         ([("fit_start", NUMBERS), ("eval_start", 9), ("eval_end", 9, 0.1), ("eval_start", 8)], "eval_start(8)"),
     ],
 )
-def test_calls_out_of_order_are_one_line(calls: list[tuple[Any, ...]], subject: str, tmp_path: Path) -> None:
+def test_calls_out_of_order_are_user_errors(calls: list[tuple[Any, ...]], subject: str, tmp_path: Path) -> None:
     log = make(tmp_path)
-    *fine, (last, *wrong) = calls
-    for name, *arguments in fine:
+    *earlier, (last, *arguments_of_last) = calls
+    for name, *arguments in earlier:
         getattr(log, name)(*arguments)
     with user_error("config.range" if subject.startswith("accuracy") else "callback.order", subject), log:
-        getattr(log, last)(*wrong)
+        getattr(log, last)(*arguments_of_last)
 
 
 def trainer(folder: Path, log: MLPerfCallback, steps: int = 4, **score: Any) -> Any:
@@ -264,20 +264,20 @@ def trainer(folder: Path, log: MLPerfCallback, steps: int = 4, **score: Any) -> 
     return transformers.Trainer(model, options, **data, **score, callbacks=[log])
 
 
-def test_a_trainer_is_followed_through_two_evaluation_sets(tmp_path: Path) -> None:
+def test_trainer_with_two_evaluation_sets_logs_the_chosen_one(tmp_path: Path) -> None:
     log = make(tmp_path, metric_label="eval_masked", metric_name="share", target=0.7, exit_at_target=True)
     values = iter([0.1, 0.9, 0.7, 0.9, 0.2, 0.9])
     trainer(tmp_path, log, compute_metrics=lambda _: {"share": next(values)}).train()
     found = log_of(log)
     assert found.evaluations == [(6, 0.1), (12, 0.7)]
     assert (found.status, found.value("train_samples"), found.value("eval_samples")) == ("success", 12, 5)
-    wanted = {"global_batch_size": 6, "gradient_accumulation_steps": 2, "opt_learning_rate_training_steps": 4}
-    wanted |= {"opt_learning_rate_warmup_steps": 2, "opt_base_learning_rate": 5e-5, "seed": 42}
-    assert {key: found.value(key) for key in wanted} == wanted
+    expected = {"global_batch_size": 6, "gradient_accumulation_steps": 2, "opt_learning_rate_training_steps": 4}
+    expected |= {"opt_learning_rate_warmup_steps": 2, "opt_base_learning_rate": 5e-5, "seed": 42}
+    assert {key: found.value(key) for key in expected} == expected
     assert [event.key for event in found.events].count("eval_start") == 2
 
 
-def test_a_trainer_that_fails_or_misses_the_target_is_aborted(tmp_path: Path) -> None:
+def test_trainer_that_fails_or_misses_the_target_is_logged_as_aborted(tmp_path: Path) -> None:
     names = {"metric_label": "eval_masked", "metric_name": "share"}
     log = make(tmp_path, **names)
     trainer(tmp_path, log, steps=2, compute_metrics=lambda _: {"share": 0.1}).train()

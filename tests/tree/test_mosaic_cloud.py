@@ -1,4 +1,4 @@
-"""What starts the Mosaic programs in clouds: valid for its schema, and its script runs the program it is told."""
+"""The cloud launch files for the Mosaic programs: valid against the schema, and they start the given program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 FOLDER = Path("benchmarks/mosaic_bert")
 SCHEMAS = Path(__file__).parents[1] / "assets/deploy/skypilot.json"
-NOTE = """#!/bin/bash
+RECORDER = """#!/bin/bash
 printf "%s\\n" "$(basename "$0")" "$@" "WORLD_SIZE=${WORLD_SIZE:-}" "MASTER_ADDR=${MASTER_ADDR:-}"
 """
 
@@ -21,12 +21,12 @@ def task(tree_root: Path) -> dict:
     return yaml.safe_load((tree_root / FOLDER / "yamls/cloud/skypilot.yaml").read_text())
 
 
-def noted(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> list[str]:
-    """What the script starts, by programs that only note their words."""
+def run_recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> list[str]:
+    """Run the script with stand-ins for its programs and return what they recorded."""
     programs = tmp_path / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("python3", "mlbert", "srun"):
-        (programs / name).write_text(NOTE)
+        (programs / name).write_text(RECORDER)
         (programs / name).chmod(0o755)
     environ["PATH"] = f"{programs}:/usr/bin:/bin"
     done = subprocess.run(script, cwd=folder, env=environ, capture_output=True, text=True, check=False)
@@ -34,7 +34,7 @@ def noted(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> li
     return done.stdout.splitlines()
 
 
-def test_skypilot_task_fits_its_schema(task: dict) -> None:
+def test_skypilot_task_matches_the_schema(task: dict) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra: test)")
     schemas = json.loads(SCHEMAS.read_text())
     for name, value in [("task", task), ("resources", task["resources"]), ("storage", task["file_mounts"]["/data/c4"])]:
@@ -55,7 +55,7 @@ def test_skypilot_starts_the_program(
 ) -> None:
     exports = {**task["envs"], "PROGRAM": program, "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
     exports |= {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-    lines = noted(["bash", "-c", task["run"]], tree_root, tmp_path, **exports)
+    lines = run_recorded(["bash", "-c", task["run"]], tree_root, tmp_path, **exports)
     assert lines[: len(started)] == started
     assert (tree_root / FOLDER / program).is_file()
     assert (tree_root / FOLDER / task["envs"]["YAML"]).is_file()
@@ -65,10 +65,10 @@ def test_skypilot_starts_the_program(
         assert lines[-2:] == ["WORLD_SIZE=16", "MASTER_ADDR=10.0.0.1"]
 
 
-def test_slurm_starts_a_rank_a_task(tree_root: Path, tmp_path: Path) -> None:
+def test_slurm_starts_one_rank_per_task(tree_root: Path, tmp_path: Path) -> None:
     script = tree_root / FOLDER / "yamls/cloud/slurm.sub"
     exports = {"SLURM_SUBMIT_DIR": str(tree_root / FOLDER), "PYTHON": "/usr/bin/python3"}
-    lines = noted(["bash", str(script), "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
+    lines = run_recorded(["bash", str(script), "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
     assert lines[:6] == ["srun", "--kill-on-bad-exit=1", "/usr/bin/python3", "main.py", "a.yaml", "b=1"]
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env=exports, check=False)
     assert done.returncode == 2

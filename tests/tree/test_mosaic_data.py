@@ -1,4 +1,4 @@
-"""The published commands of "Prepare your data" and "Test the Dataloader", run as they are written."""
+"""The published "Prepare your data" and "Test the Dataloader" commands, run as written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for numb
 
 @pytest.fixture
 def run(tree_root: Path, tmp_path: Path):
-    """Runs a program of benchmarks/mosaic_bert/common from a folder beside it, without a network."""
+    """Return a function that runs a program of benchmarks/mosaic_bert/common from a scratch folder, offline."""
 
     def run(command: str) -> subprocess.CompletedProcess[str]:
         common = tree_root / "benchmarks" / "mosaic_bert" / "common"
@@ -36,25 +36,25 @@ def run(tree_root: Path, tmp_path: Path):
 
 
 @pytest.fixture
-def own_text(tmp_path: Path) -> Path:
+def custom_corpus(tmp_path: Path) -> Path:
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
 
 
 CONVERT = "python ../common/convert_dataset.py --dataset text --path texts.jsonl --out_root ./my-copy-c4"
-LOOK = "python ../common/text_data.py --tokenizer bert-base-uncased"
+LOAD = "python ../common/text_data.py --tokenizer bert-base-uncased"
 
 
-def test_own_text_to_batches(run, own_text, tmp_path):
-    made = run(f"{CONVERT} --splits train_small val")
-    assert made.returncode == 0, made.stderr
-    assert "truncation to 128 tokens drops 0.0% of the tokens" in made.stdout
-    looked = run(f"{LOOK} --local_path ./my-copy-c4")
-    assert looked.returncode == 0, looked.stderr
-    assert looked.stdout.count("#### batch") == 5
+def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus, tmp_path):
+    converted = run(f"{CONVERT} --splits train_small val")
+    assert converted.returncode == 0, converted.stderr
+    assert "truncation to 128 tokens drops 0.0% of the tokens" in converted.stdout
+    loaded = run(f"{LOAD} --local_path ./my-copy-c4")
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.count("#### batch") == 5
     tokenizer = load_tokenizer("bert-base-uncased")
-    sequences = re.findall(r"ids +(.*)\ntext +(.*)\nmasked +(.*)\n", looked.stdout)
+    sequences = re.findall(r"ids +(.*)\ntext +(.*)\nmasked +(.*)\n", loaded.stdout)
     assert len(sequences) == 10
     for ids, text, masked in sequences:
         numbers = [int(number) for number in ids.split()]
@@ -63,11 +63,11 @@ def test_own_text_to_batches(run, own_text, tmp_path):
         assert tokenizer.decode(numbers) == text
         assert masked == "none" or re.fullmatch(r"\d+: \S+(, \d+: \S+)*", masked)
     # The README's next example streams to another folder.
-    assert run(f"{LOOK} --local_path cache --remote_path ./my-copy-c4").stdout == looked.stdout
+    assert run(f"{LOAD} --local_path cache --remote_path ./my-copy-c4").stdout == loaded.stdout
     assert sorted(path.name for path in (tmp_path / "cache" / "val").glob("*.mds")) == ["shard.00000.mds"]
-    refused = run(f"{CONVERT} --splits val train")
-    assert refused.returncode == 2
-    assert_error_line(refused.stderr, "file.exists", "my-copy-c4/val")
+    rejected = run(f"{CONVERT} --splits val train")
+    assert rejected.returncode == 2
+    assert_error_line(rejected.stderr, "file.exists", "my-copy-c4/val")
     assert not (tmp_path / "my-copy-c4" / "train").exists()
 
 
@@ -113,14 +113,14 @@ def test_own_text_to_batches(run, own_text, tmp_path):
         ("text_data.py --local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
     ],
 )
-def test_mistakes_are_one_line(run, own_text, tmp_path, command, code, subject):
+def test_invalid_flags_are_one_line_errors(run, custom_corpus, tmp_path, command, code, subject):
     done = run(f"python ../common/{command}")
     assert done.returncode == 2
     assert_error_line(done.stderr, code, subject)
     assert list((tmp_path / "out").glob("*")) == []
 
 
-def test_an_unknown_flag_is_one_line(run):
+def test_unknown_flag_is_a_one_line_error(run):
     done = run("python ../common/convert_dataset.py --dataset text --out_root out --split x")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "unrecognized arguments" in done.stderr

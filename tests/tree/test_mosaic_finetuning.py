@@ -1,4 +1,4 @@
-"""The published smoke tests of fine-tuning, out of the box: they run without a network, and what they train learns."""
+"""The published fine-tuning smoke tests run offline, and the models they train learn."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ HOME = "benchmarks/mosaic_bert"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands are typed; the task's files are made there by the first one."""
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the working folder of the commands; the first command creates the task's files in it."""
     return tmp_path_factory.mktemp("mosaic bert")
 
 
-def typed(tree_root: Path, place: Path, program: str, yaml: str, *words: str) -> str:
+def run_program(tree_root: Path, workdir: Path, program: str, yaml: str, *words: str) -> str:
     home = tree_root / HOME
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
     command = [sys.executable, str(home / program), str(home / "yamls/test" / yaml), *words]
-    done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=workdir, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -34,25 +34,25 @@ def metrics(run: Path, kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize(("index", "words"), [(0, ()), (1, ("model.name=mosaic_bert",))])
-def test_sequence_classification(tree_root: Path, place: Path, index: int, words: tuple[str, ...]) -> None:
-    told = typed(tree_root, place, "sequence_classification.py", "sequence_classification.yaml", *words)
-    run = place / f"runs/test-sequence-classification/run_{index}"
+def test_sequence_classification(tree_root: Path, workdir: Path, index: int, words: tuple[str, ...]) -> None:
+    output = run_program(tree_root, workdir, "sequence_classification.py", "sequence_classification.yaml", *words)
+    run = workdir / f"runs/test-sequence-classification/run_{index}"
     losses = [line["loss"] for line in metrics(run, "step")]
     assert sum(losses[-3:]) < sum(losses[:3])
     accuracy = metrics(run, "evaluation")[-1]["eval_accuracy"]
     assert accuracy > 0.6, "half of the rows are entailed"
-    assert f"{accuracy:.4f}" in told
+    assert f"{accuracy:.4f}" in output
     assert (run / "predictions.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
-def test_glue(tree_root: Path, place: Path, name: str) -> None:
+def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
     words = ("model.name=mosaic_bert",) if name == "mosaic_bert" else ()
-    told = typed(tree_root, place, "glue.py", "glue.yaml", *words)
-    folder = place / f"local-finetune-checkpoints/test-glue-{name}"
+    output = run_program(tree_root, workdir, "glue.py", "glue.yaml", *words)
+    folder = workdir / f"local-finetune-checkpoints/test-glue-{name}"
     scores = json.loads((folder / "glue_scores.json").read_text())
     assert scores["glue"] == pytest.approx((scores["tasks"]["mnli"] + scores["tasks"]["rte"]) / 2)
-    assert f"{scores['glue']:.2f}" in told
+    assert f"{scores['glue']:.2f}" in output
     assert scores["tasks"]["mnli"] > 45, "chance is a third"
     assert scores["tasks"]["rte"] > 60, "chance is a half"
     steps = metrics(folder / "task=mnli/seed=1111/run_0", "step")

@@ -1,5 +1,5 @@
-"""The pages of `mlbert report` and `mlbert submission check` in Chromium, from file://: wide and as on a phone, light
-and dark. Nothing overlaps, every figure is there, no page scrolls sideways, the console stays empty."""
+"""The pages of `mlbert report` and `mlbert submission check` in Chromium, from file://, on desktop and phone, light and
+dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and the console stays empty."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from mlbert.report.runs import read_systems
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)
-POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")  # it would keep the probe from running
+POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")  # it would block the probe script
 PROBE = """<script>addEventListener('load', () => {
   const found = {figures: 0, problems: [], width: innerWidth, ink: getComputedStyle(document.body).color};
-  const say = (what, element) => found.problems.push(what + ': ' + element.textContent.trim().slice(0, 60));
+  const report = (problem, element) =>
+    found.problems.push(problem + ': ' + element.textContent.trim().slice(0, 60));
   const before = (end, begin) => end <= begin + 1;
   const apart = (a, b) => before(a.right, b.left) || before(b.right, a.left)
     || before(a.bottom, b.top) || before(b.bottom, a.top);
@@ -34,17 +35,17 @@ PROBE = """<script>addEventListener('load', () => {
     found.figures += frame.width > 100 && frame.height > 50;
     const texts = [...figure.querySelectorAll('text')].map(text => [text, text.getBoundingClientRect()]);
     texts.forEach(([text, box], index) => {
-      if (!box.width || parseFloat(getComputedStyle(text).fontSize) * scale < 7) say('too small', text);
-      if (!inside(box, frame)) say('cut off', text);
+      if (!box.width || parseFloat(getComputedStyle(text).fontSize) * scale < 7) report('too small', text);
+      if (!inside(box, frame)) report('cut off', text);
       for (const [other, place] of texts.slice(index + 1))
-        if (!apart(box, place)) say('overlaps ' + other.textContent, text);
+        if (!apart(box, place)) report('overlaps ' + other.textContent, text);
     });
   }
   if (document.documentElement.scrollWidth > innerWidth) found.problems.push('scrolls sideways');
   performance.getEntriesByType('resource').forEach(entry => found.problems.push('fetches ' + entry.name));
-  const told = parent.document.createElement('pre');
-  told.textContent = JSON.stringify(found);
-  parent.document.body.append(told);
+  const output = parent.document.createElement('pre');
+  output.textContent = JSON.stringify(found);
+  parent.document.body.append(output);
 })</script></body>"""
 
 
@@ -58,7 +59,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Page name to page: one system with all figures, many systems with long names, hundreds of runs, an audit."""
+    """Return {name: page}: one system with all figures, many systems with long names, many runs, and an audit."""
     folder = tmp_path_factory.mktemp("pages")
     logdir = folder / "a_folder_of_runs_with_a_rather_long_name_for_a_headline_of_a_phone"
     for index in range(10):
@@ -98,14 +99,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
-    """The document as the browser leaves it, and its log."""
+    """Return the rendered document and the browser's log."""
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *flags]
     end = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
     return end.stdout, end.stderr
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_are_whole_at_every_width(chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str) -> None:
+def test_pages_render_completely_at_every_width(
+    chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
+) -> None:
     frames = []
     for page in pages.values():
         probed, count = POLICY.subn("", page.replace("</body>", PROBE))

@@ -1,4 +1,4 @@
-"""launch/prepare_data.sh from each kind of input to what training reads."""
+"""launch/prepare_data.sh, from each kind of input to the sets that training reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVAL_SAMPLES = 20
 
 @pytest.fixture(scope="module")
 def environ(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where `mlbert` is the program of this tree and interpreter."""
+    """Return an environment in which `mlbert` runs this tree with this interpreter."""
     programs = tmp_path_factory.mktemp("bin")
     (programs / "mlbert").write_text(f'#!/bin/sh\nexec {sys.executable} -m mlbert "$@"\n')
     (programs / "mlbert").chmod(0o755)
@@ -34,7 +34,7 @@ def vocab(tree_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two parts and an evaluation text."""
+    """Write two training parts and an evaluation text."""
     folder = tmp_path_factory.mktemp("text")
     documents = (tree_root / "tests/assets/instances/text.txt").read_text().strip().split("\n\n")
     for index, name in enumerate(("part-00000-of-00002", "part-00001-of-00002", "eval.txt")):
@@ -44,7 +44,7 @@ def text(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wiki(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same documents as WikiExtractor would write them."""
+    """Write the same documents in WikiExtractor's output format."""
     folder = tmp_path_factory.mktemp("wiki")
     (folder / "AA").mkdir()
     documents = (text / "part-00000-of-00002").read_text().strip().split("\n\n")
@@ -67,7 +67,7 @@ def exports(output: str) -> dict[str, Path]:
 
 
 def check(done: subprocess.CompletedProcess[str]) -> Path:
-    """Both sets open; returns the training set."""
+    """Check that both sets open and return the training set's path."""
     assert done.returncode == 0, done.stdout + done.stderr
     found = exports(done.stdout)
     assert set(found) == {"DATADIR_PHASE2", "EVALDIR"}
@@ -97,7 +97,7 @@ def test_tfrecords(environ: dict[str, str], tree_root: Path, text: Path, vocab: 
 
 
 def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, vocab: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+    pytest.importorskip("sentencex", reason="the sentence splitter is in the extra `wiki`")
     words = ["--outputdir", tmp_path, "--input", wiki, "--vocab", vocab, "--parts", "2", "--eval-articles", "4"]
     done = run(environ, tree_root, *words, "--eval-samples", EVAL_SAMPLES, "--workers", "1")
     assert check(done).name == "instances"
@@ -116,14 +116,16 @@ def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, voc
         (["--outputdir", "/proc/nowhere", "--input", "/tmp"], "cannot be made"),
     ],
 )
-def test_wrong_arguments_are_one_line(words: list[str], reason: str, environ: dict[str, str], tree_root: Path) -> None:
+def test_wrong_arguments_are_one_line_errors(
+    words: list[str], reason: str, environ: dict[str, str], tree_root: Path
+) -> None:
     done = run(environ, tree_root, *words)
     assert done.returncode == 2
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_missing_vocabulary_and_an_unknown_folder_are_named(
+def test_missing_vocabulary_and_unknown_input_format_are_named(
     environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path
 ) -> None:
     done = run(environ, tree_root, "--outputdir", tmp_path, "--input", text)
@@ -136,9 +138,7 @@ def test_a_missing_vocabulary_and_an_unknown_folder_are_named(
     assert_error_line(done.stderr, "data.format", tmp_path)
 
 
-def test_a_mirror_without_the_files_says_what_is_missing(
-    environ: dict[str, str], tree_root: Path, tmp_path: Path
-) -> None:
+def test_incomplete_mirror_names_the_missing_file(environ: dict[str, str], tree_root: Path, tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     done = run(environ, tree_root, "--outputdir", tmp_path / "out", "--download", "--mirror", tmp_path / "mirror")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Samsung's systems: the commands that their published README prints, and the published numbers."""
+"""Samsung's systems: the commands in their published README, and the published numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STUBS = (
     "run_multinode.sh",
     "download_code.sh",
 )
-# What both configs publish, and what tells them apart.
+# The published values that both configs share (OWN has those that differ).
 PUBLISHED = {
     "DGXNGPU": "8",
     "NEXP": "10",
@@ -103,13 +103,13 @@ TINY = {
     "CLEAR_CACHES": 0,
     "CHECK_COMPLIANCE": 0,
 }
-# Runs what ssh is given on this machine; a host is what it was called.
+# Runs the remote command on this machine and records the host name.
 SSH = '#!/bin/bash\necho "${*: -2:1}" >>"$NOTES"\nexec bash -c "${!#}"\n'
 MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'
 
 
 class System:
-    """A copy of a system's folder in a tree with a blank in its path, and programs that come first in PATH."""
+    """A copy of a system's folder in a tree with a space in its path, and stand-ins that come first in PATH."""
 
     def __init__(self, root: Path, tree_root: Path, name: str) -> None:
         self.folder = root / "a tree" / HOME / name
@@ -131,7 +131,7 @@ class System:
         program.chmod(0o755)
 
     def type(self, line: str, **exports: object) -> subprocess.CompletedProcess[str]:
-        """What a shell in the folder makes of a line."""
+        """Run a line in a shell in the folder."""
         kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
         pytorch = self.folder.parent / "pytorch"
         own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PYTHONPATH": pytorch, "NOTES": self.notes}
@@ -146,7 +146,7 @@ def system(tmp_path: Path, tree_root: Path) -> System:
 
 
 def small_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
-    """A shape, and its float32 parameters without the vocabulary's padding."""
+    """Return a tiny shape and its float32 parameters without the vocabulary padding."""
     shape = BertConfig(vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
     model = BertForPreTraining(shape)
     model.initialize(5)
@@ -170,10 +170,10 @@ def config_of(name: str, tree_root: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_configs_hold_the_published_values(name: str, tree_root: Path) -> None:
+def test_configs_have_the_published_values(name: str, tree_root: Path) -> None:
     found = exports(config_of(name, tree_root))
-    wanted = PUBLISHED | OWN[name]
-    assert {key: found[key] for key in wanted} == wanted
+    expected = PUBLISHED | OWN[name]
+    assert {key: found[key] for key in expected} == expected
     assert sum(map(int, found["BIN_COUNTS"].split())) == int(found["BATCHSIZE"])
     assert Path(found["BERT_CONFIG"]).name == "large.json"
     config = configuration(found)
@@ -184,7 +184,7 @@ def test_configs_hold_the_published_values(name: str, tree_root: Path) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("update", [1, 65, 66, 67, 82, 83, 178, 179, 180, 299])
-def test_schedule_is_a_ramp_and_a_line(name: str, update: int, tree_root: Path) -> None:
+def test_schedule_is_a_warmup_and_a_linear_decay(name: str, update: int, tree_root: Path) -> None:
     schedule = schedules.make(configuration(exports(config_of(name, tree_root)))[ScheduleConfig])
     top, bottom = 0.00039299421615882676, 0.0000494549100544884
     rate = top + (min(update, 179) - 82) / (179 - 82) * (bottom - top)
@@ -193,17 +193,17 @@ def test_schedule_is_a_ramp_and_a_line(name: str, update: int, tree_root: Path) 
     assert schedule(update - 1) == pytest.approx(rate, rel=1e-12)
 
 
-def test_the_line_begins_above_the_base_rate(tree_root: Path) -> None:
+def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
     readme = (tree_root / HOME / "samsung_dgxa100_n128/README.md").read_text()
     values = exports(config_of("samsung_dgxa100_n128", tree_root))
     schedule = schedules.make(configuration(values)[ScheduleConfig])
-    told = " | ".join(f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179))
-    assert f"| rate | {told} |" in readme
+    rates = " | ".join(f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179))
+    assert f"| rate | {rates} |" in readme
     assert max(range(300), key=schedule) + 1 == 66
 
 
 @pytest.mark.parametrize(("name", "samples"), [("samsung_dgxa100_n128", "2.93"), ("samsung_dgxa100_n171", "2.94")])
-def test_plan_tells_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
+def test_plan_shows_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
     values = exports(config_of(name, tree_root))
     config, ranks = configuration(values), planned_world_size(values) or 0
     model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
@@ -216,23 +216,23 @@ def test_plan_tells_steps_evaluations_and_traffic(name: str, samples: str, tree_
 
 
 @pytest.mark.parametrize("stub", STUBS)
-def test_stubs_are_thin_and_equal(stub: str, tree_root: Path) -> None:
+def test_stubs_are_short_and_equal(stub: str, tree_root: Path) -> None:
     one, other = (tree_root / HOME / name / stub for name in SYSTEMS)
     assert one.read_bytes() == other.read_bytes()
     assert len(one.read_text().splitlines()) <= 6
 
 
 @pytest.mark.parametrize("program", [name for name in STUBS if name.endswith(".py")])
-def test_a_missing_flag_is_one_line(program: str, system: System) -> None:
+def test_missing_flag_is_a_one_line_error(program: str, system: System) -> None:
     done = system.type(f"python '{program}'")
     assert done.returncode == 2
     assert "arguments are required: --" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_download_code_is_the_trees_own(system: System) -> None:
-    system.add(system.folder.parents[3] / "download_code.sh", '#!/bin/bash\necho "here $*"\n')
-    assert system.type("./download_code.sh --mirror x").stdout == "here --mirror x\n"
+def test_download_code_forwards_to_the_tree(system: System) -> None:
+    system.add(system.folder.parents[3] / "download_code.sh", '#!/bin/bash\necho "downloading $*"\n')
+    assert system.type("./download_code.sh --mirror x").stdout == "downloading --mirror x\n"
 
 
 def test_checkpoint_conversion(system: System, tmp_path: Path) -> None:
@@ -291,11 +291,11 @@ def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """bins/ of HDF5 shards, eval/, phase1/ and own/ with the two forms of starting weights; own/ has the shape too."""
+    """Create HDF5 bins/, eval/, and the initial weights in two formats: phase1/ and own/ (with the model shape)."""
     folder = tmp_path_factory.mktemp("published inputs")
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
-        # Every label is the same, so that two steps are enough to learn it.
+        # All labels are equal, so that two steps are enough to learn them.
         write_set(folder / name, dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)))
     make_hdf5_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
     shape, state = small_bert(VOCAB_SIZE)
@@ -305,7 +305,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
-    """Adds a config of 2 nodes x 2 ranks and edits `hosts`; returns the published line's exports."""
+    """Add a config of 2 nodes x 2 ranks, edit `hosts`, and return the exports of the published command."""
     lines = (tuple(TINY.items()), (("BERT_CONFIG", inputs / "own/bert_config.json"),))
     text = "".join(f"export {name}='{value}'\n" for part in lines for name, value in part)
     head = '# shellcheck shell=bash\nsource "$(dirname "${BASH_SOURCE[0]}")/env.sh"\n'
@@ -320,7 +320,7 @@ def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
 
 def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path) -> None:
     line = use_tiny(system, inputs, "'127.0.0.1' 'localhost'")
-    # Whoever does not start the named Python fails.
+    # Starting any other Python than the one in PYTHON fails.
     system.add(system.programs / "python3", "#!/bin/sh\nexit 9\n")
     system.add(tmp_path / "own python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     done = system.type(
@@ -342,7 +342,7 @@ def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path) -> None
     assert "unknown" not in done.stderr
 
 
-def test_mpirun_and_weights_that_lie_elsewhere(system: System, inputs: Path) -> None:
+def test_mpirun_with_weights_in_another_folder(system: System, inputs: Path) -> None:
     line = use_tiny(system, inputs).replace("/phase1'", "/own'")
     system.type(f"{line} ./run_multinode.sh --mpirun --max_steps 5")
     words = system.notes.read_text().splitlines()
@@ -367,9 +367,11 @@ def test_mpirun_and_weights_that_lie_elsewhere(system: System, inputs: Path) -> 
         (("tiny_2x2x8x1", "Samsung_Supercomputer21_DGXA100_128x8x16x1"), "names 2, config_Samsung"),
     ],
 )
-def test_what_is_missing_is_one_line(change: tuple[str, str], reason: str, system: System, inputs: Path) -> None:
+def test_wrong_or_missing_exports_are_one_line_errors(
+    change: tuple[str, str], reason: str, system: System, inputs: Path
+) -> None:
     done = system.type(f"{use_tiny(system, inputs).replace(*change)} ./run_multinode.sh", LOGDIR=system.folder / "logs")
     assert done.returncode == 2
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not system.notes.exists(), "nothing was started"
+    assert not system.notes.exists(), "something was started"

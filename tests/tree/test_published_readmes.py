@@ -1,7 +1,7 @@
-"""The commands of the published READMEs, typed as docs/from_the_published_readmes.md has them, a section in one shell.
+"""The commands of the published READMEs, as docs/from_the_published_readmes.md lists them, one shell per section.
 
-Engines that are not here (Docker, enroot, Slurm, ssh, package managers) and everything that takes long are stand-ins
-that note how they were called, and fail where a program or a YAML file that they are given does not exist.
+Stand-ins replace engines that are not installed (Docker, enroot, Slurm, ssh, package managers) and slow programs. They
+record how they were called, and fail if a program or YAML file among their arguments does not exist.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STAND_INS = (
     *("docker", "enroot", "sbatch", "ssh", "git", "gcloud", "pip", "tail", "python", "mlbert", "quickstart.sh"),
     "download_code.sh",
 )
-# What the published commands leave to the reader, and where it lies in the sandbox.
+# Placeholders in the published commands, and their values in the sandbox.
 FILLED_IN = {
     "<SLURM JOB ID>": "7",
     "<CONTAINER ID>": "c0ffee",
@@ -81,14 +81,14 @@ SHELLS = [
 
 
 def commands(section: str, tree_root: Path) -> list[str]:
-    """What a reader of a section types here, in order."""
+    """Return the commands that a reader of a section types, in order."""
     text = (tree_root / "docs/from_the_published_readmes.md").read_text()
     parts = SECTION.split(text)
     rows = ROW.findall(parts[parts.index(section) + 1])
     typed = []
     for published, here, why in rows:
         own = re.fullmatch(r"`(.+)`", here)
-        assert here == "same" or why.strip(), f"{published}: say why"
+        assert here == "same" or why.strip(), f"{published}: the table must say why it differs"
         if own or here == "same":
             typed.append(own[1] if own else published)
         else:
@@ -97,7 +97,7 @@ def commands(section: str, tree_root: Path) -> list[str]:
 
 
 class Sandbox:
-    """A copy of the folders in which the commands are typed, in a tree with a blank in its path."""
+    """A copy of the folders in which the commands run, in a tree with a space in its path."""
 
     def __init__(self, root: Path, tree_root: Path) -> None:
         self.root, self.tree = root, root / "a tree"
@@ -121,7 +121,7 @@ class Sandbox:
     def type(
         self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object
     ) -> subprocess.CompletedProcess[str]:
-        """Types the lines into one shell, which ends at the first that fails."""
+        """Run the lines in one shell, which stops at the first failure."""
         script = "\n".join(("set -e", *lines))
         for published, here in FILLED_IN.items():
             script = script.replace(published, here.format(root=self.root))
@@ -129,11 +129,11 @@ class Sandbox:
         environ = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "HOME": str(self.root)}
         environ |= {name: str(value) for name, value in exports.items()}
         words = [shell, "-c", script]
-        where = cwd or self.tree
-        return subprocess.run(words, cwd=where, env=environ, capture_output=True, text=True, check=False)
+        folder = cwd or self.tree
+        return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
     def calls(self, program: str) -> list[tuple[list[str], Path, Mapping[str, str]]]:
-        """Words, folder and environment of each call of a program."""
+        """Return the arguments, folder and environment of each call of a program."""
         notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
         return [(words, Path(folder), environ) for name, words, folder, environ in notes if name == program]
 
@@ -159,9 +159,9 @@ def test_inventec(shell: str, sandbox: Sandbox, tree_root: Path) -> None:
     assert (folder / "run.sub").is_file()
     assert environ["CONFIG_FILE"] == str(sandbox.tree / INVENTEC / CONFIG)
     ((imported, _, _),) = sandbox.calls("enroot")
-    assert environ["CONT"] == imported[2], "the image that enroot makes is the one that the job starts"
+    assert environ["CONT"] == imported[2], "the job must start the image that enroot imported"
     steps = [" ".join(words[:2]) for words, _, _ in sandbox.calls("mlbert")]
-    assert steps.count("prepare download") == 1, "the second time with --skip-download"
+    assert steps.count("prepare download") == 1, "the second call has --skip-download"
     assert steps.count("prepare pack") == steps.count("convert tf1-to-torch") == 2
     packs = [words[words.index("--out") + 1] for words, _, _ in sandbox.calls("mlbert") if words[1] == "pack"]
     data = Path(packs[0]).parent
@@ -171,7 +171,7 @@ def test_inventec(shell: str, sandbox: Sandbox, tree_root: Path) -> None:
     }
 
 
-def test_inventec_on_what_the_published_script_has_downloaded(sandbox: Sandbox) -> None:
+def test_inventec_uses_files_that_the_published_script_downloaded(sandbox: Sandbox) -> None:
     data = sandbox.root / "workspace/bert_data"
     for name in ("download/results4/eval.txt", "phase1/vocab.txt", "phase1/bert_config.json"):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
@@ -179,9 +179,9 @@ def test_inventec_on_what_the_published_script_has_downloaded(sandbox: Sandbox) 
     line = "./input_preprocessing/prepare_data.sh --outputdir /workspace/bert_data --packed-data --skip-download"
     done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
     assert done.returncode == 0, done.stderr
-    said = [" ".join(words) for words, _, _ in sandbox.calls("mlbert")]
-    assert f"prepare instances --input {data}/download/results4 --vocab {data}/phase1/vocab.txt" in "\n".join(said)
-    assert any(words.startswith(f"convert tf1-to-torch {data}/phase1/model.ckpt-28252 ") for words in said)
+    calls = [" ".join(words) for words, _, _ in sandbox.calls("mlbert")]
+    assert f"prepare instances --input {data}/download/results4 --vocab {data}/phase1/vocab.txt" in "\n".join(calls)
+    assert any(words.startswith(f"convert tf1-to-torch {data}/phase1/model.ckpt-28252 ") for words in calls)
     shutil.rmtree(data / "download")
     done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
@@ -189,7 +189,7 @@ def test_inventec_on_what_the_published_script_has_downloaded(sandbox: Sandbox) 
 
 def test_samsung(sandbox: Sandbox, tree_root: Path) -> None:
     config = sandbox.tree / HOME / "samsung_dgxa100_n128/config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
-    config.write_text(config.read_text().replace("DGXNNODES=128", "DGXNNODES=2"))  # as many as `hosts` names
+    config.write_text(config.read_text().replace("DGXNNODES=128", "DGXNNODES=2"))  # `hosts` names two
     done = sandbox.type(
         commands("Samsung, MLPerf Training v2.0", tree_root), CLEAR_CACHES=0, LOGDIR=sandbox.root / "out"
     )
@@ -226,7 +226,7 @@ def test_google(sandbox: Sandbox, tree_root: Path) -> None:
     assert [words[0] for words, _, _ in sandbox.calls("git")] == ["clone", "checkout"]
 
 
-def test_the_systems_image_has_the_pinned_packages_and_the_same_base(tree_root: Path) -> None:
+def test_image_of_the_system_has_the_pinned_packages_and_the_same_base(tree_root: Path) -> None:
     own, ours = ((tree_root / HOME / name / "Dockerfile").read_text() for name in (INVENTEC.name, "pytorch"))
     base = re.compile(r"^ARG BASE_IMAGE=.*$", re.MULTILINE)
     assert base.findall(own) == base.findall(ours)
@@ -234,14 +234,14 @@ def test_the_systems_image_has_the_pinned_packages_and_the_same_base(tree_root: 
         r"^dependencies = \[\n(.*?)^\]", (tree_root / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
     )
     assert listed
-    wanted = set(re.findall(r'"([\w-]+)', listed[1])) - {"torch"}
+    expected = set(re.findall(r'"([\w-]+)', listed[1])) - {"torch"}
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (tree_root / "constraints.txt").read_text(), re.MULTILINE))
-    assert dict(re.findall(r"([\w-]+)==([\w.]+)", own)) == {name: pins[name] for name in wanted}
+    assert dict(re.findall(r"([\w-]+)==([\w.]+)", own)) == {name: pins[name] for name in expected}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("options", ["", "set -eu; "])
-def test_a_config_is_sourced_anywhere_through_any_link(
+def test_config_can_be_sourced_from_any_folder_or_link(
     shell: str, options: str, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     folder, link = sandbox.tree / INVENTEC, tmp_path / "a link"
@@ -256,7 +256,7 @@ def test_a_config_is_sourced_anywhere_through_any_link(
         (words.replace("source ", "source 'a link'/"), tmp_path),
         (f"cd 'a link'; {words}", tmp_path),
     ]
-    wanted = [
+    expected = [
         folder / CONFIG,
         sandbox.tree / "runs/P8000H100_1x8x48x1_pack",
         folder.parent / "pytorch/configs/large.json",
@@ -264,11 +264,11 @@ def test_a_config_is_sourced_anywhere_through_any_link(
     for line, cwd in lines:
         done = sandbox.type([line], shell, cwd)
         assert (done.returncode, done.stderr) == (0, ""), line
-        assert done.stdout.splitlines() == list(map(str, wanted)), line
+        assert done.stdout.splitlines() == list(map(str, expected)), line
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_env_alone_is_no_config(shell: str, sandbox: Sandbox) -> None:
+def test_sourcing_env_clears_the_config(shell: str, sandbox: Sandbox) -> None:
     line = f'source {CONFIG}; source env.sh; echo "${{CONFIG_FILE:-none}} ${{LR:-none}} ${{LOGDIR##*/}}"'
     done = sandbox.type([f"set -eu; {line}"], shell, sandbox.tree / INVENTEC)
     assert (done.returncode, done.stderr) == (0, "")
@@ -277,7 +277,7 @@ def test_env_alone_is_no_config(shell: str, sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("name", ["DGXNGPU", "DGXNNODES", "NEXP"])
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1e9", "8 8", "100000"])
-def test_a_count_that_is_none_is_one_line(name: str, value: str, sandbox: Sandbox) -> None:
+def test_invalid_count_is_a_one_line_error(name: str, value: str, sandbox: Sandbox) -> None:
     for launcher in ("run_and_time.sh", "run_multinode.sh", "run_with_docker.sh"):
         line = f"source {CONFIG}; {name}='{value}' LOGDIR=$HOME ../pytorch/launch/{launcher}"
         done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)

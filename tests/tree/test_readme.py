@@ -1,7 +1,7 @@
-"""README files tell the truth: links lead somewhere and every command runs, in order, in a copy of the tree.
+"""Check that README links resolve and that every command runs, in order, in a copy of the tree.
 
-In the copy the demonstration is made short (a target that any model reaches, early evaluations); everything else is
-what the reader runs. Its `.venv` is a door to the interpreter of this test.
+The copy shortens the demo (a target that any model reaches, early evaluations); everything else is what the reader
+runs. Its `.venv` forwards to this test's interpreter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
 NAMED = re.compile(r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|results|records|benchmarks)/[\w./-]+)`")
-# Blocks that hold one of these words are not executed here.
+# Blocks that contain one of these words are not executed here.
 NOT_EXECUTED = {
-    "./run_tests.sh": "is the suite that this test is part of",
-    "acme_x1_n1": "belongs to a page that test_add_a_system.py follows",
-    "sbatch": "would submit to whatever cluster this machine belongs to; test_launch.py runs run.sub",
+    "./run_tests.sh": "is the suite that runs this test",
+    "acme_x1_n1": "is on a page that test_add_a_system.py runs",
+    "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
 }
 SHORT = {
     "TARGET_MLM_ACCURACY": "1e-9",
@@ -32,18 +32,18 @@ SHORT = {
     "EVAL_ITER_SAMPLES": "100",
     "NUM_EVAL_EXAMPLES": "100",
 }
-MOST_SECONDS = 600
+MAX_SECONDS = 600
 PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A copy of the tree in which commands are tried."""
+    """A copy of the tree in which to run commands."""
 
     root: Path
 
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Runs a block of a README in a folder of the copy, as a reader's shell would."""
+        """Run a README block in a folder of the copy, as a reader's shell would."""
         kept = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME")
         environ = {name: value for name, value in os.environ.items() if name in kept}
         environ["PYTHONPATH"] = str(self.root / PACKAGE_HOME)
@@ -55,7 +55,7 @@ class Stage:
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=MOST_SECONDS,
+            timeout=MAX_SECONDS,
         )
 
 
@@ -71,14 +71,14 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
         for name, value in SHORT.items():
             text, times = re.subn(rf"^export {name}=.*$", f"export {name}={value}", text, flags=re.MULTILINE)
             assert times == 1, f"{config.name} does not export {name}"
-        # Two threads wait for each other at every step; on a busy machine that is slower than one.
+        # Two threads synchronize at every step, which is slower than one thread on a busy machine.
         config.write_text(text + "export CPU_THREADS=1\n")
-    make_door(root)
+    make_venv(root)
     return Stage(root)
 
 
-def make_door(root: Path) -> None:
-    """A `.venv` that setup_venv.sh takes for finished and whose programs are those of this interpreter."""
+def make_venv(root: Path) -> None:
+    """Create a `.venv` that setup_venv.sh considers complete and that forwards to this interpreter."""
     programs = root / ".venv" / "bin"
     programs.mkdir(parents=True)
     for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
@@ -94,10 +94,10 @@ def blocks(readme: Path) -> list[str]:
     return BLOCK.findall(readme.read_text(encoding="utf-8"))
 
 
-@pytest.mark.timeout(2 * MOST_SECONDS)
+@pytest.mark.timeout(2 * MAX_SECONDS)
 def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Path) -> None:
     readmes = [path for path in tracked if path.suffix == ".md"]
-    # The root's comes first: its quickstart makes what the others use.
+    # The root README comes first: the others use the output of its quickstart.
     readmes.sort(key=lambda path: (path != tree_root / "README.md", path))
     ran = 0
     for readme in readmes:
@@ -113,8 +113,8 @@ def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Pa
     assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
 
 
-@pytest.mark.timeout(2 * MOST_SECONDS)
-def test_ten_runs_make_a_submission_tree(stage: Stage) -> None:
+@pytest.mark.timeout(2 * MAX_SECONDS)
+def test_ten_runs_produce_a_submission_tree(stage: Stage) -> None:
     out = stage.root / "runs/ten"
     shutil.copytree(stage.root / "runs/quickstart/data", out / "data")
     (out / "CONTENTS.txt").write_text("made by the test\n")
@@ -129,21 +129,21 @@ def test_ten_runs_make_a_submission_tree(stage: Stage) -> None:
     assert len(re.findall(r"^Run \d is finished", again.stdout, re.MULTILINE)) == 10
 
 
-def test_links_lead_somewhere(readme: Path) -> None:
+def test_links_resolve(readme: Path) -> None:
     targets = [target for target in LINK.findall(readme.read_text(encoding="utf-8")) if "://" not in target]
     assert [target for target in targets if not (readme.parent / target).exists()] == []
 
 
 def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
-    """`mlbert/training/loop.py`, `tools/gpu_check.sh` and their like; acme_x1_n1 is the system of an example."""
+    """Check paths such as `mlbert/training/loop.py`; acme_x1_n1 is the system that an example creates."""
     pytorch = tree_root / PACKAGE_HOME
     homes = (tree_root, pytorch, pytorch.parent, readme.parent)
     named = [path for path in NAMED.findall(readme.read_text(encoding="utf-8")) if "acme_x1_n1" not in path]
-    # A record tells of the tree as it was.
+    # Records describe the tree at an earlier commit.
     if tree_root / "records" not in readme.parents:
         assert [path for path in named if not any((home / path).exists() for home in homes)] == []
 
 
-def test_command_blocks_are_marked(readme: Path) -> None:
+def test_code_blocks_name_their_language(readme: Path) -> None:
     languages = FENCE.findall(readme.read_text(encoding="utf-8"))[::2]
-    assert all(languages), "write the language after ```; bash blocks are executed by this suite"
+    assert all(languages), "write the language after ```; this suite executes bash blocks"

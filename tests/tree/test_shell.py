@@ -1,4 +1,4 @@
-"""Shell programs: how they begin, and what they say when something is missing."""
+"""Shell programs: their first lines, and their messages when something is missing."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def test_programs_stop_at_the_first_error(shell_file: Path) -> None:
         # A sourced file must not change the options of the shell that it is sourced into.
         assert "set -e" not in text
         assert "# shellcheck shell=bash" in text
-    # Slurm takes a job script that is not executable.
+    # Slurm accepts a job script that is not executable.
     assert os.access(shell_file, os.X_OK) == (is_program and shell_file.suffix != ".sub")
 
 
-def test_no_eval_and_no_edit_of_files(shell_file: Path) -> None:
+def test_no_eval_and_no_in_place_edits(shell_file: Path) -> None:
     words = shell_file.read_text().split()
     assert "eval" not in words
     assert "-i" not in words or "sed" not in words
 
 
-def test_run_and_time_names_what_is_missing(tree_root: Path) -> None:
+def test_run_and_time_requires_a_config(tree_root: Path) -> None:
     done = run(tree_root / LAUNCH / "run_and_time.sh", env=BARE)
     assert done.returncode == 2
     assert "CONFIG_FILE is not set" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_run_sub_without_a_config_or_a_job_says_so(system_folder: Path) -> None:
+def test_run_sub_requires_a_config_and_a_slurm_job(system_folder: Path) -> None:
     done = run("bash", "run.sub", cwd=system_folder, env=BARE)
     assert done.returncode != 0
     assert "source config_<system>.sh" in done.stderr
@@ -66,14 +66,14 @@ def test_run_sub_without_a_config_or_a_job_says_so(system_folder: Path) -> None:
         (["--out", "/proc/nowhere"], "cannot be made"),
     ],
 )
-def test_quickstart_refuses_wrong_arguments(arguments: list[str], words: str, tree_root: Path) -> None:
+def test_quickstart_rejects_wrong_arguments(arguments: list[str], words: str, tree_root: Path) -> None:
     done = run(tree_root / "quickstart.sh", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_quickstart_leaves_a_folder_of_other_things_alone(tree_root: Path, tmp_path: Path) -> None:
+def test_quickstart_does_not_write_into_a_folder_with_other_files(tree_root: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine.txt").write_text("mine")
     done = run(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2")
@@ -82,7 +82,7 @@ def test_quickstart_leaves_a_folder_of_other_things_alone(tree_root: Path, tmp_p
     assert (tmp_path / "results" / "mine.txt").read_text() == "mine"
 
 
-def test_quickstart_names_the_system_that_it_wants(tree_root: Path) -> None:
+def test_quickstart_requires_linux(tree_root: Path) -> None:
     done = run(tree_root / "quickstart.sh", env={**BARE, "OSTYPE": "darwin23"})
     assert done.returncode == 2
     assert done.stderr.startswith("error: Linux is required, but this is darwin23. Try: docker run ")
@@ -92,7 +92,7 @@ def test_quickstart_names_the_system_that_it_wants(tree_root: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "words"), [("https://a/whl/cpu", "0.2 GB"), ("https://a/whl/cu128", "whl/cu128"), ("", "5 GB on disk")]
 )
-def test_the_size_of_torch_is_said_and_its_index_can_be_chosen(index: str, words: str, tree_root: Path) -> None:
+def test_torch_size_is_printed_and_its_index_can_be_chosen(index: str, words: str, tree_root: Path) -> None:
     choose = '[[ -z "${TORCH_INDEX}" ]] || torch_index none'
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; {choose}; torch_size '{index}'"
     done = run("bash", "-c", command, env={**BARE, "TORCH_INDEX": index})
@@ -101,13 +101,13 @@ def test_the_size_of_torch_is_said_and_its_index_can_be_chosen(index: str, words
 
 
 def find_python(tree_root: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    """setup_venv.sh's choice when only the programs in ``path`` exist."""
+    """Run setup_venv.sh's search for Python with only the programs in ``path``."""
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python"
     return run(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
 
 
 def fake_python(folder: Path, name: str, version: str, modules: bool) -> None:
-    """An interpreter that answers the two questions of setup_venv.sh."""
+    """Create an interpreter that answers the two queries of setup_venv.sh."""
     program = folder / name
     program.write_text(
         f'#!/bin/sh\ncase "$2" in *ensurepip*) exit {0 if modules else 1};; *) echo {version} True;; esac\n'
@@ -122,7 +122,7 @@ def fake_python(folder: Path, name: str, version: str, modules: bool) -> None:
         ({"python3.12": False}, "apt install python3.12-venv"),
     ],
 )
-def test_setup_names_the_package_that_is_missing(
+def test_setup_names_the_missing_package(
     pythons: dict[str, bool], answer: str, tree_root: Path, tmp_path: Path
 ) -> None:
     for name, modules in pythons.items():
@@ -133,7 +133,7 @@ def test_setup_names_the_package_that_is_missing(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_setup_takes_a_python_that_can_make_environments(tree_root: Path, tmp_path: Path) -> None:
+def test_setup_chooses_a_python_that_can_create_environments(tree_root: Path, tmp_path: Path) -> None:
     fake_python(tmp_path, "python3.11", "3.11", modules=False)
     fake_python(tmp_path, "python3.13", "3.13", modules=True)
     done = find_python(tree_root, tmp_path)
@@ -143,7 +143,7 @@ def test_setup_takes_a_python_that_can_make_environments(tree_root: Path, tmp_pa
 
 @pytest.fixture
 def downloads(tree_root: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of download_code.sh that knows one small archive, and the mirror that serves it."""
+    """Return a copy of download_code.sh that lists one small archive, and a mirror that serves it."""
     mirror, source = tmp_path / "mirror", tmp_path / "small-1.0"
     mirror.mkdir()
     source.mkdir()
@@ -162,7 +162,7 @@ def downloads(tree_root: Path, tmp_path: Path) -> tuple[Path, Path]:
     return program, mirror
 
 
-def test_download_puts_verified_sources_in_place(downloads: tuple[Path, Path]) -> None:
+def test_download_unpacks_verified_sources(downloads: tuple[Path, Path]) -> None:
     program, mirror = downloads
     done = run(program, "--mirror", f"file://{mirror}")
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_download_puts_verified_sources_in_place(downloads: tuple[Path, Path]) -
     assert "is there" in again.stdout
 
 
-def test_download_refuses_other_content(downloads: tuple[Path, Path]) -> None:
+def test_download_rejects_a_wrong_checksum(downloads: tuple[Path, Path]) -> None:
     program, mirror = downloads
     (mirror / "small-1.0.tar.gz").write_bytes(b"something else")
     done = run(program, "--mirror", f"file://{mirror}")
@@ -181,7 +181,7 @@ def test_download_refuses_other_content(downloads: tuple[Path, Path]) -> None:
     assert not (program.parent / "third_party").exists()
 
 
-def test_download_says_that_a_host_cannot_be_reached(downloads: tuple[Path, Path]) -> None:
+def test_download_reports_an_unreachable_host(downloads: tuple[Path, Path]) -> None:
     program, _ = downloads
     done = run(program)
     assert done.returncode == 2
@@ -189,7 +189,7 @@ def test_download_says_that_a_host_cannot_be_reached(downloads: tuple[Path, Path
     assert not (program.parent / "third_party").exists()
 
 
-def test_download_refuses_an_unknown_name(tree_root: Path) -> None:
+def test_download_rejects_an_unknown_name(tree_root: Path) -> None:
     done = run(tree_root / "download_code.sh", "nothing")
     assert done.returncode == 2
     assert "Known: apex" in done.stderr

@@ -1,4 +1,4 @@
-"""Limits on the sources: length, nesting, who reads the environment, what must not be in the tree."""
+"""Limits on the sources: length, nesting, access to the environment, and files that must not be in the tree."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-MOST_LINES = {"file": 500, "function": 60}
+SOFT_LINES = {"file": 500, "function": 60}
 HARD_LINES = {"file": 600, "function": 120}
-# The training loop reads as one piece.
+# The training loop should be readable in one sitting.
 LOOP, LOOP_LINES = "mlbert/training/loop.py", {"file": 200, "function": 80}
-# File, or file and function -> lines that it may have though they are too many. The list only ever gets shorter.
+# File, or file and function -> its own limit above the usual one. The list only ever gets shorter.
 EXCEPTIONS = {
     "mlbert/programs/bench/step_time.py run": 70,
     "mlbert/data/loading/triton_expand.py expand_kernel": 70,
     "mlbert/ops/cublaslt_library.py product": 70,
     "tests/unit/data/formats/test_nvidia.py": 520,
 }
-MOST_NESTING = 4
+MAX_NESTING = 4
 ENVIRONMENT_READER = "mlbert/host/environment.py"
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 C_SUFFIXES = {".c", ".h", ".cpp", ".cu", ".cuh"}
 HOME_PATH = re.compile(r"/(?:home|root|Users|work|mnt|raid|lustre|scratch)/[\w.-]+/[\w./-]*")
-# Of no machine of ours: as Inventec published them.
+# Published by Inventec; not paths of our machines.
 PUBLISHED_PATHS = ("/mnt/mlperf/bert_data", "/mnt/sqsh/bert_ngc23.09_pyt.sqsh")
 IMPLEMENTATIONS = {
     "mlbert": "benchmarks/bert/implementations/pytorch",
@@ -40,7 +40,7 @@ BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
 
 
 def depth(node: ast.AST) -> int:
-    """Deepest nesting of blocks below a node; `elif` does not count as a level of its own."""
+    """Return the deepest block nesting below a node; `elif` does not count as another level."""
     deepest = 0
     for name, value in ast.iter_fields(node):
         children = value if isinstance(value, list) else [value]
@@ -63,12 +63,12 @@ def code(path: Path) -> str:
 
 
 def short(path: Path, tree_root: Path) -> str:
-    """A path as the lists here name it."""
+    """Return a path relative to the tree, or to the PyTorch implementation if it is inside."""
     return path.relative_to(tree_root).as_posix().removeprefix("benchmarks/bert/implementations/pytorch/")
 
 
 def lengths(path: Path, tree: ast.Module, tree_root: Path) -> Iterator[tuple[str, str, int]]:
-    """(kind, name, lines) of a file and of its functions."""
+    """Yield (kind, name, lines) for a file and each of its functions."""
     name = short(path, tree_root)
     yield "file", name, len(code(path).splitlines())
     for node in functions(tree):
@@ -78,24 +78,26 @@ def lengths(path: Path, tree: ast.Module, tree_root: Path) -> Iterator[tuple[str
 def test_files_and_functions_are_short(syntax_trees: Trees, tree_root: Path) -> None:
     too_long, needed = {}, set()
     for path, tree in syntax_trees.items():
-        most = LOOP_LINES if short(path, tree_root) == LOOP else MOST_LINES
+        limit = LOOP_LINES if short(path, tree_root) == LOOP else SOFT_LINES
         for kind, name, lines in lengths(path, tree, tree_root):
-            if lines > most[kind]:
+            if lines > limit[kind]:
                 needed.add(name)
                 if lines > min(EXCEPTIONS.get(name, 0), HARD_LINES[kind]):
                     too_long[name] = lines
     assert too_long == {}
-    assert set(EXCEPTIONS) - needed == set(), "these are short now: take them out of EXCEPTIONS"
+    assert set(EXCEPTIONS) - needed == set(), "these are short now: remove them from EXCEPTIONS"
 
 
 def test_nesting_is_shallow(syntax_trees: Trees) -> None:
     found = {(path, node.name): depth(node) for path, tree in syntax_trees.items() for node in functions(tree)}
-    assert {place: levels for place, levels in found.items() if levels > MOST_NESTING} == {}
+    assert {place: levels for place, levels in found.items() if levels > MAX_NESTING} == {}
 
 
-def test_modules_say_what_they_are_for(syntax_trees: Trees, tree_root: Path) -> None:
+def test_modules_have_docstrings(syntax_trees: Trees, tree_root: Path) -> None:
     modules = [path for path in syntax_trees if short(path, tree_root).startswith(("mlbert/", "tools/"))]
-    modules = [path for path in modules if path.name != "__init__.py" or code(path)]  # those of rooms are empty
+    modules = [
+        path for path in modules if path.name != "__init__.py" or code(path)
+    ]  # a package's __init__ is usually empty
     assert [path for path in modules if not ast.get_docstring(syntax_trees[path])] == []
 
 
@@ -113,12 +115,12 @@ def test_c_files_are_short(tracked: list[Path]) -> None:
     assert {name: lines for name, lines in found.items() if lines > HARD_LINES["file"]} == {}
 
 
-def test_no_path_of_a_machine(tracked: list[Path]) -> None:
-    looked_at = {".py", ".sh", ".sub", ".toml", ".json", ".md", ".c", ".h", ".txt", ".yaml"}
+def test_no_paths_of_our_machines(tracked: list[Path]) -> None:
+    suffixes = {".py", ".sh", ".sub", ".toml", ".json", ".md", ".c", ".h", ".txt", ".yaml"}
     found = {}
     for path in tracked:
-        # Logs of real runs say where they ran; the suite's own pattern is not a path.
-        if path.suffix not in looked_at or {"results", "records", "golden", "assets"} & set(path.parts):
+        # Logs of real runs name their machine; the pattern in this file is not a path.
+        if path.suffix not in suffixes or {"results", "records", "golden", "assets"} & set(path.parts):
             continue
         paths = [name for name in HOME_PATH.findall(code(path)) if not name.startswith(PUBLISHED_PATHS)]
         if paths and path != Path(__file__).resolve():
@@ -127,7 +129,7 @@ def test_no_path_of_a_machine(tracked: list[Path]) -> None:
 
 
 def test_named_modules_exist(tracked: list[Path], tree_root: Path) -> None:
-    """Docs and comments name modules as `mlbert.room.module.name` or mlbert/room/module.py."""
+    """Check module names in docs and comments: `mlbert.package.module.name` or mlbert/package/module.py."""
     stale = set()
     for path in tracked:
         parts = path.relative_to(tree_root).parts
@@ -140,7 +142,7 @@ def test_named_modules_exist(tracked: list[Path], tree_root: Path) -> None:
 
 
 def is_defined(dotted: str, tree_root: Path) -> bool:
-    """Return whether a dotted name is a package, a module, or a word of the module it begins with."""
+    """Return True if a dotted name is a package, a module, or a name that occurs in its module."""
     package, *names = dotted.split(".")
     place = tree_root / IMPLEMENTATIONS[package] / package
     for number, name in enumerate(names):
@@ -152,7 +154,7 @@ def is_defined(dotted: str, tree_root: Path) -> bool:
     return True
 
 
-def test_nothing_built_is_in_the_tree(tracked: list[Path]) -> None:
+def test_no_build_products_in_the_tree(tracked: list[Path]) -> None:
     built = [path for path in tracked if path.suffix in BUILT and "assets" not in path.parts]
     assert built == []
 
@@ -165,7 +167,7 @@ def test_names_pass_the_official_repository_check(tracked: list[Path], tree_root
 
 
 def test_every_folder_of_tests_is_collected(tree_root: Path, pytestconfig: pytest.Config) -> None:
-    """Pytest passes over folders named dist, build and others unless told not to."""
+    """By default, pytest skips folders named dist, build and others."""
     hidden = pytestconfig.getini("norecursedirs")
     folders = {path.parent for path in (tree_root / "tests").rglob("test_*.py")}
     names = {part for folder in folders for part in folder.relative_to(tree_root).parts}

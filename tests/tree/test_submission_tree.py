@@ -40,7 +40,7 @@ def test_license_is_apache(tree_root: Path) -> None:
     assert "Version 2.0, January 2004" in text
 
 
-def test_system_files_hold_the_fields_of_the_official_checker(tree_root: Path) -> None:
+def test_system_files_have_the_fields_of_the_official_checker(tree_root: Path) -> None:
     assert len(SYSTEM_FIELDS) == 33
     for path in sorted((tree_root / "systems").glob("*.json")):
         system = json.loads(path.read_text())
@@ -48,7 +48,7 @@ def test_system_files_hold_the_fields_of_the_official_checker(tree_root: Path) -
         assert all(isinstance(system[name], str) for name in SYSTEM_FIELDS), path.name
 
 
-def test_templates_cannot_pass_for_descriptions(tree_root: Path) -> None:
+def test_templates_are_not_valid_descriptions(tree_root: Path) -> None:
     templates = sorted((tree_root / "systems/templates").iterdir())
     assert templates
     for path in templates:
@@ -75,7 +75,7 @@ def test_every_result_folder_has_ten_logs_and_a_system_file(tree_root: Path) -> 
         assert logs == {f"result_{i}.txt" for i in range(RUNS)}
 
 
-def test_log_lines_point_into_the_tree_of_their_commit(tree_root: Path) -> None:
+def test_log_lines_refer_to_files_of_their_commit(tree_root: Path) -> None:
     for log in sorted((tree_root / "results").glob("*/bert/result_*.txt")):
         events = [json.loads(event) for event in re.findall(r"^.*?:::MLLOG (.*)$", log.read_text(), re.MULTILINE)]
         files = {event["metadata"]["file"] for event in events}
@@ -85,7 +85,7 @@ def test_log_lines_point_into_the_tree_of_their_commit(tree_root: Path) -> None:
             assert all(sources.text(name) for name in files), (log.name, files)
 
 
-def test_results_carry_the_sentence_about_verification(readme: Path) -> None:
+def test_pages_with_results_say_that_they_are_not_verified(readme: Path) -> None:
     text = readme.read_text()
     if re.search(r"results?/|result_\d|time to train", text):
         assert "Result not verified by MLCommons Association." in text
@@ -97,26 +97,26 @@ def pins(tree_root: Path) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def test_everything_that_is_installed_is_pinned(tree_root: Path) -> None:
+def test_every_installed_package_is_pinned(tree_root: Path) -> None:
     project = tomllib.loads((tree_root / "pyproject.toml").read_text())
     pinned = pins(tree_root)
     extras = project["project"]["optional-dependencies"]
-    # 400 MB that the tests do without: only the package itself is pinned.
+    # 400 MB that the tests do not need: only the package itself is pinned.
     done = {canonicalize_name(Requirement(text).name) for text in extras.pop("nvidia-dali")}
     assert done <= set(pinned)
     groups = [project["project"]["dependencies"], *extras.values()]
     todo = [Requirement(text) for group in groups for text in group]
     while todo:
-        wanted = todo.pop()
-        name = canonicalize_name(wanted.name)
-        if name in done or name == "mlbert" or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+        required = todo.pop()
+        name = canonicalize_name(required.name)
+        if name in done or name == "mlbert" or (required.marker and not required.marker.evaluate({"extra": ""})):
             continue
         done.add(name)
-        assert name in pinned, f"{name} is missing in constraints.txt"
-        assert wanted.specifier.contains(pinned[name]), f"constraints.txt has {name}=={pinned[name]}, wanted: {wanted}"
+        assert name in pinned, f"{name} is missing from constraints.txt"
+        assert required.specifier.contains(pinned[name]), f"constraints.txt has {name}=={pinned[name]}, not {required}"
         try:
             todo += [Requirement(text) for text in requires(name) or []]
         except PackageNotFoundError:
             pytest.fail(f"{name} is not installed")
     assert pinned["torch"] == "2.13.0"
-    assert set(pinned) <= done | {"setuptools"}, "constraints.txt pins what nothing needs"
+    assert set(pinned) <= done | {"setuptools"}, "constraints.txt pins packages that nothing needs"

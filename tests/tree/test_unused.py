@@ -1,4 +1,4 @@
-"""Nothing in the package is there for tests alone: every definition is named by the package, a tool or a launcher."""
+"""Every definition in the package is used by the package, a tool or a launcher, not only by tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-# PyTorch calls these of its modules and autograd functions.
+# PyTorch calls these methods of modules and autograd functions.
 CALLED_BY_TORCH = {"forward", "backward"}
-# Definition -> who calls it, or why it may stay.
+# Definition -> who calls it.
 ALLOWED = {
     "mlperf/mllog.py: _do_log": "mlperf_logging calls it",
     "mlperf/mllog.py: handleError": "logging calls it",
@@ -23,7 +23,7 @@ ALLOWED = {
 
 
 def definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Functions, classes and their methods, but no function that a decorator with arguments registers."""
+    """Return functions, classes and methods, except functions registered by a decorator with arguments."""
     top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
     found = top + [n for c in top if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, DEFINITIONS)]
     return [n for n in found if isinstance(n, ast.ClassDef) or not has_call(n.decorator_list)]
@@ -34,7 +34,7 @@ def has_call(decorators: list[ast.expr]) -> bool:
 
 
 def names_used(tree: ast.Module) -> list[tuple[str, int]]:
-    """(name, line) of what is read or called, or written as a string ("module:name"); an import alone is no use."""
+    """Return (name, line) of every name that is read, called or written as "module:name"; imports do not count."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -46,7 +46,7 @@ def names_used(tree: ast.Module) -> list[tuple[str, int]]:
     return found
 
 
-def test_every_definition_is_used_outside_of_tests(
+def test_every_definition_is_used_outside_the_tests(
     tracked: list[Path], syntax_trees: dict[Path, ast.Module], tree_root: Path
 ) -> None:
     tests, package = tree_root / "tests", tree_root / "benchmarks/bert/implementations/pytorch/mlbert"
@@ -56,15 +56,15 @@ def test_every_definition_is_used_outside_of_tests(
         for name, line in names_used(tree):
             used[name].append((path, line))
     shell = [path.read_text() for path in tracked if path.suffix in (".sh", ".sub") and tests not in path.parents]
-    spoken = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
+    mentioned = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
     unused = set()
     for path, tree in trees.items():
         for node in definitions(tree) if package in path.parents else []:
             own = range(node.lineno, node.end_lineno + 1)
             elsewhere = any(place != path or line not in own for place, line in used[node.name])
             if (
-                not elsewhere and node.name not in spoken and not node.name.startswith(("__", "visit_"))
+                not elsewhere and node.name not in mentioned and not node.name.startswith(("__", "visit_"))
             ):  # Python and ast.NodeVisitor call these
                 unused.add(f"{path.relative_to(package).as_posix()}: {node.name}")
-    assert unused - set(ALLOWED) == set(), "used by tests at most: delete, or say in ALLOWED who calls it"
-    assert set(ALLOWED) - unused == set(), "these are used or gone: take them out of ALLOWED"
+    assert unused - set(ALLOWED) == set(), "unused outside the tests: delete them, or add their caller to ALLOWED"
+    assert set(ALLOWED) - unused == set(), "used or deleted: remove them from ALLOWED"

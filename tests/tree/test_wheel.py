@@ -1,4 +1,4 @@
-"""An install that is not editable works outside the tree: model shapes and C kernels come with it."""
+"""A non-editable install works outside the tree: it includes the model shapes and C kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOME = "benchmarks/bert/implementations/pytorch"
 
 @pytest.fixture(scope="module")
 def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel of the tracked files installs."""
+    """Install a wheel of the tracked files and return its site folder."""
     folder = tmp_path_factory.mktemp("wheel")
     source, names = folder / "source", (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
     for path in tracked:
@@ -45,26 +45,26 @@ def train(site: Path, folder: Path, **variables: str) -> tuple[str, dict]:
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]  # two steps reach no target
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]  # two steps cannot reach the target
     return done.stdout, json.loads((folder / "run_0/config.json").read_text())["provenance"]
 
 
-def test_everything_that_the_code_reads_is_installed(site: Path, tree_root: Path, tracked: list[Path]) -> None:
+def test_wheel_contains_configs_and_sources(site: Path, tree_root: Path, tracked: list[Path]) -> None:
     for name in ("configs", "csrc"):
-        wanted = {path.relative_to(tree_root / HOME) for path in tracked if tree_root / HOME / name in path.parents}
-        assert wanted
+        expected = {path.relative_to(tree_root / HOME) for path in tracked if tree_root / HOME / name in path.parents}
+        assert expected
         assert {
             path.relative_to(site / "mlbert") for path in (site / "mlbert" / name).rglob("*") if path.is_file()
-        } == wanted
+        } == expected
 
 
-def test_an_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path) -> None:
+def test_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path) -> None:
     out, provenance = train(site, tmp_path / "out")
     assert "ops" in provenance["native_libraries"]
     assert "C kernels" not in out
 
 
-def test_without_a_compiler_it_trains_and_says_once_what_to_install(site: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_it_trains_and_warns_once(site: Path, tmp_path: Path) -> None:
     out, provenance = train(site, tmp_path / "out", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
     assert not provenance["native_libraries"]
     assert out.count("Install gcc") == 1
