@@ -1,4 +1,4 @@
-"""Logs that are good but for one line, and what the audit's own checks say of them."""
+"""Valid logs with one edited line, and the findings of our own checks on them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlbert.mlperf.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "cpu_demo"
-TREE = ROOT / "tests/assets/own_tree"  # with a result of this code
+TREE = ROOT / "tests/assets/own_tree"  # contains a result of this code
 _VALUE = r'"value": [^{]*?, "metadata"'
 
 
 def edit(path: Path, key: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> int:
-    """Replaces in every line of a key; the number of the first, from 1."""
+    """Replace a pattern in every line of a key; return the number of the first line, from 1."""
     lines = path.read_text().splitlines(keepends=True)
     marked = [number for number, line in enumerate(lines) if f'"key": "{key}"' in line]
     assert marked, key
@@ -33,12 +33,12 @@ def edit(path: Path, key: str, pattern: str, replacement: str | Callable[[re.Mat
 
 
 def set_value(path: Path, key: str, value: str) -> int:
-    """Gives a key another value; its line."""
+    """Change a key's value; return the line number."""
     return edit(path, key, _VALUE, f'"value": {value}, "metadata"')
 
 
 def add_line(path: Path, after: str, key: str, value: str) -> int:
-    """A line of another key behind that of a key; its number."""
+    """Insert a line for another key after a key's line; return its number."""
     number = edit(path, after, r"(.*)\n", r"\1\n\1\n") + 1
     lines = path.read_text().splitlines(keepends=True)
     lines[number - 1] = lines[number - 1].replace(f'"{after}"', f'"{key}"', 1)
@@ -49,7 +49,7 @@ def add_line(path: Path, after: str, key: str, value: str) -> int:
 
 
 def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:
-    """The first logs of a result of this code and its description, as in a tree below the folder."""
+    """Copy the first logs of a result of this code and its system description into a tree in the folder."""
     (folder / "systems").mkdir(parents=True)
     results = folder / "results" / OURS / "bert"
     results.mkdir(parents=True)
@@ -59,12 +59,12 @@ def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:
 
 
 def system_of(logs: Sequence[Path]) -> Path:
-    """The description of a copy's system."""
+    """Return the path of the system description of a copy."""
     return logs[0].parents[3] / "systems" / f"{logs[0].parents[1].name}.json"
 
 
 def told(logs: Sequence[Path], tree: Path | None = None, division: str | None = None) -> dict[str, tuple[Outcome, str]]:
-    """Check to outcome and words, of those that do not pass. With a tree, the copy's description is looked at."""
+    """Return {check: (outcome, message)} of checks that do not pass; with a tree, read the system description too."""
     system = json.loads(system_of(logs).read_text()) if tree is not None else None
     results = ResultSet([read_log(log) for log in logs], system, division, tree)
     return {

@@ -1,4 +1,4 @@
-"""A small model's shape, attention and LAMB of which nothing is decided on the host: what a CPU can record."""
+"""A small shape, attention and LAMB that make no decisions on the host, so that steps can be recorded on a CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def static_attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Plain attention whose shapes do not depend on `cu_seqlens`: every token against every token, masked."""
+    """Compute plain attention with shapes independent of `cu_seqlens`: all token pairs, masked."""
     assert alibi_slopes is None
     num_tokens, _, num_heads, head_size = qkv.shape
     place = torch.arange(num_tokens)
@@ -55,7 +55,7 @@ def static_attention(
 
 
 class TensorLamb(Lamb):
-    """LAMB whose every decision is a tensor, as in the Triton kernels."""
+    """LAMB with all decisions on tensors, as in the Triton kernels."""
 
     def __init__(self, flat: FlatParameters, **settings: Any) -> None:
         layout = ShardLayout.whole(flat.numel)
@@ -98,6 +98,6 @@ class TensorLamb(Lamb):
 
 
 def select_capturable() -> None:
-    """Plain ops, but for attention; until the next `ops.select`."""
+    """Select plain ops and static attention until the next `ops.select`."""
     ops.select("plain")
     registry.select_each({"attention": "static"}, "cpu")

@@ -1,4 +1,4 @@
-"""Fixtures that every part of the suite may use."""
+"""Fixtures for the whole test suite."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no failure; and examples may share a folder.
+# A busy machine must not fail a test, and examples may share a folder.
 settings.register_profile(
     "tree", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("tree")
 
 ROOT = Path(__file__).resolve().parents[1]
-# Minutes each: begun last, one of them would keep one worker busy when the others have nothing left.
-BEGUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_prepare_data.py")
+# These take minutes each. If one started last, it would run alone while the other workers are idle.
+RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_prepare_data.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first; the others stay in their order."""
-    items.sort(key=lambda item: not item.nodeid.startswith(BEGUN_FIRST))
+    """Run the longest files first and keep the order of the others."""
+    items.sort(key=lambda item: not item.nodeid.startswith(RUN_FIRST))
 
 
 @pytest.fixture(scope="session")
 def tree_root() -> Path:
-    """The root of this tree."""
+    """Return the root of this tree."""
     return ROOT
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """An empty LOGDIR."""
+    """Return an empty LOGDIR."""
     folder = tmp_path / "run"
     folder.mkdir()
     return folder
 
 
 def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
-    """Documents of plain sentences, no two alike."""
+    """Return documents of simple sentences, all different."""
     nouns = ["river", "engine", "garden", "letter", "window", "market", "teacher", "forest", "bridge", "kitchen"]
     verbs = ["holds", "crosses", "follows", "paints", "opens", "finds", "carries", "measures"]
     places = ["in the morning", "near the old house", "without a sound", "for seven days", "beyond the hills"]
@@ -53,7 +53,7 @@ def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small folder as `mlbert prepare` makes it: vocab.txt, train/, eval/, baselines.json; sequences of 32 tokens."""
+    """Prepare a small folder with vocab.txt, train/, eval/ and baselines.json; sequences have 32 tokens."""
     from mlbert.data.prepare.instances import InstanceOptions
     from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 

@@ -1,4 +1,4 @@
-"""Result sets whose lines a test edits, and what the own checks say of them: committed ones, and simulated ones."""
+"""Committed and simulated result sets that tests edit, and the findings of our own checks on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = list[Line]
 Edit = Callable[[list[Run]], None]
 Told = dict[str, tuple[Outcome, str]]
 
-OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten of this code, below the root of the tree
+OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
 
 
 @cache
@@ -35,15 +35,15 @@ def _committed(folder: Path) -> list[list[str]]:
 
 
 def committed(folder: Path) -> list[Run]:
-    """The runs of a committed result, to be edited."""
+    """Return the runs of a committed result, for editing."""
     return [[json.loads(line.removeprefix(_TOKEN)) for line in lines] for lines in _committed(folder)]
 
 
 def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = False) -> list[Run]:
-    """Ten honest packed runs of another program in closed, one after the other.
+    """Return ten valid packed runs of another program in the closed division, one after the other.
 
-    Each trains at its own speed within 10 %, each interval at its own within 10 %; evaluations come at the first step
-    that reaches the grid, steps hold 5 % more or fewer samples. ``slow``: one interval takes three times as long.
+    Speeds vary by 10 % between runs and between intervals. Evaluations come at the first step that reaches the grid;
+    sizes of steps vary by 5 %. With ``slow``, one interval takes three times as long.
     """
     chance = random.Random(seed)
     runs, now = [], 1_700_000_000_000 + chance.randrange(10**9)
@@ -93,7 +93,7 @@ class _Writer:
 
 
 def told(runs: list[Run], folder: Path, **about: Any) -> Told:
-    """What the checks of sameness, time and evaluations say of the runs, but for what they pass."""
+    """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
     logs = []
     for index, run in enumerate(runs):
         path = folder / f"result_{index}.txt"
@@ -105,42 +105,42 @@ def told(runs: list[Run], folder: Path, **about: Any) -> Told:
 
 
 def expect_fault_of_another_program(fault: tuple[Edit, Outcome, str, str], folder: Path) -> None:
-    """An edit of run 3 in a simulated set is told so severely, by this check, with its file, a line and these words."""
-    edit, wanted, check, words = fault
+    """Assert that a check reports an edit of run 3 with this outcome, its file, a line number and these words."""
+    edit, expected, check, words = fault
     runs = simulated(1)
     edit(runs)
-    outcome, said = told(runs, folder)[check]
-    assert outcome is wanted, said
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
+    outcome, message = told(runs, folder)[check]
+    assert outcome is expected, message
+    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), message), message
 
 
 def nth(run: Run, key: str, index: int = 0) -> Line:
-    """The line of a key's occurrence."""
+    """Return the line of a key's occurrence by index."""
     return [line for line in run if line["key"] == key][index]
 
 
 def put(key: str, value: Any, index: int = 0, which: int = 3) -> Edit:
-    """Another value."""
+    """Return an edit that changes a value."""
     return lambda runs: nth(runs[which], key, index).update(value=value)
 
 
 def mark(key: str, name: str, value: Any, index: int = 0, which: int = 3) -> Edit:
-    """Other metadata."""
+    """Return an edit that changes an entry of the metadata."""
     return lambda runs: nth(runs[which], key, index)["metadata"].update({name: value})
 
 
 def configure(name: str, value: Any, which: int = 3) -> Edit:
-    """Another value of a setting."""
+    """Return an edit that changes the value of a setting."""
     return lambda runs: nth(runs[which], "configuration")["value"][name].update(value=value)
 
 
 def drop(key: str, index: int = 0, which: int = 3) -> Edit:
-    """One line less."""
+    """Return an edit that removes a line."""
     return lambda runs: runs[which].remove(nth(runs[which], key, index))
 
 
 def repeat(key: str, index: int = 0, after: int = 0, which: int = 3) -> Edit:
-    """A line again, some ms later, behind itself."""
+    """Return an edit that repeats a line ``after`` milliseconds later."""
 
     def edit(runs: list[Run]) -> None:
         line = nth(runs[which], key, index)
@@ -151,7 +151,7 @@ def repeat(key: str, index: int = 0, after: int = 0, which: int = 3) -> Edit:
 
 
 def move(key: str, behind: str, index: int = 0, which: int = 3) -> Edit:
-    """A line behind another one, 1 ms later."""
+    """Return an edit that moves a line behind another, 1 ms later."""
 
     def edit(runs: list[Run]) -> None:
         line, other = nth(runs[which], key, index), nth(runs[which], behind, -1)
@@ -162,7 +162,7 @@ def move(key: str, behind: str, index: int = 0, which: int = 3) -> Edit:
 
 
 def shift(key: str, ms: float, index: int = 0, which: int = 3) -> Edit:
-    """From this line on, everything so much later; negative: earlier."""
+    """Return an edit that delays this line and all later ones by ``ms``."""
 
     def edit(runs: list[Run]) -> None:
         first = next(n for n, line in enumerate(runs[which]) if line is nth(runs[which], key, index))
@@ -173,7 +173,7 @@ def shift(key: str, ms: float, index: int = 0, which: int = 3) -> Edit:
 
 
 def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int = 3) -> Edit:
-    """Another time of one line, or of all."""
+    """Return an edit that changes the time of one line or, without a key, of all lines."""
 
     def edit(runs: list[Run]) -> None:
         for line in [nth(runs[which], key, index)] if key else runs[which]:
@@ -183,7 +183,7 @@ def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int 
 
 
 def each(*edits: Edit) -> Edit:
-    """Several edits, one after the other."""
+    """Return an edit that applies several edits."""
 
     def edit(runs: list[Run]) -> None:
         for one in edits:

@@ -1,4 +1,4 @@
-"""NVIDIA's cublasLt replaced by `tests/unit/ops/cublaslt_emulator.c`, which answers on host memory."""
+"""Replace NVIDIA's cublasLt with `tests/unit/ops/cublaslt_emulator.c`, which works on host memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SOURCE = Path(__file__).parent / "unit" / "ops" / "cublaslt_emulator.c"
 
 
 def compile_emulator(path: Path) -> None:
-    """The shared library at `path`; warnings are errors."""
+    """Compile the shared library to `path`; warnings are errors."""
     flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
     subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(path), "-lm"], check=True)
 
 
 class Emulator:
-    """The emulated library as `mlbert` opens it, and its counters since then."""
+    """The emulated library as `mlbert` opens it, and its counters since this object was created."""
 
     def __init__(self, path: Path) -> None:
         self._code = ctypes.CDLL(str(path))
@@ -30,17 +30,17 @@ class Emulator:
         return ctypes.c_int64.in_dll(self._code, f"emulator_{name}").value - self._before.get(name, 0)
 
     def refuse(self, *epilogues: int) -> None:
-        """The heuristic has nothing for these from now on."""
+        """Make the heuristic return nothing for these epilogues."""
         refused = (ctypes.c_int * 4).in_dll(self._code, "emulator_refused_epilogues")
         refused[:] = [*epilogues, *[0] * (4 - len(epilogues))]
 
     def offer(self, algorithms: int) -> None:
-        """The heuristic has so many for each problem from now on, the last of several being wrong."""
+        """Make the heuristic return this many algorithms per problem; the last of several is wrong."""
         ctypes.c_int64.in_dll(self._code, "emulator_algorithms").value = algorithms
 
     @property
     def algorithm(self) -> int:
-        """That of the last product, from 0 on."""
+        """Return the index of the last product's algorithm."""
         return ctypes.c_int64.in_dll(self._code, "emulator_algorithm").value
 
     def fail_next(self, status: int) -> None:

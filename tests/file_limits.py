@@ -1,4 +1,4 @@
-"""A full disk, imitated by the limit of this process on the size of a file."""
+"""Simulate a full disk with this process's limit on file sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond ``size`` bytes within the block."""
+    """Limit files written in the block to ``size`` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""Batches for tests: made up, by the book, and compared."""
+"""Dummy batches, reference implementations of batches, and their comparison."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mlbert.data.loading.synthetic import SyntheticSource
 def made_up_batches(
     packs: int, seed: int, vocab_size: int, max_tokens: int, step: int = 0, **options: Any
 ) -> list[HostBatch]:
-    """The micro-batches of one step of random tokens, at most three sequences a pack."""
+    """Return the micro-batches of one step of random tokens, with at most three sequences per pack."""
     values = {"packs_per_step": packs, "seed": seed, "vocab_size": vocab_size, "max_tokens": max_tokens, **options}
     return SyntheticSource(max_sequences_per_pack=3, **values).batches_of(step)
 
 
 def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], max_tokens: int) -> Batch:
-    """What `HostBatch.of` must give on a device, one token after the other."""
+    """Build the batch that `HostBatch.of` must give on a device, token by token."""
     columns: dict[str, list[int]] = {field.name: [] for field in dataclasses.fields(Batch)}
     bounds, number = [0], 0
     for unit, count in zip(units, sequences_per_unit, strict=True):
@@ -52,7 +52,7 @@ def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], m
 
 
 def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
-    """The batch in exactly the budget's sizes, by concatenation."""
+    """Pad the batch to exactly the static shape, by concatenation."""
     sizes = {
         "cu_seqlens": static_shape.sequences + 1,
         "next_sentence_labels": static_shape.sequences,
@@ -70,14 +70,14 @@ def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
 
 
 def filled(batch: HostBatch, static_shape: StaticShape) -> Batch:
-    """The batch in the budget's sizes, as training fills it."""
+    """Pad the batch to the static shape, as training does."""
     target = static_shape.allocate("cpu")
     static_shape.write(batch, target)
     return target
 
 
 def same(found: Batch, expected: Batch) -> str:
-    """The first field that differs in value, type or place; empty where all are equal."""
+    """Return the first field that differs in value or type, or "" if all are equal."""
     for field in dataclasses.fields(Batch):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -90,17 +90,17 @@ def same(found: Batch, expected: Batch) -> str:
 
 
 def assert_same(found: Batch, expected: Batch) -> None:
-    """Every field is equal, bit by bit."""
+    """Assert that all fields are bit-equal."""
     assert same(found, expected) == ""
 
 
 def numbers(batch: HostBatch) -> list[int]:
-    """The sequences' own numbers, see random_set."""
+    """Return the numbers of the sequences (see random_set)."""
     parts = batch.arrays()
     return parts["ids"][parts["cu_seqlens"][:-1] + 1].tolist()
 
 
 def tokens_of(batch: HostBatch) -> list[bytes]:
-    """The token ids of each sequence."""
+    """Return the token ids of each sequence."""
     parts = batch.arrays()
     return [piece.tobytes() for piece in np.split(parts["ids"], parts["cu_seqlens"][1:-1])]

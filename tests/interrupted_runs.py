@@ -1,4 +1,4 @@
-"""Runs of a few seconds that a signal interrupts at a step; as a program, for a signal that kills."""
+"""Short runs that a signal interrupts at a given step. Runs as a program too, for signals that kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlbert.cli.main import main
 from mlbert.training import loop
 from training_settings import train_arguments
 
-STEP_SECONDS = 0.02  # makes a run long enough for the audit to judge its speed
+STEP_SECONDS = 0.02  # makes a run long enough for the audit to check its speed
 SETTINGS = {
     "max_steps": 180,
     "target_mlm_accuracy": "none",
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes: object) -> int:
-    """Train into ``folder/name``, with a signal to this process at a step; return the exit status."""
+    """Train into ``folder/name``, send a signal at a step, and return the exit status."""
     arguments = train_arguments(folder, name, **{**SETTINGS, **changes})
     if signum == signal.SIGKILL:
         return subprocess.run([sys.executable, __file__, str(signum), str(at_step), *arguments]).returncode

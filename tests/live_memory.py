@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that are alive, and a capture that tells what its graphs need."""
+"""Count the bytes of live tensors, and measure the memory that captured graphs need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveMemory(TorchDispatchMode):
-    """What is alive of all tensors that were made since this mode was entered, and the most that was."""
+    """Count the live bytes, and their peak, of tensors created while this mode is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class LiveMemory(TorchDispatchMode):
         return out
 
     def now(self) -> int:
-        """Bytes that are alive."""
+        """Return the number of live bytes."""
         self._storages = {key: value for key, value in self._storages.items() if not value[0].expired()}
         return sum(size for _, size in self._storages.values())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block nothing is counted: it lies in a graph's pool."""
+        """Count nothing within the block: its memory belongs to a graph's pool."""
         self._paused = True
         try:
             yield
@@ -46,11 +46,10 @@ class LiveMemory(TorchDispatchMode):
 
 
 class MeasuredPool:
-    """`mlbert.distributed.capture.Capture` without graphs, whose recorded functions take no memory when they are
-    repeated.
+    """A `mlbert.distributed.capture.Capture` without graphs, whose recorded functions allocate no memory on replay.
 
     Attributes:
-        sizes: the most bytes that each recorded function needed.
+        sizes: peak bytes of each recorded function.
         alive: bytes alive before the first warm-up and before each recording.
     """
 

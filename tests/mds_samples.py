@@ -1,4 +1,4 @@
-"""MDS sets of masked samples as Streaming's converter of the benchmark's Wikipedia writes them."""
+"""MDS sets of masked samples, in the format of Streaming's converter for the benchmark's Wikipedia."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlbert.data.formats.ragged import Ragged
 
 
 def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:
-    """Every column of all samples, int32 or float32 [N, tokens], [N, predictions] or [N, 1]; zeros behind the end."""
+    """Return all columns padded with zeros: int32 or float32, [N, tokens], [N, predictions] or [N, 1]."""
     kinds = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), (tokens, "<i4"))
     kinds |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), (predictions, "<i4"))
     kinds |= {"masked_lm_weights": (predictions, "<f4"), "next_sentence_labels": (1, "<i4")}
@@ -32,7 +32,7 @@ def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]
 
 
 def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: str | None = None) -> Path:
-    """The samples in shards of about 64 KiB."""
+    """Write the samples in shards of about 64 KiB."""
     kinds = dict.fromkeys(COLUMNS, "bytes")
     with MdsWriter(folder, kinds, size_limit=1 << 16, compression=compression) as writer:
         for index in range(len(columns["input_ids"])):
@@ -43,5 +43,5 @@ def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: 
 def write_mds(
     folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, compression: str | None = None
 ) -> Path:
-    """Rows as such a set."""
+    """Write rows as such a set."""
     return write_columns(folder, padded(rows, tokens, predictions), compression)

@@ -1,4 +1,4 @@
-"""The loss of one batch with numbers of the host, as a test wants it."""
+"""The loss of one batch, with divisors given on the host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def loss_of(
     counts: Sequence[int] | None = None,
     objective: Any = None,
 ) -> Tensor:
-    """The loss of a batch.
+    """Return the loss of a batch.
 
     Args:
-        dropout: seed and step that name the masks; None: no dropout.
-        counts: of the step; None: the batch's own.
-        objective: None: `PreTraining`.
+        dropout: seed and step of the dropout masks (None disables dropout).
+        counts: counts of the step (default: those of the batch).
+        objective: default `PreTraining`.
     """
     objective = objective or PreTraining("step")
     divisors = objective.divisors(objective.counts(batch) if counts is None else counts)
@@ -34,6 +34,6 @@ def loss_of(
 
 
 def masked_sums(model: Any, batch: Batch) -> list[float]:
-    """Right predictions, summed loss and number of the masked tokens, without dropout."""
+    """Return the correct predictions, summed loss and number of masked tokens, without dropout."""
     with torch.no_grad():
         return PreTraining("step").sums(model, batch).tolist()

@@ -1,4 +1,4 @@
-"""Counting as text in MDS sets, its vocabulary, and a YAML of main.py for a model that can learn it."""
+"""MDS sets of texts that count, their vocabulary, and a main.py YAML for a model that can learn to count."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SHAPE = "num_attention_heads: 2, num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64"
-# Words of main.py in the folder that `make_texts` made.
+# Arguments of main.py in the folder that `make_texts` creates.
 BASE = ("data_local=data", "tokenizer_name=vocab.txt", "max_seq_len=24", "optimizer.lr=0.01")
 
 
 def make_texts(folder: Path, tree_root: Path) -> None:
-    """Writes data/train_small, data/val, vocab.txt and main.yaml, the published smoke test's with a tiny shape."""
+    """Write data/train_small, data/val, vocab.txt and main.yaml (the published smoke test with a tiny shape)."""
     draw = random.Random(1)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
     for split, count in (("train_small", 400), ("val", 40)):

@@ -1,4 +1,4 @@
-"""Writes small HDF5 shards in the three forms of NVIDIA's data pipeline, row by row, without the package's own code."""
+"""Write small HDF5 shards in NVIDIA's three formats, row by row, without the package's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_vocabulary(path: Path) -> Path:
 
 
 def bert_rows(count: int, seed: int = 0, max_length: int = WIDTH, min_length: int = 5) -> Ragged:
-    """[CLS] A [SEP] B [SEP]; token 1 tells sequences apart; some have no masked token."""
+    """Return random sequences [CLS] A [SEP] B [SEP] with a unique token 1; some have no masked token."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -40,7 +40,7 @@ def bert_rows(count: int, seed: int = 0, max_length: int = WIDTH, min_length: in
 
 
 def pack_counts(count: int, seed: int = 0) -> np.ndarray:
-    """Sequences of each pack, 1 to 3, that sum to ``count``."""
+    """Return random pack sizes from 1 to 3 that sum to ``count``."""
     rng, counts, left = np.random.default_rng(seed), [], count
     while left:
         counts.append(int(rng.integers(1, min(3, left) + 1)))
@@ -49,7 +49,7 @@ def pack_counts(count: int, seed: int = 0) -> np.ndarray:
 
 
 def columns_of(rows: Ragged) -> dict[str, list[np.ndarray]]:
-    """Columns of the variable form, one array a sequence."""
+    """Return the columns of the variable-length format, one array per sequence."""
     cut, masked_cut = rows.offsets[1:-1], rows.masked_offsets[1:-1]
     return {
         "input_ids": np.split(rows.tokens.astype(np.int16), cut),
@@ -86,7 +86,7 @@ def write_variable(path: Path, rows: Ragged, **options: Any) -> Path:
 
 
 def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -> Path:
-    """``counts``: int64 [packs], sequences of each; positions count from the start of the pack."""
+    """Write the packed format; ``counts`` int64 [packs] are sequences per pack, positions are relative to the pack."""
     columns, first = columns_of(rows), offsets_of(counts)
     masked = np.diff(rows.masked_offsets)
     packed: dict[str, list[np.ndarray]] = {name: [] for name in columns}

@@ -1,4 +1,4 @@
-"""What the tests of every form of the optimizers share: published runs, settings, specifications."""
+"""Shared by the tests of all optimizer implementations: published runs, settings, specifications."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from unsharded import unsharded
 
 COMMON: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
 DECOUPLED = {"base_lr": 0.5}
-# Method -> its own settings, its specification in float64.
+# Method -> its extra settings, its float64 specification.
 METHODS: dict[type[CompiledOptimizer], tuple[dict[str, float], type[Reference]]] = {
     Lamb: ({}, ReferenceLamb),
     AdamW: ({}, ReferenceAdamW),
@@ -54,7 +54,7 @@ def _published(
     return cls, [base * rate for rate in rates], settings
 
 
-# tests/assets/lamb and tests/assets/adamw: method, rates and settings of each run.
+# Method, rates and settings of each run in tests/assets/lamb and tests/assets/adamw.
 PUBLISHED = {
     "lamb_default": _published(Lamb, 0.002, 0.999, 0.01, [1.0] * 10),
     "lamb_mlperf8k": _published(Lamb, 0.00288293, 0.88, 0.0166629, [1.0] * 10, betas=(0.88, 0.88)),
@@ -67,22 +67,22 @@ PUBLISHED = {
     "stableadamw_wd1e-2": _published(StableAdamW, 0.003, 0.99, 0.01, CHANGING),
     "stableadamw_wd0": _published(StableAdamW, 0.003, 0.99, 0.0, CHANGING),
 }
-# The programs of these decay every tensor, LayerNorm and biases too.
+# These programs decay every tensor, including LayerNorm and biases.
 DECAY_ALL = {name for name in PUBLISHED if "lamb" not in name and "no_bias" not in name}
 
 
 def decayed_in(config: str) -> Callable[[str], bool]:
-    """Which parameters, by name, a published run decays."""
+    """Return a predicate for the names of the parameters that a published run decays."""
     return (lambda name: True) if config in DECAY_ALL else is_decayed
 
 
 @dataclass(frozen=True)
 class ByHand:
-    """Two updates worked out on paper from a method's formulas: a decayed weight and a bias, both 2; decay 0.25.
+    """Two updates calculated by hand from a method's formulas: a decayed weight and a bias, both 2; decay 0.25.
 
     Attributes:
-        method, betas, eps: of the run.
-        steps: of each, the rate, both gradients and both weights after it.
+        method, betas, eps: settings of the run.
+        steps: for each update, the rate, both gradients and both resulting weights.
     """
 
     method: type[CompiledOptimizer]
@@ -92,7 +92,7 @@ class ByHand:
 
 
 BY_HAND = (
-    # m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, of which m is not clipped.
+    # m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, so m is not clipped.
     ByHand(
         ACClip,
         (0.5, 0.75),
@@ -129,13 +129,13 @@ BY_HAND = (
 def assert_follows(
     optimizer: CompiledOptimizer, reference: Reference, updates: int, learning_rates: Sequence[float]
 ) -> None:
-    """Steps both on the flat gradient, rolled on each time, once ten times as large and once not finite, and compares.
+    """Step both on the flat gradient, rolled each time, once ten times as large and once not finite, and compare.
 
     Args:
-        optimizer: with a gradient in its flat buffer.
-        reference: on the same weights in float64.
-        updates: how many, the skipped one included.
-        learning_rates: taken in turn, again and again.
+        optimizer: optimizer with a gradient in its flat buffer.
+        reference: specification on the same weights in float64.
+        updates: number of updates, including the skipped one.
+        learning_rates: rates, used in a cycle.
     """
     flat = optimizer.flat
     start, before = flat.grad.clone(), flat.data.clone()
@@ -157,7 +157,7 @@ def assert_follows(
 
 
 def assert_madgrad_takes_roots_of_all_sizes(implementation: str) -> None:
-    """From 0, at rate 1, without momentum and decay: a first update leads to -g / cbrt(g^2), to 0 if g^2 overflows."""
+    """Check the first update from 0 at rate 1 without momentum and decay: -g / cbrt(g^2), or 0 if g^2 overflows."""
     flat = FlatParameters([("w.bias", nn.Parameter(torch.zeros(5001)))])
     numbers = {"betas": (0.0, 0.0), "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None}
     optimizer = unsharded(Madgrad, flat, **numbers, implementation=implementation)

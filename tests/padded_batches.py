@@ -1,4 +1,4 @@
-"""Padded batches of other programs in our form."""
+"""Convert padded batches of other programs to our batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mlbert.data.loading.batches import Batch
 
 
 def unpadded(path: Path, smallest_label: int = 0, labels: Tensor | None = None) -> Batch:
-    """The tokens that the attention mask of an ``.npz`` file names, masked where its label is at least this one.
+    """Return the tokens under the attention mask of an ``.npz`` file, masked where the label is at least this one.
 
-    ``labels``: a task's, float32 [S].
+    ``labels``: labels of a task, float32 [S].
     """
     padded = {name: torch.from_numpy(value).long() for name, value in np.load(path).items()}
     used = padded["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""Random sequences for tests of stores and sources."""
+"""Random sequences for tests of data formats and sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_SEQ_LENGTH = 32
 
 
 def random_rows(count: int, seed: int = 0, max_length: int = MAX_SEQ_LENGTH) -> Ragged:
-    """Sequences whose token 1 is their own number modulo the vocabulary, so that a test can tell them apart."""
+    """Return random sequences; token 1 is the sequence number modulo the vocabulary size, to tell them apart."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):

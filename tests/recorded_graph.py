@@ -1,9 +1,8 @@
-"""A CUDA graph's twin for machines without a GPU: records every operation and repeats it on the same memory.
+"""Emulate CUDA graphs without a GPU: record every operation and replay it on the same memory.
 
-As in a graph, each Python number that an operation was given is baked in, tensors are found by their addresses, and
-what would make the host look at the device, or would copy a number made on the host to it, is an error. Kernels of
-Triton's interpreter and collectives count as one operation each. Memory that a recorded function allocates is kept, as
-in a graph's pool.
+As in a graph, Python numbers are baked in, tensors are found by address, and it is an error to read device values on
+the host or to copy host data to the device. Interpreted Triton kernels and collectives are one operation each. Memory
+that a recorded function allocates is kept, as in a graph's pool.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operations that wait for the device (their result's size or value goes to the host) or bring host data there.
+# Operations that wait for the device (the host needs a size or value) or copy host data to it.
 HOST_OPERATIONS = {
     "_local_scalar_dense": "reads a value",
     "item": "reads a value",
@@ -46,11 +45,11 @@ UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_str
 
 
 class HostAccess(AssertionError):
-    """The recorded function did what a captured one must not."""
+    """The recorded function did something that is not allowed during capture."""
 
 
 class _Recorder(TorchDispatchMode):
-    """Runs each operation and remembers it with its arguments and results."""
+    """Run each operation and record it with its arguments and results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ class _Recorder(TorchDispatchMode):
     def run_as_one(
         self, call: Callable[..., Any], args: tuple, kwargs: dict, again: Callable[..., None] | None = None
     ) -> Any:
-        """Runs something whose inside is not recorded; repeated by `again`, or the call itself."""
+        """Run a call without recording its operations; replay calls `again` (default: the same call)."""
         self.paused = True
         try:
             result = call(*args, **kwargs)
@@ -85,7 +84,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Watcher(TorchFunctionMode):
-    """Refuses the ways to the host that are no operation of the dispatcher."""
+    """Raise an error for host reads that bypass the dispatcher."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -99,21 +98,21 @@ class _Watcher(TorchFunctionMode):
 
 
 class RecordedGraph:
-    """`mlbert.distributed.capture.Capture` by recording.
+    """A `mlbert.distributed.capture.Capture` that records operations.
 
     Attributes:
-        num_operations: of the last recorded function.
+        num_operations: number of operations in the last recorded function.
     """
 
     def __init__(self) -> None:
         self.num_operations = 0
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Runs it once, as something must before a capture."""
+        """Run the function once, as required before a capture."""
         function()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Runs the function too, unlike a capture; the returned one repeats its operations."""
+        """Run and record the function (unlike a capture); the returned function replays its operations."""
         recorder = _Recorder()
         with _kernels_as_operations(recorder), _collectives_as_operations(recorder), recorder, _Watcher(recorder):
             function()
@@ -128,7 +127,7 @@ class RecordedGraph:
 
 
 def _keep(before: Any, after: Any) -> None:
-    """Brings new results to where the old ones lie."""
+    """Copy new results to the memory of the old ones."""
     for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
         if isinstance(old, Tensor) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
             old.copy_(new)
@@ -136,7 +135,7 @@ def _keep(before: Any, after: Any) -> None:
 
 @contextlib.contextmanager
 def _kernels_as_operations(recorder: _Recorder) -> Iterator[None]:
-    """Within the block a kernel that Triton interprets is recorded as a whole."""
+    """Record each interpreted Triton kernel in the block as one operation."""
     try:
         from triton.runtime.interpreter import GridExecutor
     except ImportError:
@@ -156,7 +155,7 @@ def _kernels_as_operations(recorder: _Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collectives_as_operations(recorder: _Recorder) -> Iterator[None]:
-    """Within the block what travels between ranks is recorded; repeated, it is waited for at once."""
+    """Record each collective in the block as one operation; replay waits for it."""
     originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
 
     def recorded(name: str) -> Callable[..., Any]:

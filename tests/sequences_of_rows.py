@@ -1,4 +1,4 @@
-"""Reads sequences back from the TensorFlow implementation's rows, token by token."""
+"""Read sequences back from the TensorFlow implementation's rows, token by token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlbert.data.formats.ragged import Ragged
 
 
 def sequences_of(rows: Any) -> Ragged:
-    """The sequences of a `tf2_bert.rows.Rows`, row by row, from what a model sees of them alone."""
+    """Return the sequences of a `tf2_bert.rows.Rows`, using only the model's inputs."""
     rows = type(rows)(*map(np.asarray, rows))
     found = []
     for b in range(len(rows.input_ids)):

@@ -1,4 +1,4 @@
-"""MLPerf logs of a few lines, for tests of what reads them."""
+"""Short MLPerf logs for tests of their readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN_START_MS = 1_000_000
 
 
 def line(key: str, seconds: float, value: Any = None, **metadata: Any) -> str:
-    """One line, so many seconds after run_start."""
+    """Return a log line ``seconds`` after run_start."""
     event_type = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}.get(key.rpartition("_")[2], "POINT_IN_TIME")
     event = {"namespace": "", "time_ms": RUN_START_MS + 1000 * seconds, "event_type": event_type, "key": key}
     return ":::MLLOG " + json.dumps({**event, "value": value, "metadata": {"file": "x.py", "lineno": 1, **metadata}})
@@ -26,15 +26,15 @@ def write_log(
     seconds: float | None = None,
     logged: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a log.
+    """Write a log.
 
     Args:
-        path: its file.
-        evaluations: (samples, seconds after run_start when the result is known, accuracy).
-        eval_seconds: how long each took; None for logs without eval_start.
-        status: that run_stop gives; None for a log without run_stop.
-        seconds: of run_stop; the last evaluation's when None.
-        logged: further keys with their values.
+        path: file to write.
+        evaluations: (samples, seconds after run_start, accuracy) of each result.
+        eval_seconds: duration of each evaluation (None omits eval_start and eval_stop).
+        status: status of run_stop (None omits run_stop).
+        seconds: time of run_stop (default: that of the last evaluation).
+        logged: additional keys and values.
     """
     keys = {"submission_benchmark": "bert", "seed": 1, "global_batch_size": 448, "submission_division": "closed"}
     lines = [line("init_start", -5.0), *(line(key, -1.0, value) for key, value in {**keys, **(logged or {})}.items())]

@@ -1,4 +1,4 @@
-"""A recipe with small numbers for every required setting, and configurations made of it."""
+"""A recipe with small values for all required settings, and its configurations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLDERS = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "
 
 
 def simple_recipe(sections: tuple = COMMON, **values: object) -> Recipe:
-    """Return a recipe of these sections; ``values``: by key, in place of `NUMBERS` or of a section's default."""
+    """Return a recipe of these sections; ``values`` override `NUMBERS` and the defaults by key."""
     known = settings_by_key()
     parsed = {known[key].env: known[key].parse(value) for key, value in {**NUMBERS, **values}.items()}
     return Recipe("packed_lamb", sections, inspect=lambda config: None, build="", overrides=parsed)

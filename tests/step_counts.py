@@ -1,13 +1,12 @@
-"""Counts passes over memory that forward and backward make between their kernels, so that ceilings can hold them.
+"""Count the memory passes that forward and backward make between kernels, so that tests can limit them.
 
-What is counted, over every operation that PyTorch's dispatcher sees in the block, autograd's own among them:
+Counts these operations of PyTorch's dispatcher, including autograd's, if the result has at least `least` elements:
 
     fills   zeros, zeros_like, new_zeros, zero_, fill_, full, full_like, new_full
-    adds    add and add_ of two tensors, both of that size: two readers' gradients, and accumulation of gradients
-    casts   _to_copy and copy_ where the result's type is not the source's
+    adds    add and add_ of two tensors of that size: sums of gradients
+    casts   _to_copy and copy_ that change the type
 
-each where the result has at least `least` elements. Kernels of Triton are not run, so that neither they nor their
-interpreter count; what they would have written is whatever lay there.
+Triton kernels are skipped, so that their interpreter is not counted; their outputs are uninitialized.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KINDS = {
     **dict.fromkeys(("_to_copy", "copy_"), "casts"),
 }
 
-# (kind, type of the result) -> how often
+# (kind, type of the result) -> number of operations
 Counts = Counter[tuple[str, str]]
 
 
@@ -52,7 +51,7 @@ class _Counting(TorchDispatchMode):
 
 @contextmanager
 def counted(least: int) -> Iterator[Counts]:
-    """Counts what runs within the block, on results of at least `least` elements."""
+    """Count the operations in the block with results of at least `least` elements."""
     with pytest.MonkeyPatch.context() as patch, _Counting(least) as mode:
         if os.environ.get("TRITON_INTERPRET") == "1":
             from triton.runtime.interpreter import GridExecutor

@@ -1,4 +1,4 @@
-"""Small stored sets for tests of what reads and rewrites them."""
+"""Small stored sets for tests of their readers and converters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PREDICTIONS = 5
 
 
 def make_rows(lengths: np.ndarray, seed: int = 0) -> Ragged:
-    """Random sequences of these lengths (each 5 or more), valid in every respect and all different."""
+    """Return random, valid and distinct sequences of these lengths (at least 5)."""
     rng = np.random.default_rng(seed)
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
@@ -35,13 +35,13 @@ def make_rows(lengths: np.ndarray, seed: int = 0) -> Ragged:
 
 
 def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
-    """Lengths from 5 up, a quarter of them ``longest``."""
+    """Return random lengths from 5; a quarter of them are ``longest``."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random(count) < 0.25, longest, rng.integers(5, longest + 1, count))
 
 
 def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary: str = "a" * 64) -> Path:
-    """A prepared set of plain sequences."""
+    """Write a prepared set of unpacked sequences."""
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):
         writer.write_shard(index, rows.take(chosen))
@@ -55,14 +55,14 @@ def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vo
 
 
 def flip(path: Path, place: float = 0.5) -> None:
-    """Change a bit of one byte of a file, at a part of its length."""
+    """Flip a bit in a file, at a position relative to its length."""
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 8
     path.write_bytes(data)
 
 
 def names(rows: Ragged) -> list[str]:
-    """A digest of everything that belongs to a sequence, for each of them."""
+    """Return a digest of the full content of each sequence."""
     result = []
     for s in range(len(rows)):
         one = rows.slice(s, s + 1)
@@ -72,12 +72,12 @@ def names(rows: Ragged) -> list[str]:
 
 
 def same_sequences(one: Ragged, other: Ragged) -> bool:
-    """Whether both hold the same sequences, each as often, in any order."""
+    """Return True if both contain the same sequences in any order."""
     return Counter(names(one)) == Counter(names(other))
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file below ``folder`` and its digest."""
+    """Return {file: digest} for every file in ``folder``."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Small MDS sets of texts, and what is in a host batch, for tests."""
+"""Small MDS sets of texts, and the contents of host batches, for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = [
 
 
 def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float = 0.1) -> list[str]:
-    """Texts of up to so many words; some are empty."""
+    """Return random texts of at most ``most_words`` words; some are empty."""
     rng = random.Random(seed)
     return [
         "" if rng.random() < empty else " ".join(rng.choices(WORDS, k=rng.randint(1, most_words))) for _ in range(count)
@@ -34,7 +34,7 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
 
 
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
-    """A set of texts in several shards."""
+    """Write a set of texts in several shards."""
     with MdsWriter(folder, {"text": "str"}, size_limit=size_limit, **options) as writer:
         for text in texts:
             writer.write({"text": text})
@@ -45,7 +45,7 @@ Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 def rows(batch: HostBatch) -> list[Row]:
-    """Of each sequence its ids, the positions and labels to predict, and its first dropout row."""
+    """Return each sequence's ids, masked positions, labels and first dropout row."""
     parts = {name: part.tolist() for name, part in batch.arrays().items()}
     found = []
     bounds = parts["cu_seqlens"]
@@ -58,7 +58,7 @@ def rows(batch: HostBatch) -> list[Row]:
 
 
 def original(row: Row) -> tuple[int, ...]:
-    """The ids before masking."""
+    """Return the ids before masking."""
     ids, places, labels, _ = row
     changed = dict(zip(places, labels, strict=True))
     return tuple(changed.get(place, number) for place, number in enumerate(ids))

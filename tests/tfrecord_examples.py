@@ -1,4 +1,4 @@
-"""tf.train.Examples written by hand, in every form that protocol buffers allow."""
+"""Hand-written tf.train.Examples in every encoding that protocol buffers allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Lists = dict[str, list]
 
 
 def read_examples(path: Path | str, **options: Any) -> Iterator[Ragged]:
-    """The sequences of a file."""
+    """Yield the sequences of a file."""
     return (part.rows for part in ExampleReader(path, **options))
 
 
@@ -34,7 +34,7 @@ def message(number: int, content: bytes) -> bytes:
 
 
 def values(content: list, packed: bool = True, kind: int = 3) -> bytes:
-    """The inside of a tf.train.Int64List (kind 3) or FloatList (kind 2)."""
+    """Encode the content of a tf.train.Int64List (kind 3) or FloatList (kind 2)."""
     pieces = [struct.pack("<f", value) if kind == 2 else varint(value) for value in content]
     if packed:
         return message(1, b"".join(pieces))
@@ -56,7 +56,7 @@ def example(lists: Lists, **options: Any) -> bytes:
 
 
 def simple_lists() -> Lists:
-    """A sequence of 5 tokens (3 of them the first segment) in 8 places, 2 masked tokens in 3 places."""
+    """Return a sequence of 5 tokens (3 in the first segment) padded to 8, with 2 masked tokens padded to 3."""
     return {
         "input_ids": [101, 7, 102, 30000, 102, 0, 0, 0],
         "input_mask": [1, 1, 1, 1, 1, 0, 0, 0],
@@ -77,7 +77,7 @@ def frame(*records: bytes) -> bytes:
 
 
 def odd_examples() -> dict[str, bytes]:
-    """The sequence of `simple_lists` in many forms."""
+    """Return the sequence of `simple_lists` in many encodings."""
     lists = simple_lists()
     whole = example(lists)
     backwards = dict(reversed(lists.items()))
@@ -117,7 +117,7 @@ def odd_examples() -> dict[str, bytes]:
 
 
 def write_list(folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64, size: int = 500) -> None:
-    """The instances.json of some files of a folder, as they are now."""
+    """Write an instances.json that lists some files of a folder in their current state."""
     files = []
     for name in names:
         rows = Ragged.concatenate(list(read_examples(folder / name)))
@@ -130,7 +130,7 @@ def write_list(folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64
 
 
 def records_of(path: Path) -> list[bytes]:
-    """The records of a file as they are stored."""
+    """Return the stored records of a file."""
     content, found, place = path.read_bytes(), [], 0
     while place < len(content):
         end = place + struct.unpack_from("<Q", content, place)[0] + 16

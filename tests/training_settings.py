@@ -1,4 +1,4 @@
-"""Settings of a run that takes seconds, on generated tokens: what the training tests start from."""
+"""Settings of a run that takes seconds, on generated tokens, as the base of the training tests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SETTINGS = {
     "opt_lamb_beta_1": "0.9",
     "opt_lamb_beta_2": "0.98",
     "weight_decay_rate": "0.01",
-    # Random tokens cannot be learnt: every run ends at max_steps, with one evaluation, and exit code 1.
+    # Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code 1.
     "eval_iter_start_samples": "1000000",
     "eval_iter_samples": "1000000",
     "target_mlm_accuracy": "0.999",
     "seed": "5",
     "cpu_threads": "1",
-    "precision": "fp32",  # the same numbers on every processor: auto is bfloat16 where it has a matrix unit
+    "precision": "fp32",  # for equal results on all processors: auto is bfloat16 on CPUs with a matrix unit
     "log_freq": "1",
     "submission_org": "test",
     "submission_platform": "test",
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:
-    """Words for ``mlbert``: a run into ``folder/name`` with some settings changed; ``shape`` changes the model's."""
+    """Return ``mlbert`` arguments for a run into ``folder/name`` with changes; ``shape`` changes the model."""
     shape = folder / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, **changes.pop("shape", {})}))
     values = {**SETTINGS, "bert_config_file": shape, "output_dir": folder / name, **changes}
@@ -54,13 +54,13 @@ def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[
 
 
 def configuration(recipe: Recipe, **values: object) -> Configuration:
-    """Return a recipe's configuration: `SETTINGS`, one sequence a pack, and values by key."""
+    """Return a recipe's configuration with `SETTINGS`, one sequence per pack, and values by key."""
     paths = {"bert_config_file": "unused", "output_dir": "unused"}
     chosen = {**SETTINGS, **paths, "recipe": recipe.name, "average_packing_rate": 1, **values}
     return resolve(recipe, {}, {}, [], [], {key: (value, "test") for key, value in chosen.items()}).config
 
 
 def read_metrics(folder: Path, kind: str = "step") -> list[dict]:
-    """The lines of one kind of a run's metrics."""
+    """Return a run's metrics lines of one kind."""
     lines = [json.loads(line) for line in (folder / "run_0" / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]

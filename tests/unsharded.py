@@ -1,4 +1,4 @@
-"""Makes an optimizer that owns all of its parameters."""
+"""Create an optimizer that owns all of its parameters."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=FlatOptimizer)
 
 
 def unsharded(cls: type[AnyOptimizer], flat: FlatParameters, **settings: Any) -> AnyOptimizer:
-    """The optimizer on one rank."""
+    """Return the optimizer on one rank."""
     return cls(flat, ShardLayout.whole(flat.padded_data.numel()), **settings)

@@ -1,4 +1,4 @@
-"""Expect a `UserError` by its code and subject; the wording of all messages is in one golden file.
+"""Expect a `UserError` with a code and subject. The wording of all messages is in one golden file.
 
 A sentence can be improved without touching any test: run the suite with ``MLBERT_WRITE_MESSAGES=1``, which adds the new
 sentences to ``tests/golden/error_messages.txt``, and delete the old ones there.
@@ -39,9 +39,9 @@ def user_error(
     """Expect the block to raise a `UserError`.
 
     Args:
-        code: of the error.
-        subject: of the error; of a path, the last parts are enough. None: the caller checks it.
-        wording: the message must be in the golden file; False if it depends on the machine or on drawn examples.
+        code: error code.
+        subject: error subject; the last parts of a path are enough (None skips this check).
+        wording: the message must be in the golden file; pass False if it depends on the machine or on random examples.
     """
     with pytest.raises(UserError) as caught:
         yield caught
@@ -57,9 +57,9 @@ def assert_error_line(stderr: str, code: str, subject: str | Path, *, wording: b
     """Assert that a command printed nothing but one error.
 
     Args:
-        stderr: what it printed.
-        code: of the error.
-        subject: of the error; of a path, the last parts are enough.
+        stderr: output of the command.
+        code: error code.
+        subject: error subject; the last parts of a path are enough.
         wording: as for `user_error`.
     """
     (line,) = stderr.splitlines()
@@ -87,7 +87,7 @@ def check_wording(code: str, message: str) -> None:
 
 
 def normalize(text: str) -> str:
-    """Return a message without what differs from run to run: folders of tests, ports, checksums."""
+    """Replace the parts of a message that differ between runs: test folders, ports, checksums."""
     for pattern, name in _VARIABLE:
         text = pattern.sub(name, text)
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Tests and measures everything that needs a GPU, in under 9 minutes.
+# Test and measure everything that needs a GPU, in under 9 minutes.
 #   [OUT=DIR] tools/gpu_check.sh [--out DIR] [--parts checks,ops,...] [--resume] [--cpu-rehearsal]
 # PYTHON names the interpreter (default: .venv of this tree, else python3). It needs torch, numpy, h5py and triton;
-# pytest for the tests, transformers for the comparison. Exit code: 0, 1 something failed, 2 no GPU.
+# pytest for the tests, transformers for the comparison. Exit code: 0 success, 1 something failed, 2 no GPU.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

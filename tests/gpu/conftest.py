@@ -1,4 +1,4 @@
-"""Shared by the tests on a GPU: all of them are marked gpu, and skipped with the reason where there is none."""
+"""Fixtures for the GPU tests, which are marked gpu and skipped without a CUDA device."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 
 HERE = Path(__file__).parent
-WHY_NOT = "no CUDA device" if torch.version.cuda else "this PyTorch is built without CUDA"
+SKIP_REASON = "no CUDA device" if torch.version.cuda else "this PyTorch is built without CUDA"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of this folder."""
+    """Mark the tests in this folder."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason=WHY_NOT))
+                item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """The GPU."""
+    """Return the GPU."""
     return torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
 def fast_ops(device: torch.device) -> Iterator[None]:
-    """Every test starts from the best ops of the device."""
+    """Start every test with the best ops of the device."""
     ops.select("auto", device)
     yield
     ops.select("auto", device)
@@ -41,7 +41,7 @@ def fast_ops(device: torch.device) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def large() -> BertConfig:
-    """BERT-large's shape with two layers."""
+    """Return BERT-large's shape with two layers."""
     return BertConfig(
         vocab_size=30522, hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, intermediate_size=4096
     )

@@ -1,4 +1,4 @@
-"""FP8 linears on a GPU: the hardware's products against their plain twin, and no wait for the device."""
+"""FP8 linear layers on a GPU: hardware products against the plain implementation, and no synchronization."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 512, 4099])
-def test_linear_equals_its_plain_twin(tokens: int) -> None:
+def test_linear_matches_plain(tokens: int) -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     x, weight, bias, d_out = (
         torch.randn(*shape, generator=generator, device="cuda")
@@ -30,7 +30,7 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
         scaling = fp8_scaling.FP8Scaling(2, fp8_scaling.Products()).cuda()
-        for _ in range(2):  # by each tensor's own maximum, then by the scales of the step before
+        for _ in range(2):  # scaled by each tensor's maximum, then by the previous step's scales
             leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
             out = fp8.linear(leaves[0], leaves[1:2], leaves[2:], scaling, 1)
             out.backward(d_out.bfloat16() * 1e-6)
@@ -43,8 +43,8 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 4099])
-def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
-    """Both feed-forward layers with GELU between them and LayerNorm behind them, forward and backward."""
+def test_feed_forward_matches_plain(tokens: int, exact: bool) -> None:
+    """Both feed-forward layers with GELU and LayerNorm, forward and backward."""
     generator = torch.Generator("cuda").manual_seed(2)
     shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,), (1024,))
     values = [torch.randn(*shape, generator=generator, device="cuda") for shape in shapes]
@@ -60,8 +60,8 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
             w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
             norm = (gain, shift, 1e-12, 0.1, 5, rows, b2)
             small = fp8.quantise(x.detach(), scaling, 0, fp8_scaling.INPUT)
-            out, twin, _ = fp8.feed_forward(x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2)
-            torch.autograd.backward([out, twin], [torch.ones_like(out) * 1e-6] * 2)
+            out, copy, _ = fp8.feed_forward(x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2)
+            torch.autograd.backward([out, copy], [torch.ones_like(out) * 1e-6] * 2)
             scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift, b2)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.derived_state().values()]
@@ -70,7 +70,7 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
         assert (found.float() - expected.float()).norm() <= 0.02 * expected.float().norm()
 
 
-def test_bias_inside_the_product() -> None:
+def test_product_with_bias() -> None:
     ops.select("auto", "cuda")
     a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
     bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
@@ -79,7 +79,7 @@ def test_bias_inside_the_product() -> None:
     assert (found.float() - expected).norm() <= 0.005 * expected.norm()
 
 
-def test_a_step_never_waits_for_the_device() -> None:
+def test_step_does_not_synchronize() -> None:
     ops.select("auto", "cuda")
     scaling = fp8_scaling.FP8Scaling(4, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -90,9 +90,9 @@ def test_a_step_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("error")
         try:
             norm = (ones, ones, 1e-12, 0.0, 0, None, ones)
-            out, twin, small = fp8.attention_output(x, x, weight[:128], norm, scaling, 0, 1)
+            out, copy, small = fp8.attention_output(x, x, weight[:128], norm, scaling, 0, 1)
             inner = weight.t().contiguous()
-            fp8.feed_forward(twin, out, small, (weight, bias, inner), False, norm, scaling, 1, 3)[0].sum().backward()
+            fp8.feed_forward(copy, out, small, (weight, bias, inner), False, norm, scaling, 1, 3)[0].sum().backward()
             scaling.end_step(lambda amax: amax)
         finally:
             torch.cuda.set_sync_debug_mode("default")

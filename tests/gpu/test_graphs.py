@@ -1,4 +1,4 @@
-"""CUDA graphs of a step against the same step without them: the same bits, and no waiting for the device."""
+"""Steps with CUDA graphs are bit-equal to steps without them, and do not synchronize."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RATES = (1e-3, 2e-3, 5e-4, 1e-3)
 
 
 @pytest.fixture
-def no_waiting() -> Iterator[None]:
-    """Afterwards the host may wait for the device again."""
+def allow_sync_afterwards() -> Iterator[None]:
+    """Allow synchronization again after the test."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
 
 def steps(config: BertConfig, accumulation: int) -> list[list[HostBatch]]:
-    """Batches as the loader leaves them."""
+    """Return batches as the loader produces them."""
     arguments = PACKS * accumulation, SEED, config.vocab_size, 512
     return [made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))]
 
@@ -42,7 +42,7 @@ def history(
     products: Products | None,
     capture: Capture,
 ) -> list[list[Tensor]]:
-    """Loss, norm, weights, moments and scales after each step, and before the first one."""
+    """Return the weights, moments and scales before the first step, then with loss and norm after each step."""
     batches = steps(config, accumulation)
     static_shape = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
     graphs = Graphs(mode, static_shape, accumulation, lambda: capture)
@@ -51,7 +51,7 @@ def history(
     tensors = [trainer.flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *trainer.model.buffers()]
     found = [[x.clone() for x in tensors]]
     trainer.make.record()
-    assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording left a trace"
+    assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording changed the state"
     for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
         assert trainer.make.graph_for(parts)
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
@@ -70,19 +70,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("products", "mode", "accumulation"), CASES)
-def test_replayed_steps_are_the_steps(
+def test_replayed_steps_are_bit_equal(
     products: Products | None,
     mode: GraphMode,
     accumulation: int,
     large: BertConfig,
     device: torch.device,
-    no_waiting: None,
+    allow_sync_afterwards: None,
 ) -> None:
     if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this GPU has no FP8 products")
     settings = (large, device, mode, accumulation, products)
     found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
-    for values, wanted in zip(found, expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(values, wanted, strict=True))
+    for values, reference in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(values, reference, strict=True))
     losses = [float(values[0]) for values in found[1:]]
-    assert len(set(losses)) == len(losses), "steps that differ have losses that differ"
+    assert len(set(losses)) == len(losses), "the losses of different steps must differ"

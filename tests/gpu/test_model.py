@@ -1,4 +1,4 @@
-"""The model and its step on a GPU: all fast ops against plain ones, determinism, no waiting for the device."""
+"""The model and its step on a GPU: fast ops against plain ones, determinism, no synchronization."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def batch(large: BertConfig, device: torch.device) -> Batch:
 
 
 @pytest.fixture
-def no_waiting() -> Iterator[None]:
-    """An error for whatever makes the host wait for the device, in the test that asks for it."""
+def allow_sync_afterwards() -> Iterator[None]:
+    """Allow synchronization again after the test."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -38,7 +38,7 @@ def no_waiting() -> Iterator[None]:
 def gradients(
     config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one pass with dropout."""
+    """Return the loss and gradients of one pass with dropout."""
     ops.select(choice, batch.input_ids.device)
     model = BertForPreTraining(config, dtype)
     model.initialize(seed=1)
@@ -51,8 +51,8 @@ def gradients(
 @pytest.mark.parametrize(
     "options", [{}, {"position_embedding_type": "alibi", "gated_mlp": True}, {"norm_position": "pre"}], ids=str
 )
-def test_fast_model_equals_plain_model(large: BertConfig, batch: Batch, options: dict[str, Any]) -> None:
-    """In bfloat16 the fast model is at most twice as far from the float32 one as the plain model is; same masks."""
+def test_fast_model_matches_plain_model(large: BertConfig, batch: Batch, options: dict[str, Any]) -> None:
+    """In bfloat16 with the same masks, the fast model's error from float32 is at most twice the plain model's."""
     large = dataclasses.replace(large, **options)
     exact_loss, exact = gradients(large, batch, torch.float32, "plain")
     plain_loss, plain = gradients(large, batch, torch.bfloat16, "plain")
@@ -72,7 +72,7 @@ def losses(config: BertConfig, device: torch.device, products: Products | None) 
 
 
 @pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
-def test_two_runs_agree_bit_for_bit(products: Products | None, large: BertConfig, device: torch.device) -> None:
+def test_two_runs_are_bit_equal(products: Products | None, large: BertConfig, device: torch.device) -> None:
     if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this GPU has no FP8 products")
     first = losses(large, device, products)
@@ -81,8 +81,8 @@ def test_two_runs_agree_bit_for_bit(products: Products | None, large: BertConfig
 
 
 @pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
-def test_step_does_not_wait_for_the_device(
-    products: Products | None, large: BertConfig, device: torch.device, no_waiting: None
+def test_step_does_not_synchronize(
+    products: Products | None, large: BertConfig, device: torch.device, allow_sync_afterwards: None
 ) -> None:
     if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this GPU has no FP8 products")
@@ -94,8 +94,8 @@ def test_step_does_not_wait_for_the_device(
     assert torch.isfinite(loss)
 
 
-def test_profile_names_the_kernels_groups(large: BertConfig, device: torch.device) -> None:
-    """Every group that a step has gets kernels, and little is left without one."""
+def test_profile_attributes_kernels_to_groups(large: BertConfig, device: torch.device) -> None:
+    """Every group of a step has kernels."""
     trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1)
     groups = profile_step(trainer, large, torch.bfloat16)["groups"]
     for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):

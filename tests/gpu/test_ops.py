@@ -1,4 +1,4 @@
-"""Every implementation of every op on a GPU against its plain twin, on real and on ugly shapes."""
+"""Every implementation of every op on a GPU against plain, on real and awkward shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlbert.programs.bench.step_time import make_batch
 
 OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
 LINEAR = ("linear_qkv", "linear_gelu", "feed_forward")
-UGLY = (
+AWKWARD = (
     "one sequence",
     "length 1",
     "around the longest",
@@ -35,7 +35,7 @@ def cases_of(config: BertConfig, batch: Any, dtype: torch.dtype, op: str) -> lis
 
 
 def assert_all_forms_agree(cases: list[Case], dtype: torch.dtype) -> None:
-    """Every form but plain; the FlashAttention inside PyTorch only where it needs no mask of ours."""
+    """Check all implementations except plain; PyTorch's FlashAttention only if no dropout mask is needed."""
     for case in cases:
         for form in registry.available("cuda")[case.op]:
             if form == "plain" or (
@@ -46,13 +46,13 @@ def assert_all_forms_agree(cases: list[Case], dtype: torch.dtype) -> None:
             assert result["passed"], f"{case.name}, {form}: {result}"
 
 
-def test_triton_is_there() -> None:
+def test_triton_is_available() -> None:
     forms = registry.available("cuda")
     assert [op for op in OPS if "triton" not in forms[op]] == []
 
 
-def test_cublaslt_is_there_and_refuses_nothing(large: BertConfig, device: torch.device) -> None:
-    """On the model's own shapes every product has an algorithm; a fall back would warn."""
+def test_cublaslt_supports_the_model_shapes(large: BertConfig, device: torch.device) -> None:
+    """On the model's shapes every product has an algorithm; a fallback would warn."""
     assert [op for op in LINEAR if "cublaslt" not in registry.available("cuda")[op]] == []
     batch = make_batch(large, 24, None, seed=1).to(device)
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def test_cublaslt_is_there_and_refuses_nothing(large: BertConfig, device: torch.
 
 
 def test_cublaslt_in_a_graph(large: BertConfig, device: torch.device) -> None:
-    """Captured, changed inputs, replayed: as without the graph."""
+    """A replay with changed inputs is bit-equal to running without a graph."""
     (case,) = cases_of(large, make_batch(large, 8, None, seed=1).to(device), torch.bfloat16, "feed_forward")
     x, *weights, exact = case.arguments(0)
     function = registry.form("feed_forward", "cublaslt")
@@ -93,19 +93,19 @@ def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: tor
     assert_all_forms_agree(cases_of(large, batch, dtype, op), dtype)
 
 
-@pytest.mark.parametrize("name", UGLY)
+@pytest.mark.parametrize("name", AWKWARD)
 @pytest.mark.parametrize("op", OPS + LINEAR)
-def test_ugly_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
+def test_awkward_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
     batch = ugly_batches(large, device)[name]
     assert_all_forms_agree(cases_of(large, batch, torch.bfloat16, op), torch.bfloat16)
 
 
-def test_ugly_shapes_are_all_listed(large: BertConfig) -> None:
-    assert tuple(ugly_batches(large, torch.device("cpu"))) == UGLY
+def test_all_awkward_shapes_are_listed(large: BertConfig) -> None:
+    assert tuple(ugly_batches(large, torch.device("cpu"))) == AWKWARD
 
 
 @pytest.mark.parametrize("form", ["plain", "triton", "flash"])
-def test_dropout_keeps_the_share_it_should(form: str, large: BertConfig, device: torch.device) -> None:
+def test_dropout_rate(form: str, large: BertConfig, device: torch.device) -> None:
     batch = make_batch(large, 24, None, seed=1).to(device)
     result = check_dropout_rate(form, OpCases(large, batch, torch.bfloat16))
     assert result["passed"], result

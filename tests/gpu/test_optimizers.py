@@ -1,4 +1,4 @@
-"""The optimizers' kernels on a GPU against the specifications in float64."""
+"""The optimizer kernels on a GPU against the float64 specifications."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mlbert.optim.flat import FlatParameters
 from optimizer_cases import COMMON, METHODS, assert_follows
 from unsharded import unsharded
 
-# Whole and cut blocks of 4096 elements, with and without decay.
+# Full and partial blocks of 4096 elements, with and without decay.
 SHAPES = {"first.weight": (3, 4099), "first.bias": (5,), "LayerNorm.weight": (1024,), "last.weight": (64, 1024)}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
-def test_triton_equals_the_specification(device: torch.device, method: type[CompiledOptimizer]) -> None:
+def test_triton_matches_the_specification(device: torch.device, method: type[CompiledOptimizer]) -> None:
     generator = torch.Generator(device).manual_seed(1)
     weights = {name: torch.randn(shape, generator=generator, device=device) * 0.02 for name, shape in SHAPES.items()}
     flat = FlatParameters((name, nn.Parameter(weight)) for name, weight in weights.items())

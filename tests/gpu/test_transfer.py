@@ -1,4 +1,4 @@
-"""The way of a batch to the GPU: the same elements, its own stream, no wait; and evaluations that stay there."""
+"""Batches on their way to the GPU: same elements, own stream, no synchronization; evaluations on the GPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 51
 
 
 @pytest.fixture
-def no_waiting() -> Iterator[None]:
-    """Resets what makes a wait for the device an error."""
+def allow_sync_afterwards() -> Iterator[None]:
+    """Allow synchronization again after the test."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -42,7 +42,7 @@ def batch_of(lengths: list[int], masked: bool) -> HostBatch:
 @pytest.mark.parametrize("form", ["plain", "best"])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, form):
+def test_transferred_batch_equals_the_host_batch(device, monkeypatch, lengths, masked, form):
     if form == "plain":
         monkeypatch.setattr(batches, "expansion", lambda _: batches.expand_plain)
     batch = batch_of(lengths, masked)
@@ -56,13 +56,13 @@ def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, for
     assert_same(target, plain_filled(batch.to("cpu"), static_shape))
 
 
-def test_many_batches_in_flight_do_not_mix(device, no_waiting):
-    """The host runs ahead, every buffer is given up at once, and the device is kept busy in between."""
+def test_batches_in_flight_do_not_mix(device, allow_sync_afterwards):
+    """The host runs ahead and releases every buffer at once, while the device is kept busy."""
     batches = [made_up_batches(8, seed, 30522, 512)[0] for seed in range(12)]
     weights = torch.randn(4096, 4096, device=device)
     static_shape = StaticShape.over(batches)
     target = static_shape.allocate(device)
-    static_shape.write(batches[0], target)  # builds the kernel
+    static_shape.write(batches[0], target)  # compiles the kernel
     torch.cuda.synchronize()
     seen = []
     torch.cuda.set_sync_debug_mode("error")
@@ -79,8 +79,8 @@ def test_many_batches_in_flight_do_not_mix(device, no_waiting):
             assert torch.equal(one.cpu(), other)
 
 
-def test_a_copy_runs_beside_the_computation(device):
-    """A copy that is queued behind long work on the current stream is over before that work is."""
+def test_copy_overlaps_computation(device):
+    """A copy queued after long work on the current stream finishes before that work."""
     (sent,) = made_up_batches(64, 1, 30522, 512)
     weights = torch.randn(8192, 8192, device=device)
     sent.to(device)
@@ -94,7 +94,7 @@ def test_a_copy_runs_beside_the_computation(device):
     assert not working.query()
 
 
-def test_a_source_sends_page_locked_memory():
+def test_source_uses_page_locked_memory():
     source = SyntheticSource(packs_per_step=2, max_sequences_per_pack=3, seed=1, vocab_size=30522, max_tokens=512)
     try:
         (batch,) = source.next_step()
@@ -104,8 +104,8 @@ def test_a_source_sends_page_locked_memory():
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_evaluations_agree_and_queue_without_waiting(
-    large: BertConfig, device: torch.device, no_waiting: None, graph: bool
+def test_evaluations_agree_and_do_not_synchronize(
+    large: BertConfig, device: torch.device, allow_sync_afterwards: None, graph: bool
 ) -> None:
     batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
     model, objective = BertForPreTraining(large, torch.bfloat16), PreTraining(scope="step")
@@ -115,7 +115,7 @@ def test_evaluations_agree_and_queue_without_waiting(
         model, objective, batches, World(), CudaCapture(device) if graph else None, [StaticShape.over(batches)]
     )
     evaluator.record()
-    first = evaluator.begin().result()  # brings the batches here
+    first = evaluator.begin().result()  # copies the batches to the device
     torch.cuda.set_sync_debug_mode("error")
     second = evaluator.begin()
     torch.cuda.set_sync_debug_mode("default")

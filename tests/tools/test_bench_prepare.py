@@ -1,4 +1,4 @@
-"""The preparation benchmark: both generators make the same, the record is complete and consistent."""
+"""The preparation benchmark: both generators give the same output; the record is complete and consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record() -> dict:
     return prepare.run(ASSETS / "text.txt", ASSETS / "vocab.txt", rounds=2, num_lengths=20_000)
 
 
-def test_generator(record):
+def test_generator_record_is_consistent(record):
     generator = record["generator"]
     assert generator["instances"] == 217
     assert len(generator["pair_ratios"]) == generator["rounds"] == 2
@@ -34,7 +34,7 @@ def test_generator(record):
     assert megabytes == pytest.approx(size / 1e6)
 
 
-def test_other_steps(record):
+def test_records_of_the_other_steps_are_consistent(record):
     imported, loader, packing = record["tfrecord_to_hdf5"], record["loader"], record["packing"]
     assert imported["bytes"] > 217 * 1024
     assert imported["megabytes_per_second"] > 0
@@ -45,20 +45,20 @@ def test_other_steps(record):
     assert 0.9 < packing["filled"] <= 1
 
 
-def test_command(monkeypatch, record, tmp_path, capsys):
+def test_command_prints_and_writes_the_record(monkeypatch, record, tmp_path, capsys):
     monkeypatch.setattr(prepare, "run", lambda *_: record)
     assert prepare.main(["--json", str(tmp_path / "record.json")]) == 0
     assert "ratio (median of 2 pairs)" in capsys.readouterr().out
     assert json.loads((tmp_path / "record.json").read_text()) == json.loads(json.dumps(record))
 
 
-def test_text_of_its_own(tmp_path):
+def test_default_input_is_generated(tmp_path):
     part, vocab = prepare.own_input(tmp_path, num_bytes=30_000, vocab_size=400)
     assert 30_000 < part.stat().st_size < 200_000
     assert "\n\n" in part.read_text()
     assert len(load_vocabulary(vocab)) <= 400
 
 
-def test_input_without_vocabulary(capsys):
+def test_input_without_a_vocabulary_is_an_error(capsys):
     assert prepare.main(["--input", str(ASSETS / "text.txt")]) == 2
     assert "only one of them is given" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import bench_text
 from text_sets import random_texts, write_texts
 
 
-def test_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_complete_and_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_text, "SEQUENCES", 8)
     monkeypatch.setattr(bench_text, "STEPS", 10)
     folder = write_texts(tmp_path / "set", random_texts(60, most_words=200))

@@ -1,4 +1,4 @@
-"""The fuzzer finds what is wrong, keeps it, and finds nothing in cases that are run each time."""
+"""The fuzzer recognizes failures, is deterministic, and finds nothing in a fixed set of cases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import fuzz
 import fuzz_damage
 
-FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick ones; the long search is tools/fuzz.py by hand
+FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick formats; run tools/fuzz.py by hand for a long search
 
 
-def test_a_fixed_set_of_cases_finds_nothing(tmp_path: Path, tree_root: Path) -> None:
+def test_fixed_cases_do_not_fail(tmp_path: Path, tree_root: Path) -> None:
     names = [word for name in FORMATS for word in ("--format", name)]
     words = [*names, "--seed", "9000", "--cases", "2", "--keep", str(tmp_path / "kept")]
     done = subprocess.run([sys.executable, tree_root / "tools/fuzz.py", *words], capture_output=True, text=True)
@@ -41,19 +41,19 @@ def test_a_fixed_set_of_cases_finds_nothing(tmp_path: Path, tree_root: Path) -> 
         ),
     ],
 )
-def test_what_counts_as_a_failure(status: int, is_late: bool, max_bytes: int, words: str, failure: str) -> None:
+def test_classification_of_failures(status: int, is_late: bool, max_bytes: int, words: str, failure: str) -> None:
     assert fuzz.Ended(status, is_late, max_bytes, words).failure == failure
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": [1, {"b": 0.5}]}', b":::MLLOG {}\nx\n", bytes(range(256)) * 9])
 @pytest.mark.parametrize("name", ["a.json", "a.txt", "a.safetensors", "a.tfrecord"])
-def test_damage_is_a_function_of_its_seed(tmp_path: Path, content: bytes, name: str) -> None:
+def test_damage_is_determined_by_its_seed(tmp_path: Path, content: bytes, name: str) -> None:
     def damaged(seed: int) -> tuple[str, bytes]:
         path = tmp_path / name
         path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
         path.write_bytes(content)
-        told = fuzz_damage.damage(path, random.Random(seed))
-        return told, path.read_bytes() if path.is_file() else b""
+        description = fuzz_damage.damage(path, random.Random(seed))
+        return description, path.read_bytes() if path.is_file() else b""
 
     for seed in range(12):
         assert damaged(seed) == damaged(seed)

@@ -1,4 +1,4 @@
-"""tools/gpu_check.sh: rehearsed on the CPU as a whole, and what it does with parts that fail or hang."""
+"""tools/gpu_check.sh: a full rehearsal on the CPU, and the handling of parts that fail or hang."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run(tree_root: Path, *words: str, out: str = "") -> subprocess.CompletedProc
 def test_rehearsal_runs_every_part(tree_root, tmp_path):
     done = run(tree_root, "--cpu-rehearsal", out=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-3000:]
-    wanted = {*(f"{part}.json" for part in PARTS), "table.txt", "table.md", "log.txt"}
-    assert {path.name for path in tmp_path.iterdir()} == wanted
+    expected = {*(f"{part}.json" for part in PARTS), "table.txt", "table.md", "log.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
     for part in PARTS:
         rows = json.loads((tmp_path / f"{part}.json").read_text())["rows"]
         assert rows, part
@@ -41,23 +41,23 @@ def test_rehearsal_runs_every_part(tree_root, tmp_path):
             assert words in text, words
 
 
-def test_a_machine_without_a_gpu_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_gpu_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     assert program.main(["--out", str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().out
-    assert len(told.splitlines()) == 1
-    assert "no CUDA device" in told
+    output = capsys.readouterr().out
+    assert len(output.splitlines()) == 1
+    assert "no CUDA device" in output
     assert not (tmp_path / "none").exists()
 
 
-def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["--cpu-rehearsal", "--parts", "checks,nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_rows_stay_only_for_a_call_that_goes_on(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_kept_only_with_resume(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "check_all", lambda *_: 0)
     kept = tmp_path / "checks.json"
     kept.write_text('{"rows": {"norm": {"passed": true}}}')
@@ -66,7 +66,7 @@ def test_rows_stay_only_for_a_call_that_goes_on(resume: bool, tmp_path: Path, mo
     assert kept.exists() == resume
 
 
-def test_a_process_that_hangs_is_ended_at_its_deadline(tmp_path):
+def test_hung_process_is_killed_at_its_deadline(tmp_path):
     started = time.monotonic()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert program.run_until(command, tmp_path / "log.txt", started + 2, {}) is None
@@ -77,8 +77,8 @@ def test_a_process_that_hangs_is_ended_at_its_deadline(tmp_path):
     )
 
 
-def test_a_lost_device_costs_one_row(tmp_path, monkeypatch):
-    """The part is started again, and goes on behind the row that broke the process."""
+def test_lost_device_loses_one_row(tmp_path, monkeypatch):
+    """The part restarts and continues after the row that crashed the process."""
     codes = iter([program.DEVICE_LOST, -11, 0])
     monkeypatch.setattr(program, "run_until", lambda *_: next(codes))
     assert program.supervise("checks", tmp_path, time.monotonic() + 10, True) == ""
@@ -108,7 +108,7 @@ def test_rows_survive_failure_and_death(tmp_path):
     assert content["device"] == "test"
 
 
-def test_failures_are_counted_and_named(tmp_path):
+def test_failures_are_listed(tmp_path):
     rows = {"a": {"passed": True}, "b": {"passed": False}, "c": {"error": "Traceback\nRuntimeError: no"}}
     (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
     found = tables.failures(tmp_path, ["checks", "ops"], {"checks": "its time was over", "ops": ""})
@@ -119,7 +119,7 @@ def test_failures_are_counted_and_named(tmp_path):
     ]
 
 
-def test_what_is_missing_is_told(monkeypatch):
+def test_missing_packages_and_compilers_are_reported(monkeypatch):
     monkeypatch.setattr(program, "PACKAGES", {"no_such_package": "nothing works"})
     monkeypatch.setattr(program.shutil, "which", lambda _: None)
     package, compiler = program.missing_things()
@@ -127,7 +127,7 @@ def test_what_is_missing_is_told(monkeypatch):
     assert "gcc" in compiler
 
 
-def test_goals_take_the_fastest_step_of_each_precision():
+def test_goals_use_the_fastest_step_of_each_precision():
     def row(speed: float, precision: str) -> dict:
         return {"sequences_per_second": speed, "precision": precision, "forms": {}}
 
@@ -146,7 +146,7 @@ def test_goals_take_the_fastest_step_of_each_precision():
     assert tables.goals_section({"broken": {"error": "no"}}) == []
 
 
-def test_a_step_that_did_not_fit_says_so():
+def test_step_that_did_not_fit_is_marked():
     row = {"sequences": 224, "sequences_per_second": 1.0, "seconds": [1.0], "did_not_fit": 448}
     assert tables.step_table({"all": row})[1][-1] == "ok, 448 did not fit"
 
@@ -163,6 +163,6 @@ def test_a_step_that_did_not_fit_says_so():
         ("NVIDIA GB200", None),
     ],
 )
-def test_data_sheets(name, memory):
+def test_peaks_match_the_data_sheets(name, memory):
     peaks = peaks_of(name)
     assert (peaks and peaks.memory) == memory

@@ -1,11 +1,11 @@
-"""Manual pages become plain text."""
+"""Manual pages are converted to plain text."""
 
 from __future__ import annotations
 
 from installed_text import manual_text
 from mlbert.data.prepare.corpus import prose_sentences
 
-PAGE = r""".\" A comment that nobody reads here.
+PAGE = r""".\" A comment that is not printed.
 .TH LS 1 "March 2026"
 .SH NAME
 ls \- list directory contents
@@ -20,7 +20,7 @@ Mandatory arguments to long options are mandatory for short ones too.
 """
 
 
-def test_a_manual_page() -> None:
+def test_manual_page_becomes_sentences() -> None:
     assert prose_sentences(manual_text(PAGE)) == [
         "ls - list directory contents",
         "List information about the FILEs in the current directory by default.",

@@ -1,4 +1,4 @@
-"""The ladder: which rungs there are, how batches are filled up, and what happens to steps that do not fit."""
+"""The ladder: its rungs, padded batches, and steps that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small() -> Ladder:
     registry.select("auto")
 
 
-def test_rungs_end_with_all_that_auto_chooses() -> None:
+def test_last_rung_has_everything_that_auto_selects() -> None:
     found = rungs(CPU, SIZES)
     best = registry.select("auto")
     assert found[0] == Rung("plain", {}, "plain", SIZES.plain)
@@ -36,18 +36,18 @@ def test_rungs_end_with_all_that_auto_chooses() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_without_a_family() -> None:
+def test_without_removes_one_family() -> None:
     rung = Rung("all", {"attention": "triton", "feed_forward": "cublaslt"}, "triton", 8)
     assert without(rung, "cublaslt").forms == {"attention": "triton"}
     assert without(rung, "cublaslt").name == "all, no cublaslt"
 
 
 @pytest.mark.parametrize(("tokens", "filled"), [(117684, 117760), (10000, 10112), (1000, 1008), (52, 52), (64, 64)])
-def test_filling_adds_next_to_nothing(tokens: int, filled: int) -> None:
+def test_padding_adds_few_tokens(tokens: int, filled: int) -> None:
     assert token_budget(tokens, CPU) == filled
 
 
-def test_a_filled_batch_has_the_same_loss(small: Ladder) -> None:
+def test_padded_batch_has_the_same_loss(small: Ladder) -> None:
     batch, best = make_batch(small.config, 3, None, 1), rungs(CPU, SIZES)[-1]
     assert ladder.budget_of(batch, CPU, fill=True).masked > batch.num_masked
     losses = []
@@ -57,22 +57,22 @@ def test_a_filled_batch_has_the_same_loss(small: Ladder) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_half_as_many_sequences_where_they_do_not_fit(small: Ladder) -> None:
-    tried = []
+def test_batch_is_halved_until_it_fits(small: Ladder) -> None:
+    sizes = []
 
     def measure(batch: HostBatch) -> dict:
-        tried.append(batch.num_samples)
+        sizes.append(batch.num_samples)
         if batch.num_samples > 2:
             raise torch.OutOfMemoryError("too large")
         return {"sequences": batch.num_samples}
 
     assert small.with_largest_batch(8, measure) == {"sequences": 2, "did_not_fit": 8}
-    assert tried == [8, 4, 2]
+    assert sizes == [8, 4, 2]
     assert small.with_largest_batch(2, measure) == {"sequences": 2}
 
 
-def test_a_graph_rung_trains_like_one_without(small: Ladder) -> None:
-    """On the CPU nothing is captured; the steps are the same."""
+def test_graph_rung_runs_on_a_cpu(small: Ladder) -> None:
+    """On a CPU nothing is captured and the steps are the same."""
     best = rungs(CPU, SIZES)[-1]
     graphed = next(rung for rung in variants(CPU, [best], SIZES) if rung.graph)
     results = [small.measure(rung) for rung in (best, graphed)]

@@ -1,4 +1,4 @@
-"""The profile's attribution, on traces with known answers and on a real step."""
+"""The profile's attribution of kernels, on hand-written traces and on a real step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def operator(name: str, start: float, duration: float, sequence: int, backward: 
 
 
 def kernel(name: str, launched: float, duration: float, number: int, thread: int = MAIN) -> list[dict[str, Any]]:
-    """A kernel and the call that launched it."""
+    """Return a kernel event and the event of its launch."""
     return [
         span("cuda_driver", "cuLaunchKernelEx", launched, 1, thread, correlation=number),
         span("kernel", name, 1000 + launched, duration, 7, correlation=number),
@@ -49,8 +49,8 @@ def seconds(found: dict[str, dict[str, float]]) -> dict[str, float]:
     return {group: round(1e6 * sum(names.values()), 6) for group, names in found.items() if names}
 
 
-def test_kernels_go_where_they_were_launched():
-    """One name, three places: an op's range, its backward node on another thread, the optimizer."""
+def test_kernels_are_attributed_to_their_launch():
+    """Kernels with one name in three groups: an op's range, its backward node on another thread, the optimizer."""
     events = [
         span("user_annotation", "mlbert::attention", 0, 10),
         operator("_Attention", 1, 8, 5),
@@ -68,7 +68,7 @@ def test_kernels_go_where_they_were_launched():
     assert seconds(profile.group_times(events)) == {"attention": 300, "norm": 80, "optimizer": 7}
 
 
-def test_kernels_outside_of_ranges_go_by_name():
+def test_kernels_outside_ranges_are_attributed_by_name():
     events = [
         span("user_annotation", "mlbert::linear_qkv", 0, 10),
         *kernel("nvjet_tst_128x256_64x4_NNT", 1, 40, 1),
@@ -80,14 +80,14 @@ def test_kernels_outside_of_ranges_go_by_name():
     assert seconds(profile.group_times(events)) == {"GEMM": 40, "communication": 5, "copy": 5, "other": 1}
 
 
-def test_a_kernel_whose_launch_is_not_in_the_trace_goes_by_its_external_number():
+def test_kernel_without_a_launch_event_is_attributed_by_its_external_id():
     annotation = span("user_annotation", "mlbert::attention", 0, 10, **{"External id": 3})
-    lonely = span("kernel", "norm_forward_kernel", 1000, 9, 7, **{"External id": 3, "correlation": 5})
-    assert seconds(profile.group_times([annotation, lonely])) == {"attention": 9}
+    unlaunched = span("kernel", "norm_forward_kernel", 1000, 9, 7, **{"External id": 3, "correlation": 5})
+    assert seconds(profile.group_times([annotation, unlaunched])) == {"attention": 9}
 
 
-def test_an_operators_own_time_counts_on_a_cpu():
-    """The product within the attention is attention's; a node's number belongs to the last op that saw it."""
+def test_on_a_cpu_the_self_time_of_operators_counts():
+    """A product inside attention counts as attention; a sequence number belongs to its last operator."""
     events = [
         operator("aten::detach", 0, 1, 7),
         span("user_annotation", "mlbert::attention", 10, 20),
@@ -106,7 +106,7 @@ def trainer() -> Trainer:
     return Trainer(SHAPE, make_batch(SHAPE, 4, None, seed=1), torch.device("cpu"), torch.float32, seed=1)
 
 
-def test_a_real_step(trainer):
+def test_profile_of_a_real_step(trainer):
     before = registry.selected()
     found = profile.profile_step(trainer, SHAPE, torch.float32, steps=1)
     assert registry.selected() == before
@@ -119,11 +119,11 @@ def test_a_real_step(trainer):
     assert "budgets" not in found
 
 
-def test_counts_are_those_of_the_model(trainer):
+def test_step_counts_match_the_model_flops(trainer):
     from mlbert.models.flops import BatchWork, training_flops
 
     counts = profile.step_counts(trainer, SHAPE, torch.float32)
     work = BatchWork.of(trainer.batch)
-    # Attention's own count has half a forward pass more: the scores that the backward pass makes again.
+    # Attention counts half a forward pass more: the backward pass recomputes the scores.
     again = 0.5 * 4 * work.squared_lengths * SHAPE.hidden_size * SHAPE.num_hidden_layers
     assert counts["GEMM"][0] + counts["attention"][0] == pytest.approx(training_flops(SHAPE, work) + again)

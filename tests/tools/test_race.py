@@ -1,4 +1,4 @@
-"""The race: what both sides read, that both learn from it, and what is printed of it."""
+"""The race: both sides read the same data and learn, and the table shows all runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 16
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
-    """Chains of words, each of which tells the next."""
+    """Create a text in which each word determines the next."""
     folder, draw = tmp_path_factory.mktemp("race"), np.random.default_rng(1)
     words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
     documents = []
@@ -30,7 +30,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
     return read_race(folder / "text.txt", folder / "made", 200, LENGTH)
 
 
-def test_rows_are_full_and_masks_are_new_in_each_epoch(text: RaceText) -> None:
+def test_rows_are_full_and_masks_change_in_each_epoch(text: RaceText) -> None:
     assert text.train.shape[1] == LENGTH
     assert not np.isin(text.train[:, 1:-1], text.masking.special_ids[:3]).any()  # [PAD], [UNK], [CLS]
     epoch = len(text.train) // 8
@@ -43,8 +43,8 @@ def test_rows_are_full_and_masks_are_new_in_each_epoch(text: RaceText) -> None:
     assert not np.array_equal(np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0))
 
 
-def test_both_sides_learn_within_the_time(text: RaceText) -> None:
-    """A next word is certain, so a good model is far above the most frequent one."""
+def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
+    """The next word is certain, so a good model is much better than predicting the most frequent one."""
     torch.set_num_threads(1)
     choice = choose(10**5, 1.5, "tiny", 6.5e10)
     ends = {}
@@ -61,7 +61,7 @@ def test_both_sides_learn_within_the_time(text: RaceText) -> None:
     assert ends["theirs"] > 0.5 * float(guesses["most_frequent_accuracy"])
 
 
-def test_the_table_shows_every_run() -> None:
+def test_table_shows_every_run() -> None:
     guesses = {"most_frequent_accuracy": 0.05, "bigram_accuracy": 0.14}
     points = [
         {"side": side, "learning_rate": rate, "seed": seed, "accuracy": 0.1 * seed}
@@ -73,7 +73,7 @@ def test_the_table_shows_every_run() -> None:
     assert "bigram 0.140" in text
 
 
-def test_a_text_that_is_too_small(tmp_path: Path) -> None:
+def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one two three.\n\n" * 60)
     with user_error("data.too-small", tmp_path / "text.txt"):
         read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)

@@ -16,15 +16,15 @@ from gpu_check.parts import tiny_scale
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small tensors on several threads spend their time waiting."""
+    """Use one thread: with small tensors, several threads mostly wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def test_profile_of_any_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows without --profile are those of the GPU check, which test_gpu_check.py rehearses."""
+def test_profile_of_a_custom_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --profile the rows are those of the GPU check, which test_gpu_check.py covers."""
     shape, out = tmp_path / "bert_config.json", tmp_path / "rows.json"
     shape.write_text(json.dumps(asdict(tiny_scale().config)))
     words = ["--config", str(shape), "--packs", "2", "--device", "cpu", "--json", str(out), "--profile"]

@@ -1,4 +1,4 @@
-"""gpu_check --parts tune: what it would measure, within which time, and how it goes on."""
+"""gpu_check --parts tune: the measured rows, the time limits, and resuming."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def bench() -> Iterator[tune.Bench]:
     registry.select("auto")
 
 
-def test_the_groups_fit_into_the_part_behind_compiling() -> None:
+def test_groups_and_compilation_fit_into_the_deadline() -> None:
     assert tune.SECONDS.keys() == tune.GROUPS.keys()
     assert main.COMPILE_SECONDS + sum(tune.SECONDS.values()) < main.DEADLINES["tune"] - 20
 
 
-def test_what_would_be_measured(bench: tune.Bench) -> None:
-    """Each with the change that it is about, under a name of its own."""
+def test_rows_have_unique_names_and_the_expected_variants(bench: tune.Bench) -> None:
+    """Each variant has its own change and name."""
     names = [f"{group}: {name}" for group, rows in tune.GROUPS.items() for name, _ in rows(bench)]
     assert len(set(names)) == len(names)
     steps = [name for name in names if name.startswith("steps")]
@@ -52,13 +52,13 @@ def test_what_would_be_measured(bench: tune.Bench) -> None:
     ]
 
 
-def test_kernels_that_ncu_looks_at_exist() -> None:
+def test_kernels_profiled_by_ncu_exist() -> None:
     sources = "".join(path.read_text() for path in Path(mlbert.ops.__file__).parent.glob("triton/*.py"))
     kernels = re.findall(r"^def (\w+_kernel)\(", sources, re.MULTILINE)
     assert set(tune.COUNTED.values()) <= set(kernels)
 
 
-def test_tiles_are_such_as_the_kernels_take() -> None:
+def test_block_sizes_are_valid_for_the_kernels() -> None:
     for kernel, choices in enumerate(tune.BLOCKS):
         assert len(set(choices)) == len(choices)
         for rows, keys, warps, stages in choices:
@@ -67,7 +67,7 @@ def test_tiles_are_such_as_the_kernels_take() -> None:
             assert (warps, stages) in {(w, s) for w in (4, 8) for s in (2, 3)}
 
 
-def test_losses_from_the_same_weights(bench: tune.Bench) -> None:
+def test_loss_rows_start_from_the_same_weights(bench: tune.Bench) -> None:
     rows = dict(tune.loss_rows(bench))
     first, again, fp8 = (rows[name]() for name in ("bf16", "bf16", "fp8"))
     assert first == again
@@ -75,7 +75,7 @@ def test_losses_from_the_same_weights(bench: tune.Bench) -> None:
     assert fp8["losses"] != first["losses"]
 
 
-def test_a_group_ends_with_its_time_and_goes_on(
+def test_group_stops_at_its_time_limit_and_resumes(
     bench: tune.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seconds = [0.0]

@@ -1,4 +1,4 @@
-"""Prepared sets of random sequences, the sample data, and what the tests of Triton kernels share."""
+"""Fixtures for prepared sets of random sequences, the sample data and interpreted Triton kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """`../shared/data` beside the tree, or a skip."""
+    """Return `../shared/data`, next to the tree; skip the test if it does not exist."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
@@ -28,29 +28,29 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def recipe() -> Recipe:
-    """A recipe that lacks nothing but the three folders."""
+    """Return a recipe that needs only the three folders."""
     return simple_recipe()
 
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """What a sourced configuration exports at least."""
+    """Return the minimal exports of a sourced config."""
     return dict(FOLDERS)
 
 
 @pytest.fixture
 def use_triton() -> None:
-    """Skips where Triton would not interpret kernels: it decides when it is imported, for a whole process."""
+    """Skip the test unless Triton interprets kernels, which it decides once per process, on import."""
     from triton import knobs
 
     if not knobs.runtime.interpret:
         pytest.skip("kernels are interpreted with TRITON_INTERPRET=1 only; tests/unit/test_interpreted.py sets it")
-    importlib.import_module("mlbert.ops.triton")  # repairs the interpreter's casts
+    importlib.import_module("mlbert.ops.triton")  # fixes the interpreter's casts
 
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., Path]:
-    """make_set(count, shards=..) -> folder of a prepared set."""
+    """Return make_set(count, shards=...), which writes a prepared set and returns its folder."""
 
     def make(count: int = 300, shards: int = 3, name: str = "set", seed: int = 0, vocabulary: str = "a" * 64) -> Path:
         folder = tmp_path / name

@@ -1,8 +1,8 @@
-"""A whole step of BERT-large as a GPU would run it: nothing waits for the host, and ceilings of what it launches.
+"""Count a full step of BERT-large as a GPU would run it: no host synchronization, and limits on launches and bytes.
 
-96 sequences in 48 full packs, 24,576 tokens. To recompute a number: run the step on PyTorch's meta tensors, take each
-operation and each kernel's launch with its tensors, and add up the bytes of every tensor that it reads or writes, once
-each; a view or an allocation counts nothing, an operation in place reads and writes.
+The step has 96 sequences in 48 full packs, 24,576 tokens. To recompute a number, run the step on PyTorch's meta tensors
+and, for each operation and kernel launch, add the bytes of every tensor that it reads or writes, once each. Views and
+allocations count nothing; an in-place operation both reads and writes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlbert.report.planner.timing import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
-# Mode of each precision's step, so that both modes and both precisions are recorded.
+# The graph mode of each precision, so that both modes and both precisions are covered.
 MODES = {"bf16": "segmented", "fp8": "full_iteration"}
 
-# Launches and 10^9 bytes of a step at most. Lower them when a step does with less; never raise them without a reason.
+# Limits on launches and 10^9 bytes per step. Lower them when a step needs less; never raise them without a reason.
 CEILINGS = {
     "bf16": {
         parts.PRODUCTS: (288, 69.42),
@@ -56,7 +56,7 @@ CEILINGS = {
         parts.OTHER: (24, 0.001),
     },
 }
-# 10^9 bytes at most, from start-up to the second evaluation; 0.7 of them are attention's dropout masks, kept as bits.
+# Limit of 10^9 bytes, from start-up to the second evaluation; attention's dropout masks (as bits) take 0.7.
 MEMORY = {"bf16": 26.6, "fp8": 24.1}
 
 
@@ -66,36 +66,36 @@ def large_step(precision: str) -> Counted:
 
 
 @pytest.mark.parametrize("precision", MODES)
-def test_a_step_launches_and_moves_no_more_than_before(precision: str) -> None:
+def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
     counted = large_step(precision)
     assert counted.static_shape.tokens == TOKENS
     sums = parts.totals(counted.step, counted, LARGE)
     found = {part: (total.launches, total.moved / 1e9) for part, total in sums.items()}
     limits = CEILINGS[precision]
     over = {part: value for part, value in found.items() if value[0] > limits[part][0] or value[1] > limits[part][1]}
-    assert not over, f"above the ceilings; everything: {found}"
+    assert not over, f"above the limits; all parts: {found}"
     assert counted.memory.peak / 1e9 <= MEMORY[precision]
 
 
 @pytest.mark.parametrize("precision", MODES)
-def test_products_are_those_that_the_model_asks_for(precision: str) -> None:
-    """Three of each linear layer; the last layer's behind attention for the rows that the heads read."""
+def test_product_flops_match_the_model(precision: str) -> None:
+    """Three products per linear layer; after the last attention, only for the rows that the heads read."""
     counted = large_step(precision)
     rows = counted.static_shape.masked + counted.static_shape.sequences
     hidden, inner, layers = LARGE.hidden_size, LARGE.intermediate_size, LARGE.num_hidden_layers
-    behind = 2 * (hidden**2 + 2 * hidden * inner)
-    wanted = 3 * (layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * behind)
+    after_attention = 2 * (hidden**2 + 2 * hidden * inner)
+    expected = 3 * (layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * after_attention)
     sums = parts.totals(counted.step, counted, LARGE)
-    assert sums[parts.PRODUCTS].flops == wanted
+    assert sums[parts.PRODUCTS].flops == expected
     heads = 2 * counted.static_shape.masked * (hidden**2 + hidden * LARGE.padded_vocab_size)
     heads += 2 * counted.static_shape.sequences * (hidden**2 + 2 * hidden)
     assert sums[parts.HEADS].flops == 3 * heads
     in_fp8 = sum(operation.flops for operation in counted.step if parts.is_fp8(operation))
-    assert in_fp8 == (wanted if precision == "fp8" else 0)
+    assert in_fp8 == (expected if precision == "fp8" else 0)
 
 
 @pytest.mark.parametrize("precision", MODES)
-def test_an_evaluation_is_a_forward_pass(precision: str) -> None:
+def test_evaluation_is_a_forward_pass(precision: str) -> None:
     counted = large_step(precision)
     sums, step = (parts.totals(o, counted, LARGE) for o in (counted.evaluation, counted.step))
     flops, of_step = (sum(total.flops for total in side.values()) for side in (sums, step))
@@ -104,14 +104,14 @@ def test_an_evaluation_is_a_forward_pass(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", MODES)
-def test_the_planner_tells_the_memory_that_is_counted(precision: str) -> None:
+def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
     counted = large_step(precision)
     sequences = TOKENS * BENCHMARK.sequences / BENCHMARK.tokens
-    held = estimate.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
-    assert held.total - held.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
+    planned = estimate.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
+    assert planned.total - planned.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
 
 
-def test_modelled_times_are_no_shorter_than_bytes_and_flops_allow() -> None:
+def test_modelled_times_respect_bandwidth_and_flops() -> None:
     counted = large_step("fp8")
     seconds, sums = seconds_of_parts(counted, LARGE, H200), parts.totals(counted.step, counted, LARGE)
     assert H200.rates is not None

@@ -1,4 +1,4 @@
-"""The pretended device: what raises there, what a launch is said to move, what lies in memory."""
+"""The simulated device: operations that raise, bytes moved by launches, and memory in use."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def clear(size: int) -> None:
         lambda x: x.to("cpu"),
     ],
 )
-def test_what_waits_for_the_device_or_mixes_devices_raises(wait: Callable[[torch.Tensor], object]) -> None:
+def test_synchronization_and_mixed_devices_raise(wait: Callable[[torch.Tensor], object]) -> None:
     with recording(H200), pytest.raises((HostAccess, RuntimeError, NotImplementedError)):
         wait(on_device(4))
 
 
-def test_a_kernel_of_triton_takes_no_tensor_of_the_host() -> None:
+def test_triton_kernel_rejects_host_tensors() -> None:
     with recording(H200):
         x, rows = on_device(16, 64).bfloat16(), torch.zeros(16, dtype=torch.int32)
         with pytest.raises(HostAccess, match="on the host"):
             layer_norm_dropout(x, on_device(64), on_device(64), 1e-12, 0.1, 1, rows)
 
 
-def test_a_step_that_reads_its_loss_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_reads_its_loss_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = PreTraining.loss
 
     def read(*arguments: Any) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_step_that_reads_its_loss_raises(monkeypatch: pytest.MonkeyPatch) -> N
         steps.count(SMALL, 2, "bf16", H200)
 
 
-def test_the_backward_pass_is_seen_and_copies_that_do_not_wait_are_allowed() -> None:
+def test_backward_is_recorded_and_non_blocking_copies_are_allowed() -> None:
     with recording(H200) as recorder:
         x, weight = on_device(8, 4), on_device(4, 4).requires_grad_()
         (x @ weight).sum().backward()
@@ -92,7 +92,7 @@ def test_the_backward_pass_is_seen_and_copies_that_do_not_wait_are_allowed() -> 
     assert [operand.size for operand in products[0].writes] == [8 * 4 * 4]
 
 
-def test_operations_in_place_read_and_write_and_fills_only_write() -> None:
+def test_in_place_operations_read_and_write_and_fills_only_write() -> None:
     with recording(H200) as recorder:
         x, y = on_device(1000), on_device(1000)
         recorder.operations.clear()
@@ -105,8 +105,8 @@ def test_operations_in_place_read_and_write_and_fills_only_write() -> None:
     assert [operation.moved for operation in recorder.operations] == [12000, 4000, 4000 + 20000]
 
 
-def test_a_kernels_source_tells_what_it_reads_and_writes() -> None:
-    """LAMB's first pass; where nothing scales the update, it writes the weights too."""
+def test_reads_and_writes_are_derived_from_the_kernel_source() -> None:
+    """LAMB's first pass also writes the weights if nothing scales the update."""
     scaled, alone = (access(first_pass_kernel, (("SCALING", number),)) for number in (1, 0))
     assert {"data", "grad", "exp_avg", "exp_avg_sq"} <= scaled.reads
     assert {"exp_avg", "exp_avg_sq", "sums_1", "sums_2"} <= scaled.writes
@@ -114,8 +114,8 @@ def test_a_kernels_source_tells_what_it_reads_and_writes() -> None:
     assert "data" in alone.writes
 
 
-def test_memory_is_what_lives_at_once_and_a_pool_keeps_its_most() -> None:
-    """Two graphs of one pool share it."""
+def test_memory_counts_live_tensors_and_the_peak_of_a_pool() -> None:
+    """Two graphs share one pool."""
     with recording(H200) as recorder:
         before = recorder.memory.live.total()
         kept = on_device(1 << 20, dtype=torch.uint8)
@@ -133,7 +133,7 @@ def test_memory_is_what_lives_at_once_and_a_pool_keeps_its_most() -> None:
         del kept
 
 
-def test_a_name_moves_the_bytes_that_it_is_given() -> None:
+def test_naming_a_tensor_moves_its_bytes_to_the_name() -> None:
     with recording(H200) as recorder:
         weights = on_device(1000)
         recorder.name(weights, "weights")
@@ -141,7 +141,7 @@ def test_a_name_moves_the_bytes_that_it_is_given() -> None:
         assert isinstance(recorder.memory, Memory)
 
 
-def test_afterwards_pytorch_has_no_gpu_any_more() -> None:
+def test_recording_restores_pytorch() -> None:
     available = torch.cuda.is_available()
     with recording(H200):
         assert torch.cuda.get_device_capability() == (9, 0)

@@ -1,4 +1,4 @@
-"""tools/model_step.py: the table, and what it refuses."""
+"""tools/model_step.py: the table, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from model_step import main
 
 
-def test_the_table_says_that_it_is_modelled_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_marked_as_modelled_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "record.json"
     main(["--config", "demo", "--gpu", "h200", "--packs", "8", "--json", str(record)])
     printed = capsys.readouterr().out
@@ -25,7 +25,7 @@ def test_the_table_says_that_it_is_modelled_and_adds_up(tmp_path: Path, capsys: 
         assert row["milliseconds"].keys() == row["launches"].keys() == row["gigabytes"].keys()
 
 
-def test_a_gpu_without_rates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_without_rates_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--gpu", "b200"])
     assert end.value.code == 2

@@ -1,4 +1,4 @@
-"""Shared by the optimizer tests: the published trajectories, parameters of ugly shapes, methods and forms."""
+"""Fixtures for the optimizer tests: published trajectories, parameters of awkward shapes, implementations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mlbert.host import native
 from mlbert.optim.flat import FlatParameters
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-# Around the kernels' block (8192 elements) and vector lengths; with and without decay next to each other.
-UGLY_SHAPES = (
+# Sizes around the kernels' block (8192 elements) and vector lengths, with and without decay.
+AWKWARD_SHAPES = (
     ("one.weight", (1,)),
     ("one.bias", (1,)),
     ("odd.weight", (7, 11)),
@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @pytest.fixture(scope="session")
 def trajectories() -> Arrays:
-    """The arrays of tests/assets/lamb and tests/assets/adamw, by key."""
+    """Return the arrays of tests/assets/lamb and tests/assets/adamw by key."""
     arrays: dict[str, np.ndarray] = {}
     for folder in ("lamb", "adamw"):
         with np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False) as archive:
@@ -41,7 +41,7 @@ def trajectories() -> Arrays:
 
 @pytest.fixture(scope="session")
 def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
-    """Runs ten updates on the published gradients and compares the weights after updates 1, 2, 5 and 10."""
+    """Return a check that runs ten updates on the published gradients and compares weights after 1, 2, 5 and 10."""
 
     def check(
         make: Callable[[FlatParameters], Any], config: str, rates: list[float], decayed: Callable[[str], bool]
@@ -57,7 +57,7 @@ def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
             if update in saved:
                 for name, weight in flat.views(flat.data).items():
                     expected = trajectories[f"{config}/w/{name}"][saved.index(update)]
-                    # Against float64 the published float32 programs themselves are off by 5.6e-7.
+                    # The published float32 programs themselves differ from float64 by 5.6e-7.
                     np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=name)
 
     return check
@@ -65,12 +65,12 @@ def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
 
 @pytest.fixture
 def make_flat() -> Callable[[], FlatParameters]:
-    """Makes the same random parameters each time, with a random gradient of norm about 30."""
+    """Return a function that creates the same random parameters each time, with a random gradient of norm 30."""
 
     def make() -> FlatParameters:
         generator = torch.Generator().manual_seed(1)
         parameters = []
-        for name, shape in UGLY_SHAPES:
+        for name, shape in AWKWARD_SHAPES:
             scale = 0.0 if name.startswith("zero") else 0.02
             parameters.append((name, nn.Parameter(torch.randn(shape, generator=generator) * scale)))
         flat = FlatParameters(parameters)
@@ -82,7 +82,7 @@ def make_flat() -> Callable[[], FlatParameters]:
 
 @pytest.fixture(params=["plain", "native"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Both forms of an optimizer; the native one is skipped where it cannot be compiled."""
+    """Parametrize over the plain and native implementations; skip native if it cannot be compiled."""
     if request.param == "native":
         try:
             native.load("optim", ["optim.c"])
