@@ -1,1 +1,1 @@
-"""A step of a GPU that is not there, counted: what it launches, what that moves, what it keeps in memory."""
+"""Count a step on a simulated GPU: its launches, the bytes that they move, and its memory."""

@@ -1,8 +1,8 @@
-"""What a Triton kernel reads and writes through each of its pointers, found in its source.
+"""Find the pointer parameters that a Triton kernel reads and writes by analysing its source.
 
-A parameter is read where `tl.load` or an atomic operation gets a pointer made of it, and written where `tl.store` or an
-atomic operation does; helpers that are kernels themselves are followed. What a pointer is made of: names, sums and
-differences, and the calls of `_KEEPING`. Of branches that constants decide only the one that is taken counts.
+A parameter is read if `tl.load` or an atomic operation gets a pointer derived from it, and written if `tl.store` or an
+atomic operation does. The analysis follows helpers that are kernels too. Pointers are derived through names, sums and
+differences, and the calls in `_KEEPING`. If constants decide a branch, only the branch taken counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEEPING = ("multiple_of", "max_contiguous", "make_block_ptr", "make_tensor_desc
 
 @dataclass
 class Access:
-    """Names of parameters: those that are read, those that are written, those that the result points into."""
+    """Names of parameters that are read, that are written, and that the result points into."""
 
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
@@ -40,12 +40,12 @@ class Access:
 
 @functools.cache
 def access(kernel: JITFunction[Any], constants: tuple[tuple[str, Any], ...] = ()) -> Access:
-    """Of a kernel, or of a helper that kernels call; ``constants``: parameters whose values are known."""
+    """Analyse a kernel or a helper that kernels call; ``constants`` are parameters with known values."""
     names = [parameter.name for parameter in kernel.params]
     finder = _Finder({name: {name} for name in names}, kernel.fn.__globals__, dict(constants))
     function = kernel.parse().body[0]
-    assert isinstance(function, ast.FunctionDef), f"{kernel.fn.__name__} is no function"
-    for _ in range(2):  # a loop's names may be made of later ones
+    assert isinstance(function, ast.FunctionDef), f"{kernel.fn.__name__} is not a function"
+    for _ in range(2):  # in a loop, names may be derived from later ones
         for statement in function.body:
             finder.visit(statement)
     return finder.found
@@ -80,7 +80,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
         name, given = _called(node.func), self._of(node.args[0]) if node.args else set()
         if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
-            given = self._of(node.func.value)  # of a tensor descriptor
+            given = self._of(node.func.value)  # a method of a tensor descriptor
         if name in _READERS or name.startswith("atomic_"):
             self.found.reads |= given
         if name in _WRITERS or name.startswith("atomic_"):
@@ -97,7 +97,7 @@ class _Finder(ast.NodeVisitor):
         return helper if isinstance(helper, JITFunction) else None
 
     def _decided(self, test: ast.expr) -> bool | None:
-        """Which branch constants choose; None: they do not."""
+        """Return the value of the test if constants decide it, else None."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self._decided(test.operand)
             return None if inner is None else not inner
@@ -127,7 +127,7 @@ class _Finder(ast.NodeVisitor):
                 self._roots.setdefault(name.id, set()).update(self._of(part))
 
     def _of(self, node: ast.expr) -> set[str]:
-        """The parameters that this expression points into, if it is a pointer."""
+        """Return the parameters that this expression points into, if it is a pointer."""
         if isinstance(node, ast.Name):
             return self._roots.get(node.id, set())
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
@@ -154,7 +154,7 @@ def _is_module(node: ast.expr) -> bool:
 
 
 def _bound(helper: JITFunction[Any], call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """Parameter and argument of a call of a helper."""
+    """Yield each parameter and argument of a call of a helper."""
     for parameter, value in zip(helper.params, call.args, strict=False):
         yield parameter.name, value
     for keyword in call.keywords:

@@ -1,12 +1,12 @@
-"""How long a counted step would take: modelled, not measured.
+"""Model the duration of a counted step. Nothing is measured.
 
-    products     the longer of FLOPs / sustained rate and bytes / bandwidth, product by product
-    attention    tokens x the table's estimate
-    casts        the longer of bytes / bandwidth and instructions / issue rate, kernel by kernel
+    products     the longer of FLOPs / sustained rate and bytes / bandwidth, for each product
+    attention    tokens x the estimate in `counted.gpus`
+    casts        the longer of bytes / bandwidth and instructions / issue rate, for each kernel
     all others   bytes / bandwidth
 
-Nothing waits in this model: kernels follow each other without a gap, and an instruction is issued in every clock. So a
-step that is measured takes longer; what the model is for is the share of each part, and what a change would bring.
+The model has no gaps between kernels, and an instruction is issued in every clock, so a real step takes longer. Use the
+model for the share of each part and for the effect of changes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mlbert.config.bert_config import BertConfig
 
 SEQUENCES_A_PACK = 2
 NUMBERS = 1024
-# Machine instructions a warp spends on so many numbers, on compute capability 9.0 (tools/compile_kernels.py counts
-# them), by the kernel's OPERATION, plain, GELU or GELU's derivative, and whether it sums over tokens.
+# Machine instructions of a warp for this many numbers on compute capability 9.0, counted by tools/compile_kernels.py.
+# Keys: the kernel's OPERATION (plain, GELU or GELU's derivative), and whether it sums over tokens.
 INSTRUCTIONS = {(0, False): 256, (0, True): 388, (1, False): 594, (2, True): 895}
 
 
 def seconds_of_parts(counted: Counted, config: BertConfig, gpu: Gpu) -> dict[str, float]:
-    """Part -> seconds of one step, every part of `PARTS`."""
+    """Return the seconds of each of `PARTS` in one step."""
     assert gpu.rates is not None, f"the rates of {gpu.name} are not known"
     seconds = dict.fromkeys(PARTS, 0.0)
     for operation in counted.step:
@@ -38,14 +38,14 @@ def seconds_of_parts(counted: Counted, config: BertConfig, gpu: Gpu) -> dict[str
 
 
 def seconds_of(operation: Operation, gpu: Gpu, rates: Rates) -> float:
-    """Of one launch that is not attention's."""
+    """Return the seconds of one launch outside attention."""
     products = operation.flops / (rates.fp8_flops if is_fp8(operation) else rates.bf16_flops)
     issued = _issue_slots(operation) / (gpu.multiprocessors * ISSUES_A_CLOCK * rates.clock)
     return max(operation.moved / rates.bandwidth, products, issued)
 
 
 def _issue_slots(operation: Operation) -> int:
-    """Instructions of all warps, where they are known to be the limit."""
+    """Return the instructions of all warps for kernels that instructions may limit, else 0."""
     source = operation.arguments.get("x")
     if operation.name != "cast_kernel" or not isinstance(source, Operand):
         return 0

@@ -1,4 +1,4 @@
-"""The parts of a training step: which of them a launch belongs to, and what each adds up to."""
+"""The parts of a training step: assign launches to parts, and sum them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MODULES = {
     "optim": UPDATE,
     "data.loading": HEADS,
 }
-# PyTorch's, of the heads, the losses, the embeddings and the choice of the rows that the last layer computes.
+# PyTorch operations of the heads, losses, embeddings and the selection of rows for the last layer.
 _OF_HEADS = (
     *("index_select", "index_add", "index_add_", "slice_backward", "sort", "searchsorted", "cat", "clamp", "sum"),
     *("gelu", "gelu_backward", "tanh", "tanh_backward", "_log_softmax", "_log_softmax_backward_data"),
@@ -46,21 +46,21 @@ _OF_HEADS = (
 
 @dataclass
 class Total:
-    """Of some launches: their number, bytes read and written, FLOPs of products."""
+    """Totals of some launches: their number, bytes read and written, FLOPs of products."""
 
     launches: int = 0
     moved: int = 0
     flops: int = 0
 
     def add(self, operation: Operation) -> None:
-        """One launch more."""
+        """Add one launch."""
         self.launches += 1
         self.moved += operation.moved
         self.flops += operation.flops
 
 
 def totals(operations: Iterable[Operation], counted: Counted, config: BertConfig) -> dict[str, Total]:
-    """Part -> total, every part, in the order of `PARTS`."""
+    """Return the total of each part, in the order of `PARTS`."""
     sums = {part: Total() for part in PARTS}
     for operation in operations:
         sums[part_of(operation, counted, config)].add(operation)
@@ -68,7 +68,7 @@ def totals(operations: Iterable[Operation], counted: Counted, config: BertConfig
 
 
 def part_of(operation: Operation, counted: Counted, config: BertConfig) -> str:
-    """One of `PARTS`."""
+    """Return the part, one of `PARTS`, that the operation belongs to."""
     if operation.kind == "collective":
         return TRAVEL
     if operation.flops:
@@ -100,12 +100,12 @@ def _of_torch(operation: Operation, counted: Counted, config: BertConfig) -> str
 
 
 def _is_rows(operation: Operation, config: BertConfig) -> bool:
-    """Hidden states of some tokens, as in the last layer."""
+    """Return True for hidden states of some tokens, as in the last layer."""
     shapes = [operand.shape for operand in operation.writes]
     return all(len(shape) == 2 and shape[1] == config.hidden_size for shape in shapes)
 
 
 def is_fp8(operation: Operation) -> bool:
-    """Whether it is a product of FP8 numbers."""
+    """Return True if the operation is an FP8 product."""
     kinds = (torch.float8_e4m3fn, torch.float8_e5m2)
     return operation.flops > 0 and any(operand.dtype in kinds for operand in operation.reads)

@@ -1,10 +1,11 @@
-"""A CUDA device that is not there: programs take their paths for CUDA, and nothing is computed or allocated.
+"""Simulate a CUDA device: programs take their CUDA code paths, but nothing is computed or allocated.
 
-Tensors of the pretended device are PyTorch's "meta" tensors that say they lie on `DEVICE`. PyTorch's own fake tensors
-would do, but a PyTorch built for CPUs refuses their backward pass: its engine asks for an accelerator.
+Tensors of the simulated device are PyTorch's "meta" tensors that claim to be on `DEVICE`. PyTorch's fake tensors would
+work too, but a CPU build of PyTorch cannot run their backward pass, because its engine requires an accelerator.
 
-What raises: operands on two devices, reading a value or a size that depends on one (`.item()`, `bool(tensor)`,
-`nonzero`), a copy to the host that waits. A copy that does not wait goes to page-locked memory and brings nothing.
+These raise an error: operands on two devices, reading a value or a size that depends on one (`.item()`,
+`bool(tensor)`, `nonzero`), and blocking copies to the host. A non-blocking copy goes to page-locked memory and copies
+nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from mlbert.ops.triton import device
 
 DEVICE = torch.device("cuda", 0)
 _META = torch.device("meta")
-_PAGE = 1 << 40  # between the pretended addresses of two storages
+_PAGE = 1 << 40  # distance between the simulated addresses of two storages
 
 
 class HostAccess(RuntimeError):
-    """Work for the device waits for it, or mixes devices."""
+    """The program waits for the device or mixes devices."""
 
 
 class PretendedCuda(TorchFunctionMode):
-    """Makes "meta" out of the device where a program names it, and the device out of "meta" where it asks."""
+    """Replace the device by "meta" in arguments, and "meta" by the device in attributes."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -67,7 +68,7 @@ def _attribute(func: Any, tensor: Tensor) -> Any:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of the first element; every storage has room of its own."""
+    """Return the simulated address of the first element; address ranges of storages do not overlap."""
     place = tensor.untyped_storage()._cdata * _PAGE
     return place + tensor.storage_offset() * tensor.element_size()
 
@@ -79,7 +80,7 @@ def _to_meta(value: Any) -> Any:
 
 
 class _Stream:
-    """A stream of CUDA's, an event, or a context that makes one current."""
+    """A CUDA stream, an event, or a context that makes a stream current."""
 
     cuda_stream, device = 0, DEVICE
 
@@ -99,7 +100,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
-    """Inside, PyTorch has one such GPU; ``dispatch`` sees its operations."""
+    """Make PyTorch see one such GPU in the block; ``dispatch`` gets its operations."""
     properties = SimpleNamespace(multi_processor_count=gpu.multiprocessors, total_memory=gpu.memory_bytes)
     functions: dict[str, Any] = {
         "is_available": lambda: True,
@@ -118,13 +119,13 @@ def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
     with contextlib.ExitStack() as context:
         for name, function in functions.items():
             context.enter_context(mock.patch.object(torch.cuda, name, function))
-        # Only a true stream gets as far as a mode.
+        # A simulated stream does not reach the modes.
         context.enter_context(mock.patch.object(Tensor, "record_stream"))
         mode = context.enter_context(PretendedCuda())
         engine = torch.autograd._engine_run_backward
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            # PyTorch calls the engine with the mode switched off, as it does all that a mode has seen.
+            # PyTorch turns the mode off while it calls the engine, so turn it on again.
             with mode:
                 return engine(*args, **kwargs)
 

@@ -1,9 +1,9 @@
-"""Writes down what a program launches on a pretended device, what each launch moves, and what lies in memory.
+"""Record a program's launches on a simulated device, the bytes that each moves, and the memory in use.
 
-Of each operation: bytes read and written, every tensor once, however often a kernel comes back to it; products' FLOPs,
-a multiply-add as 2. A view, and memory that is only allocated, moves nothing. Operations are PyTorch's, one launch
-each, Triton's kernels and cublasLt's products. Memory is that of tensors, each rounded up to `BLOCK` bytes as PyTorch's
-allocator does; a recorded graph keeps the most that it ever held for itself.
+Bytes read and written count every tensor once per operation, however often the kernel accesses it. A multiply-add is 2
+FLOPs. Views and allocations move nothing. Operations are PyTorch's (one launch each), Triton kernels and cublasLt
+products. Memory is that of tensors, rounded up to `BLOCK` bytes as in PyTorch's allocator; a recorded graph keeps its
+peak memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from mlbert.ops.cublaslt_library import WORKSPACE_BYTES, Epilogue
 from mlbert.training import step
 
 BLOCK = 512
-WORKSPACE_STREAMS = 2  # the run's and the one that captures
+WORKSPACE_STREAMS = 2  # the stream of the run and the stream that captures
 _WRITE_ONLY = ("copy_", "zero_", "fill_", "uniform_", "normal_")
 _UNMOVED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "_unsafe_view")
-_MAY_COPY = ("reshape", "contiguous", "to")  # views of themselves, or copies
+_MAY_COPY = ("reshape", "contiguous", "to")  # return a view or a copy
 _PRODUCTS = ("mm", "addmm", "bmm", "_scaled_mm")
 _COLLECTIVES = (
     *("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
@@ -48,7 +48,7 @@ _WRITING_EPILOGUES = (Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as an operation sees it. ``buffer``: the name that `Recorder.name` gave its memory, or empty."""
+    """A tensor of an operation. ``buffer`` is the name that `Recorder.name` gave its memory, or empty."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,21 +56,21 @@ class Operand:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One launch.
+    """A launch.
 
     Attributes:
         kind: "torch", "triton", "cublaslt", "collective" or "replay".
-        name: of the operation or kernel.
-        module: of a Triton kernel.
-        reads, writes: what moves.
-        arguments: of a Triton kernel, by name: operands and numbers.
-        flops: of a product.
+        name: name of the operation or kernel.
+        module: module of a Triton kernel.
+        reads, writes: operands that the launch moves.
+        arguments: operands and numbers of a Triton kernel, by name.
+        flops: FLOPs of a product.
     """
 
     kind: str
@@ -83,13 +83,13 @@ class Operation:
 
     @property
     def moved(self) -> int:
-        """Bytes read and written."""
+        """Return the bytes read and written."""
         return sum(operand.size for operand in (*self.reads, *self.writes))
 
 
 @dataclass
 class Memory:
-    """Bytes of live tensors, in all and by the names of their buffers, and the most that pools of graphs ever held."""
+    """Bytes of live tensors, in total and by buffer name, and the peak memory of graph pools."""
 
     live: Counter[str] = field(default_factory=Counter)
     pools: list[Memory] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Memory:
     at_peak: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, size: int) -> None:
-        """Memory that was taken."""
+        """Add allocated memory."""
         self.live[name] += size
         kept = sum(pool.peak for pool in self.pools)
         if self.live.total() + kept > self.peak:
@@ -105,30 +105,30 @@ class Memory:
             self.at_peak = {key: value for key, value in self.live.items() if value} | {"graphs": kept}
 
     def keep(self, pool: Memory) -> None:
-        """A pool, new or grown, beside this memory."""
+        """Add a pool that is new or has grown."""
         if not any(pool is known for known in self.pools):
             self.pools.append(pool)
         self.add("", 0)
 
 
 class Recorder(TorchDispatchMode):
-    """What happened since it was made; use `recording`.
+    """Records operations and memory; use `recording`.
 
     Attributes:
-        operations: in order; emptied by whoever wants to count anew.
-        memory: outside of graphs and in all.
+        operations: operations in order; clear the list to start counting again.
+        memory: memory outside graphs, and the pools.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.memory = Memory()
-        self._stores: dict[int, tuple[str, int, Memory]] = {}  # name, bytes and home of each live storage
+        self._stores: dict[int, tuple[str, int, Memory]] = {}  # name, size and owner of each live storage
         self._home = self.memory
         self._values_are_read = False
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Gives the tensor's memory a name, under which it is counted from now on."""
+        """Give the tensor's memory a name, under which it is counted from then on."""
         with torch._C.DisableTorchFunction():
             key = tensor.untyped_storage()._cdata
         old, size, home = self._stores[key]
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def start_up(self) -> Iterator[None]:
-        """Inside, but for graphs, the host may read values, which are 0."""
+        """Allow the host to read values, which are 0, in the block but not inside graphs."""
         self._values_are_read = True
         try:
             yield
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def graph(self, pool: Memory) -> Iterator[list[Operation]]:
-        """Inside, operations are those of a graph, which the list takes, and what is allocated comes from the pool."""
+        """Record the block as a graph: operations go to the returned list, and allocations to the pool."""
         outside, self.operations, self._home = self.operations, [], pool
         may_read, self._values_are_read = self._values_are_read, False
         inside = self.operations
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):
             self.memory.keep(pool)
 
     def operand(self, tensor: Tensor) -> Operand:
-        """A description of the tensor; an expanded one counts as what lies in memory."""
+        """Return the operand of a tensor; an expanded tensor counts with its size in memory."""
         shape = tuple(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or n == 1)
         name = self._stores.get(tensor.untyped_storage()._cdata, ("", 0, self.memory))[0]
         return Operand(shape, tensor.dtype, name)
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):
                 if not self._values_are_read:
                     raise HostAccess("a value is read: the host waits for the device")
                 return 0.0 if args[0].is_floating_point() else 0
-            # PyTorch's FP8 product into given memory has no form for meta tensors.
+            # PyTorch's FP8 product with `out` does not support meta tensors.
             is_given = kind.name == "_scaled_mm" and "out" in kwargs
             out = kwargs["out"] if is_given else func(*args, **kwargs)
             if not kind.is_view:
@@ -189,11 +189,11 @@ class Recorder(TorchDispatchMode):
             return out
 
     def launch(self, kernel: JITFunction[Any], bound: dict[str, Any]) -> None:
-        """A Triton kernel with its arguments."""
+        """Record a Triton kernel with its arguments."""
         with torch._C.DisableTorchFunction():
             tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
             if strays := [name for name, value in tensors.items() if not value.is_meta]:
-                raise HostAccess(f"{kernel.fn.__name__} is given {', '.join(strays)} on the host")
+                raise HostAccess(f"{kernel.fn.__name__} gets {', '.join(strays)} on the host")
             constexprs = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
             known = {name: value for name, value in bound.items() if value is None or name in constexprs}
             found = access(kernel, tuple(known.items()))
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
         self.operations.append(Operation("triton", kernel.fn.__name__, module, reads, writes, arguments))
 
     def product(self, out: Tensor, left: Tensor, right: Tensor, **settings: Any) -> bool:
-        """`mlbert.ops.cublaslt_library.Library.product`."""
+        """Record a call of `mlbert.ops.cublaslt_library.Library.product`."""
         with torch._C.DisableTorchFunction():
             operands = {name: value for name, value in settings.items() if isinstance(value, Tensor)}
             _check_devices("product", [out, left, right, *operands.values()])
@@ -220,7 +220,7 @@ class Recorder(TorchDispatchMode):
         return True
 
     def collective(self, name: str, buffer: Tensor) -> None:
-        """One of torch.distributed's, on this buffer."""
+        """Record a collective of torch.distributed on this buffer."""
         with torch._C.DisableTorchFunction():
             if buffer.is_meta:
                 self.operations.append(Operation("collective", name, "", (self.operand(buffer),)))
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
         return target
 
     def _keep(self, tensor: Tensor) -> bool:
-        """Whether its memory is new; then it counts until it is given back."""
+        """Return True if the tensor's memory is new, and count it until it is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._stores:
@@ -261,12 +261,12 @@ class Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the schema of one of PyTorch's operations tells.
+    """Facts from the schema of a PyTorch operation.
 
     Attributes:
-        places: position and name of each argument that is written.
-        is_view: the result lies where an argument does, and nothing is written.
-        is_blind: what is written is not read before.
+        places: position and name of each written argument.
+        is_view: the result shares memory with an argument, and nothing is written.
+        is_blind: written arguments are not read before.
     """
 
     name: str
@@ -276,11 +276,11 @@ class _Kind:
 
     @property
     def moves(self) -> bool:
-        """Whether it touches memory."""
+        """Return True if the operation moves memory."""
         return self.name not in _UNMOVED
 
     def written(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments that are written."""
+        """Return the written arguments."""
         return [args[place] if place < len(args) else kwargs.get(name) for place, name in self.places]
 
 
@@ -302,19 +302,19 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-# Moving between devices is what these are for; the others want their operands on one device.
+# These move data between devices; all others require operands on one device.
 _MOVES = ("copy_", "_to_copy", "_copy_from")
 
 
 def _check_devices(name: str, tensors: list[Tensor]) -> None:
-    """A number of the host may meet a tensor of the device, as in PyTorch; nothing else may."""
+    """Raise an error for mixed devices; as in PyTorch, host scalars are allowed."""
     on_host = any(not tensor.is_meta and tensor.ndim for tensor in tensors)
     if name not in _MOVES and on_host and any(tensor.is_meta for tensor in tensors):
         raise HostAccess(f"{name} of tensors on the device and on the host")
 
 
 class _Library:
-    """Takes the place of cublasLt."""
+    """Replaces cublasLt."""
 
     version = 0
 
@@ -324,7 +324,7 @@ class _Library:
 
 
 class _Work:
-    """A collective that is done at once."""
+    """A collective that completes immediately."""
 
     def wait(self) -> None: ...
 
@@ -338,17 +338,17 @@ def _collective(recorder: Recorder, name: str) -> Callable[..., Any]:
 
 
 class RecordedCapture:
-    """`mlbert.distributed.capture.Capture`: a graph is what it launches, and replaying it launches that."""
+    """A `mlbert.distributed.capture.Capture` whose graphs are lists of launches."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._pool = recorder, Memory()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """As `CudaCapture`, once."""
+        """Run the function once."""
         function()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Runs the function for its launches."""
+        """Run the function, record its launches, and return a function that replays them."""
         with self._recorder.graph(self._pool) as inside:
             function()
         return lambda: self._recorder.operations.extend(inside)
@@ -356,7 +356,7 @@ class RecordedCapture:
 
 @contextlib.contextmanager
 def recording(gpu: Gpu) -> Iterator[Recorder]:
-    """Inside, PyTorch has such a GPU, and what it would do is written down."""
+    """Make PyTorch see such a GPU in the block, and record what it would do."""
     recorder = Recorder()
 
     def launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

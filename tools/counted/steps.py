@@ -1,4 +1,4 @@
-"""One optimizer step and one evaluation of BERT pre-training on a pretended GPU."""
+"""Count one optimizer step and one evaluation of BERT pre-training on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01
 
 @dataclass(frozen=True)
 class Counted:
-    """What was recorded.
+    """The recorded operations and memory.
 
     Attributes:
-        step: a step's launches in order, those of its graphs among them.
-        evaluation: those of an evaluation of one batch.
-        memory: over start-up, two steps and the evaluation.
-        static_shape: of the micro-batch.
-        parameters: of the model.
+        step: launches of a step in order, including those of its graphs.
+        evaluation: launches of an evaluation of one batch.
+        memory: memory over start-up, two steps and the evaluation.
+        static_shape: static shape of the micro-batch.
+        parameters: number of parameters.
     """
 
     step: list[Operation]
@@ -58,7 +58,7 @@ class Counted:
 
 @contextlib.contextmanager
 def models_on_the_device() -> Iterator[None]:
-    """Inside, models are made on the pretended device, and weights are not drawn."""
+    """Create models on the simulated device in the block, without initializing weights."""
     make = BertBase.__init__
 
     def on_device(self: BertBase, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ def models_on_the_device() -> Iterator[None]:
 
 
 def filled(static_shape: StaticShape) -> HostBatch:
-    """A batch of the budget's tokens, in two thirds of its sequences, as packs have them."""
+    """Return a batch with all tokens of the static shape and two thirds of its sequences, as packs have."""
     number = max(-(-static_shape.tokens // static_shape.max_seqlen), static_shape.sequences * 2 // SEQUENCES_PER_PACK)
     lengths = [len(part) for part in np.array_split(np.arange(static_shape.tokens), number)]
     masked = [max(1, round(MASKED_SHARE * length)) for length in lengths]
@@ -80,7 +80,7 @@ def filled(static_shape: StaticShape) -> HostBatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What `mlbert.training.step.Step` works with, and how."""
+    """The objects and options of a `mlbert.training.step.Step`."""
 
     model: BertBase
     objective: MaskedLM
@@ -95,10 +95,10 @@ class Trained:
 
 
 def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = "full_iteration") -> Counted:
-    """A step of a model of this shape with LAMB on one GPU alone.
+    """Count a step of a model of this shape with LAMB on one GPU.
 
     Args:
-        packs: of the step's only micro-batch, each full.
+        packs: number of full packs in the step's only micro-batch.
         precision, mode: PRECISION and CUDA_GRAPH_MODE.
     """
     with recording(gpu) as recorder, models_on_the_device():
@@ -116,14 +116,14 @@ def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = 
 
 
 def run(recorder: Recorder, trained: Trained) -> Counted:
-    """Start-up, two steps (in FP8 the first one finds the scales) and two evaluations; the second ones are told."""
+    """Run start-up, two steps (in FP8 the first finds the scales) and two evaluations; return the second ones."""
     objects = (trained.model, trained.objective, trained.flat, trained.sync, trained.optimizer)
     recorder.name(trained.flat.padded_data, "weights")
     recorder.name(trained.flat.padded_grad, "gradients")
     for key in trained.optimizer.STATE:
         recorder.name(getattr(trained.optimizer, key), "moments")
-    said: list[str] = []
-    step = Step(*objects, lambda tensor: tensor, said.append, trained.graphs, trained.loss_scale)
+    warnings: list[str] = []
+    step = Step(*objects, lambda tensor: tensor, warnings.append, trained.graphs, trained.loss_scale)
     with recorder.start_up():
         step.warm_up()
         if trained.graphs:
@@ -141,5 +141,5 @@ def run(recorder: Recorder, trained: Trained) -> Counted:
         step([batch] * trained.micro_batches, 1, number, divisors, 1e-4)
         recorder.operations = evaluation = []
         evaluator.begin()  # the first one records its graph
-    assert not said, said
+    assert not warnings, warnings
     return Counted(operations, evaluation, recorder.memory, trained.static_shape, trained.flat.numel)

@@ -1,4 +1,4 @@
-"""The table of tools/model_step.py: the modelled step of a shape, in some precisions and batches."""
+"""The table of tools/model_step.py: modelled steps of a shape for several precisions and batch sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlbert.config.bert_config import BertConfig
 
 @dataclass(frozen=True)
 class Modelled:
-    """A step of so many sequences: milliseconds, launches and GB by part, memory at its peak."""
+    """A modelled step: milliseconds, launches and GB by part, and peak memory."""
 
     precision: str
     sequences: int
@@ -27,12 +27,12 @@ class Modelled:
 
     @property
     def sequences_per_second(self) -> float:
-        """Of one GPU."""
+        """Return the sequences per second of one GPU."""
         return self.sequences / sum(self.milliseconds.values()) * 1e3
 
 
 def model(config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequence[int]) -> list[Modelled]:
-    """Each precision with each batch, sequences of which `SEQUENCES_A_PACK` fill a pack."""
+    """Model each precision with each batch size, with `SEQUENCES_A_PACK` sequences per pack."""
     rows = []
     for sequences in batches:
         for precision in precisions:
