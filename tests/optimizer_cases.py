@@ -156,7 +156,7 @@ def assert_follows(
             torch.testing.assert_close(view.double(), reference.state[key][name], rtol=1e-5, atol=1e-6 * largest)
 
 
-def assert_madgrad_takes_roots_of_all_sizes(implementation: str) -> None:
+def assert_madgrad_root_is_accurate(implementation: str) -> None:
     """Check the first update from 0 at rate 1 without momentum and decay: -g / cbrt(g^2), or 0 if g^2 overflows."""
     flat = FlatParameters([("w.bias", nn.Parameter(torch.zeros(5001)))])
     numbers = {"betas": (0.0, 0.0), "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None}

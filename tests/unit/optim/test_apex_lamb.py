@@ -1,4 +1,4 @@
-"""The adapter to apex's FusedLAMB: refusal without apex, and what it hands over, shown by a stand-in that computes."""
+"""The adapter to apex's FusedLAMB: errors without apex, and the arguments it passes to a working stand-in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0
 
 
 class StandIn(torch.optim.Optimizer):
-    """FusedLAMB's arguments and use of state, as its documentation tells them, with LAMB in plain operations."""
+    """LAMB in plain operations, with FusedLAMB's documented arguments and use of state."""
 
     def __init__(self, params: list[dict], lr: float = 1e-3, **settings: Any) -> None:
         assert settings.pop("adam_w_mode")
@@ -57,7 +57,7 @@ def apex_lamb(flat: FlatParameters) -> tuple[ApexLamb, tuple[Tensor, Tensor]]:
     return ApexLamb(StandIn, flat, moments, **SETTINGS, bias_correction=True), moments
 
 
-def test_decay_goes_to_the_segments_that_have_it(make_flat: Callable[[], FlatParameters]) -> None:
+def test_decay_is_set_for_decayed_segments_only(make_flat: Callable[[], FlatParameters]) -> None:
     flat = make_flat()
     fused = apex_lamb(flat)[0]._fused
     found = {id(p): group["weight_decay"] for group in fused.param_groups for p in group["params"]}
@@ -66,8 +66,8 @@ def test_decay_goes_to_the_segments_that_have_it(make_flat: Callable[[], FlatPar
     assert not found
 
 
-def test_updates_are_those_of_lamb_on_the_same_buffers(make_flat: Callable[[], FlatParameters]) -> None:
-    """Rate and number of the update change from step to step; the stand-in keeps nothing but the flat moments."""
+def test_updates_match_lamb_on_the_same_buffers(make_flat: Callable[[], FlatParameters]) -> None:
+    """The rate and update number change from step to step; the stand-in has no state except the flat moments."""
     flat, plain_flat = make_flat(), make_flat()
     (apex, moments), plain = apex_lamb(flat), unsharded(Lamb, plain_flat, **SETTINGS, implementation="plain")
     for update in range(1, 5):
@@ -79,19 +79,19 @@ def test_updates_are_those_of_lamb_on_the_same_buffers(make_flat: Callable[[], F
 
 
 @pytest.mark.parametrize("optimizer", [Lamb, AdamW])
-def test_it_is_refused_in_one_line(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
+def test_unavailable_apex_is_a_user_error(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
     with user_error("ops.unavailable", "apex optimizer"):
         unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
 
 
-def test_a_missing_apex_is_named() -> None:
+def test_missing_apex_is_reported() -> None:
     if importlib.util.find_spec("apex") is not None:
         pytest.skip("apex is installed")
     with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
         find_fused_lamb()
 
 
-def test_an_apex_without_kernels_is_named(make_flat: Callable[[], FlatParameters]) -> None:
+def test_apex_without_kernels_is_reported(make_flat: Callable[[], FlatParameters]) -> None:
     def without_kernels(*args: object, **settings: object) -> None:
         raise RuntimeError("requires cuda extensions")
 

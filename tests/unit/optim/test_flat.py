@@ -22,11 +22,11 @@ from mlbert.optim.flat import FlatParameters, is_decayed
         ("cls/predictions/output_bias", False),
     ],
 )
-def test_decay_follows_the_name(name: str, decayed: bool) -> None:
+def test_decay_depends_on_the_name(name: str, decayed: bool) -> None:
     assert is_decayed(name) is decayed
 
 
-def test_parameters_lie_back_to_back_and_keep_their_values() -> None:
+def test_parameters_are_contiguous_and_keep_their_values() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     flat = FlatParameters(model.named_parameters())
@@ -39,7 +39,7 @@ def test_parameters_lie_back_to_back_and_keep_their_values() -> None:
     assert all(not p.any() for p in model.parameters())
 
 
-def test_neighbours_can_be_read_as_one_matrix() -> None:
+def test_adjacent_parameters_can_be_viewed_as_one_matrix() -> None:
     query, key, value = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
     flat = FlatParameters([("q.weight", query), ("k.weight", key), ("v.weight", value)])
     assert torch.equal(flat.data.view(12, 4), torch.cat([query, key, value]))
@@ -58,7 +58,7 @@ def test_backward_accumulates_into_the_flat_gradient() -> None:
     assert model.weight.grad.data_ptr() == address
 
 
-def test_a_tied_parameter_gets_one_place() -> None:
+def test_tied_parameter_is_stored_once() -> None:
     embedding, decoder = nn.Embedding(6, 3), nn.Linear(3, 6)
     decoder.weight = embedding.weight
     flat = FlatParameters(nn.ModuleList([embedding, decoder]).named_parameters())
@@ -68,7 +68,7 @@ def test_a_tied_parameter_gets_one_place() -> None:
     assert flat.grad[:18].any()
 
 
-def test_the_same_parameter_twice_is_refused() -> None:
+def test_duplicate_parameter_is_an_error() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     with pytest.raises(AssertionError, match="twice"):
         FlatParameters([("a", parameter), ("b", parameter)])

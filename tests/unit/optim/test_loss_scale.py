@@ -22,17 +22,17 @@ def after(scale: LossScale, norms: list[torch.Tensor]) -> list[float]:
     return found
 
 
-def test_it_halves_at_once_and_doubles_after_the_window() -> None:
+def test_scale_halves_at_once_and_doubles_after_the_window() -> None:
     scale = LossScale(8.0, 3, torch.device("cpu"))
     assert after(scale, [GOOD, GOOD, BAD, GOOD, GOOD, GOOD, GOOD]) == [8, 8, 4, 4, 4, 8, 8]
     assert after(scale, [torch.tensor(float("inf"), dtype=torch.float64), GOOD]) == [4, 4]
 
 
-def test_it_stops_growing() -> None:
+def test_scale_is_limited() -> None:
     assert after(LossScale(LARGEST / 2, 1, torch.device("cpu")), [GOOD] * 3) == [LARGEST] * 3
 
 
-def test_its_state_goes_on() -> None:
+def test_state_is_restored() -> None:
     first, second = LossScale(8.0, 3, torch.device("cpu")), LossScale(2.0, 3, torch.device("cpu"))
     after(first, [BAD, GOOD])
     second.load_state_dict(first.state_dict())
@@ -49,7 +49,7 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
 
 @pytest.mark.parametrize("recipe", ["packed_lamb", "ddp_adam"])
 @pytest.mark.parametrize("clipping", ["after", "before"])
-def test_float16_follows_float32(tmp_path: Path, recipe: str, clipping: str) -> None:
+def test_float16_training_is_close_to_float32(tmp_path: Path, recipe: str, clipping: str) -> None:
     settings = {"recipe": recipe, "gradient_clipping": clipping, "average_packing_rate": 1, "exchange_padding": "off"}
     exact, half = (run(tmp_path, p, precision=p, learning_rate=0.001, **settings) for p in ("fp32", "fp16"))
     for key, tolerance in (("loss", 1e-3), ("grad_norm", 1e-2)):
@@ -57,13 +57,13 @@ def test_float16_follows_float32(tmp_path: Path, recipe: str, clipping: str) -> 
 
 
 def test_steps_that_overflow_do_not_count(tmp_path: Path) -> None:
-    """A scale that is far too large is halved until gradients fit; until then rate and samples stand still."""
+    """A scale that is too large is halved until the gradients fit; until then the learning rate does not advance."""
     metrics = run(tmp_path, "out", precision="fp16", loss_scale=2**24, warmup_steps=100, max_steps=20)
     skipped = [m for m in metrics if not m["grad_norm"] < float("inf")]
     assert 0 < len(skipped) < len(metrics), metrics
     rates = [m["learning_rate"] for m in metrics]
-    made = 0
+    updates = 0
     for metric in metrics:
-        assert metric["learning_rate"] == pytest.approx(0.01 * made / 100)
-        made += metric not in skipped
+        assert metric["learning_rate"] == pytest.approx(0.01 * updates / 100)
+        updates += metric not in skipped
     assert rates[0] == rates[len(skipped)]

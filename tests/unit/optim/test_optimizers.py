@@ -1,4 +1,4 @@
-"""Every method in plain and native form: against the published programs, torch, and the specifications in float64."""
+"""All plain and native optimizers against the published programs, torch, and the float64 specifications."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from optimizer_cases import (
     PUBLISHED,
     ByHand,
     assert_follows,
-    assert_madgrad_takes_roots_of_all_sizes,
+    assert_madgrad_root_is_accurate,
     decayed_in,
 )
 from reference_optimizers import ReferenceLamb
@@ -45,7 +45,7 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.nam
 
 
 @each_method
-def test_an_optimizer_has_the_implementations_that_it_declares(
+def test_optimizer_has_the_implementations_that_it_declares(
     make_flat: MakeFlat, method: type[CompiledOptimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {"plain", "native", "triton"} <= set(method.IMPLEMENTATIONS)
@@ -75,8 +75,8 @@ def test_follows_the_published_program(follows_trajectory: Callable, config: str
 
 
 @pytest.mark.parametrize("decay_all", ["1", "0", "none"])
-def test_decay_all_is_the_published_decoupled_adamw(follows_trajectory: Callable, decay_all: str) -> None:
-    """From the settings of a run; without DECAY_ALL biases and LayerNorm go another way."""
+def test_decay_all_matches_the_published_decoupled_adamw(follows_trajectory: Callable, decay_all: str) -> None:
+    """Without DECAY_ALL, biases and LayerNorm differ from the published run."""
     numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
     config = configuration(packed_lamb.RECIPE, **numbers, max_grad_norm="none", decay_all=decay_all)
     run = "mosaic_sched_wd1e-2", PUBLISHED["mosaic_sched_wd1e-2"][1], methods.decayed(config[OptimizerConfig])
@@ -92,7 +92,7 @@ def test_decay_all_is_the_published_decoupled_adamw(follows_trajectory: Callable
 
 
 @pytest.mark.parametrize("config", [name for name, (cls, *_) in PUBLISHED.items() if cls is Lamb])
-def test_the_specification_follows_the_published_program(trajectories: Mapping[str, np.ndarray], config: str) -> None:
+def test_specification_follows_the_published_program(trajectories: Mapping[str, np.ndarray], config: str) -> None:
     _, rates, settings = PUBLISHED[config]
     names = [key.removeprefix("w0/") for key in trajectories if key.startswith("w0/")]
     weights = {name: torch.from_numpy(trajectories[f"w0/{name}"]).double() for name in names}
@@ -101,7 +101,7 @@ def test_the_specification_follows_the_published_program(trajectories: Mapping[s
         lamb.step(lr, {name: torch.from_numpy(trajectories[f"grad/{name}"][update]).double() for name in names})
     for name in names:
         np.testing.assert_allclose(weights[name].numpy(), trajectories[f"{config}/w/{name}"][-1], rtol=0, atol=1e-6)
-        # The published code takes 1 - beta_2 in float32, which is off by 1.3e-5 of its value at 0.999.
+        # The published code computes 1 - beta_2 in float32, with a relative error of 1.3e-5 at 0.999.
         m, v = (lamb.state[key][name].numpy() for key in lamb.STATE)
         np.testing.assert_allclose(m, trajectories[f"{config}/m_final/{name}"], rtol=3e-5, atol=1e-7)
         np.testing.assert_allclose(v, trajectories[f"{config}/v_final/{name}"], rtol=3e-5, atol=0)
@@ -112,7 +112,7 @@ def make_one(method: type[AnyOptimizer], flat: FlatParameters, implementation: s
 
 
 def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> None:
-    """Updates with gradients that change each time."""
+    """Run updates with a different gradient each time."""
     start = flat.grad.clone()
     for update in range(updates):
         flat.grad.copy_(start.roll(update))
@@ -120,7 +120,7 @@ def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> None:
 
 
 @each_method
-def test_equals_the_specification_in_float64(
+def test_matches_the_specification_in_float64(
     make_flat: MakeFlat, method: type[CompiledOptimizer], implementation: str
 ) -> None:
     own, specification = METHODS[method]
@@ -130,13 +130,13 @@ def test_equals_the_specification_in_float64(
     assert_follows(make_one(method, flat, implementation), reference, 6, [0.01, 0.02, 0.005])
 
 
-def test_madgrad_takes_roots_of_all_sizes(implementation: str) -> None:
-    assert_madgrad_takes_roots_of_all_sizes(implementation)
+def test_madgrad_root_is_accurate_for_all_magnitudes(implementation: str) -> None:
+    assert_madgrad_root_is_accurate(implementation)
 
 
 @pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.method.name)
 def test_first_two_steps_by_hand(case: ByHand, implementation: str) -> None:
-    """A decayed weight and a bias that starts equal; the numbers are exact in binary but for MADGRAD's last."""
+    """A decayed weight and a bias start equal; all numbers except MADGRAD's last are exact in binary."""
     flat = FlatParameters((name, nn.Parameter(torch.tensor([2.0]))) for name in ("w.weight", "w.bias"))
     numbers = {"betas": case.betas, "eps": case.eps, "weight_decay": 0.25, "max_grad_norm": None}
     optimizer = unsharded(case.method, flat, **numbers, implementation=implementation)
@@ -146,22 +146,22 @@ def test_first_two_steps_by_hand(case: ByHand, implementation: str) -> None:
         torch.testing.assert_close(flat.data, torch.tensor(expected), rtol=2e-7, atol=0)
 
 
-def test_sgd_equals_torch(make_flat: MakeFlat, implementation: str) -> None:
-    """Without decay, where torch's is none of ours."""
-    flat, twin = make_flat(), make_flat()
-    theirs = torch.optim.SGD(twin.parameters, lr=0.1, momentum=0.9)
+def test_sgd_matches_torch(make_flat: MakeFlat, implementation: str) -> None:
+    """Without decay, which torch defines differently."""
+    flat, torch_flat = make_flat(), make_flat()
+    theirs = torch.optim.SGD(torch_flat.parameters, lr=0.1, momentum=0.9)
     ours = make_one(SGD, flat, implementation, weight_decay=0.0, max_grad_norm=None)
     start = flat.grad.clone()
     for update in range(4):
         flat.grad.copy_(start.roll(update))
-        twin.grad.copy_(start.roll(update))
+        torch_flat.grad.copy_(start.roll(update))
         theirs.step()
         ours.step(0.1)
-    torch.testing.assert_close(flat.data, twin.data, rtol=1e-5, atol=3e-7)
+    torch.testing.assert_close(flat.data, torch_flat.data, rtol=1e-5, atol=3e-7)
 
 
-def test_madgrad_starts_where_the_model_started(make_flat: MakeFlat, implementation: str) -> None:
-    """A state loaded into a model of other weights goes on from the first one's start."""
+def test_madgrad_restores_its_initial_weights(make_flat: MakeFlat, implementation: str) -> None:
+    """A state loaded into a model with other weights restores the initial weights of the first model."""
     first, second = make_flat(), make_flat()
     optimizer = make_one(Madgrad, first, implementation)
     start = first.data.clone()
@@ -173,10 +173,10 @@ def test_madgrad_starts_where_the_model_started(make_flat: MakeFlat, implementat
     assert torch.equal(resumed.start, start)
 
 
-def test_adamw_equals_torch(make_flat: MakeFlat, implementation: str) -> None:
-    """With clipping, five updates of 1e-2 on weights of 0.02; the references differ by rounding."""
-    flat, twin = make_flat(), make_flat()
-    parameters = {name: nn.Parameter(view.clone()) for name, view in twin.views(twin.data).items()}
+def test_adamw_matches_torch(make_flat: MakeFlat, implementation: str) -> None:
+    """With clipping; five updates of 1e-2 on weights of 0.02 may differ by rounding."""
+    flat, torch_flat = make_flat(), make_flat()
+    parameters = {name: nn.Parameter(view.clone()) for name, view in torch_flat.views(torch_flat.data).items()}
     groups = [
         {"params": [p for name, p in parameters.items() if is_decayed(name)], "weight_decay": 0.05},
         {"params": [p for name, p in parameters.items() if not is_decayed(name)], "weight_decay": 0.0},
@@ -186,7 +186,7 @@ def test_adamw_equals_torch(make_flat: MakeFlat, implementation: str) -> None:
     start = flat.grad.clone()
     for update in range(5):
         flat.grad.copy_(start.roll(update))
-        for name, view in twin.views(start.roll(update)).items():
+        for name, view in torch_flat.views(start.roll(update)).items():
             parameters[name].grad = view.clone()
         norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
         theirs.step()
@@ -196,7 +196,7 @@ def test_adamw_equals_torch(make_flat: MakeFlat, implementation: str) -> None:
 
 
 @each_method
-def test_native_does_not_depend_on_threads(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
+def test_native_is_independent_of_the_number_of_threads(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
     before = torch.get_num_threads()
     results: list[Tensor] = []
     try:
@@ -208,14 +208,14 @@ def test_native_does_not_depend_on_threads(make_flat: MakeFlat, method: type[Com
             results.append(flat.data)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[1], results[3]), "two runs with the same threads"
+    assert torch.equal(results[1], results[3]), "runs with the same number of threads must be bit-equal"
     if optimizer.implementation == "native":
         assert all(torch.equal(results[0], result) for result in results)
 
 
 @each_method
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing(
+def test_non_finite_gradient_changes_nothing(
     make_flat: MakeFlat, method: type[CompiledOptimizer], implementation: str, bad: float
 ) -> None:
     flat = make_flat()
@@ -230,19 +230,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
         assert torch.equal(buffer, expected)
     flat.grad[12345] = 0.0
     assert optimizer.step(0.01).isfinite()
-    assert not skipped.isfinite(), "a result keeps its own norm when the next update has run"
+    assert not skipped.isfinite(), "the next update must not change the norm of this one"
 
 
-def test_a_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat, implementation: str) -> None:
-    """Squares of 1e25 overflow float32; the norm is taken in float64."""
+def test_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat, implementation: str) -> None:
+    """Squares of 1e25 overflow float32, so the norm is computed in float64."""
     flat = make_flat()
     flat.grad.mul_(1e25)
     assert make_one(Lamb, flat, implementation).step(0.01).isfinite()
     assert flat.data.isfinite().all()
 
 
-def test_scale_of_the_gradient_does_not_matter_beyond_the_clip(make_flat: MakeFlat, implementation: str) -> None:
-    """Clipping maps g and 2 g to the same vector, as doubling is exact in floating point."""
+def test_clipped_update_is_independent_of_the_gradient_scale(make_flat: MakeFlat, implementation: str) -> None:
+    """Clipping maps g and 2 g to the same vector, since doubling is exact."""
     single, double = make_flat(), make_flat()
     double.grad.mul_(2.0)
     for flat in (single, double):
@@ -251,7 +251,7 @@ def test_scale_of_the_gradient_does_not_matter_beyond_the_clip(make_flat: MakeFl
 
 
 @pytest.mark.parametrize("changes", [{"clipped_before": True}, {"max_grad_norm": None}])
-def test_what_is_clipped_elsewhere_is_not_clipped_here(
+def test_gradient_clipped_elsewhere_is_not_clipped_again(
     make_flat: MakeFlat, implementation: str, changes: dict[str, Any]
 ) -> None:
     flat = make_flat()
@@ -260,8 +260,8 @@ def test_what_is_clipped_elsewhere_is_not_clipped_here(
     torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1)
 
 
-def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat, implementation: str) -> None:
-    """The gradient is not looked at: it is clipped by what is told, and left out where that is not finite."""
+def test_known_norm_is_used(make_flat: MakeFlat, implementation: str) -> None:
+    """The optimizer clips by the known norm, and skips the update if that norm is not finite."""
     flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)
     optimizer = make_one(AdamW, flat, implementation, known_norm=norm, max_grad_norm=1.0)
     assert optimizer.step(0.01) == 4.0
@@ -288,9 +288,7 @@ def test_only_decayed_tensors_have_a_trust_ratio(implementation: str) -> None:
 
 
 @each_method
-def test_resumed_state_goes_on_bit_equal(
-    make_flat: MakeFlat, method: type[CompiledOptimizer], implementation: str
-) -> None:
+def test_resume_is_bit_equal(make_flat: MakeFlat, method: type[CompiledOptimizer], implementation: str) -> None:
     straight, first, second = make_flat(), make_flat(), make_flat()
     whole = make_one(method, straight, implementation)
     run(straight, whole, 2)
@@ -307,8 +305,8 @@ def test_resumed_state_goes_on_bit_equal(
     assert resumed.num_updates == 4
 
 
-def test_keeps_a_copy_in_another_type(make_flat: MakeFlat, implementation: str) -> None:
-    """After an update and after a checkpoint was read; the next optimizer on the same weights may do without."""
+def test_copy_in_another_dtype(make_flat: MakeFlat, implementation: str) -> None:
+    """The copy is valid after updates and after loading a checkpoint; an optimizer without a copy removes it."""
     flat = make_flat()
     optimizer = make_one(Lamb, flat, implementation, copy_dtype=torch.bfloat16)
     state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}
@@ -325,7 +323,7 @@ def test_keeps_a_copy_in_another_type(make_flat: MakeFlat, implementation: str) 
     assert all(parameter.place.copy is None for parameter in flat.parameters)
 
 
-def test_state_of_another_model_is_refused(make_flat: MakeFlat) -> None:
+def test_state_of_another_model_is_an_error(make_flat: MakeFlat) -> None:
     lamb = make_one(Lamb, make_flat(), "plain")
     other = make_one(Lamb, FlatParameters([("w", nn.Parameter(torch.zeros(3)))]), "plain")
     with user_error("checkpoint.shape", "optimizer state"):
@@ -334,15 +332,15 @@ def test_state_of_another_model_is_refused(make_flat: MakeFlat) -> None:
         lamb.load_state_dict({"num_updates": 1})
 
 
-def test_a_rank_alone_copies_nothing(make_flat: MakeFlat) -> None:
+def test_one_rank_does_not_copy_weights_or_state(make_flat: MakeFlat) -> None:
     lamb = make_one(Lamb, make_flat(), "plain")
     assert lamb.weights.shard.data_ptr() == lamb.flat.data.data_ptr()
     assert lamb.state_dict()["exp_avg"].data_ptr() == lamb.exp_avg.data_ptr()
 
 
 @pytest.mark.parametrize("name", methods.OPTIMIZERS)
-def test_settings_make_each_method(make_flat: MakeFlat, name: str) -> None:
-    """From text to the numbers of the log, each named once; the weight decay is logged as it was set."""
+def test_settings_create_each_optimizer(make_flat: MakeFlat, name: str) -> None:
+    """Settings become log entries, each logged once; the weight decay is logged as configured."""
     flat, events = make_flat(), []
     optimizer = make_configured(configuration(packed_lamb.RECIPE, optimizer=name), flat)
     optimizer.hyperparameters(lambda key, value: events.append((key, value)))
@@ -354,6 +352,8 @@ def test_settings_make_each_method(make_flat: MakeFlat, name: str) -> None:
     momentum = {"momentum": 0.9} if name in ("madgrad", "sgd") else {"beta_1": 0.9, "beta_2": 0.98}
     epsilon = {} if name == "sgd" else {"epsilon": 1e-6}
     expected = {prefix + key: value for key, value in {**momentum, **epsilon, decay: 0.01}.items()}
-    assert set(expected) - {"opt_lamb_beta_1", "opt_lamb_beta_2"} <= set(SETTINGS_OF), "the log's tracer knows them"
+    assert set(expected) - {"opt_lamb_beta_1", "opt_lamb_beta_2"} <= set(SETTINGS_OF), (
+        "the log tracer must know these keys"
+    )
     assert found == {"opt_name": name, "opt_gradient_clip_norm": 1.0, **expected}
     assert optimizer.step(0.01).isfinite()

@@ -1,4 +1,4 @@
-"""Schedules against what public reference programs gave (tests/assets/schedules)."""
+"""Schedules against the output of public reference programs (tests/assets/schedules)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FLOAT32_REFERENCE = 1e-9
 
 
 @pytest.mark.parametrize("name", BENCHMARK)
-def test_polynomial_is_the_benchmarks(name: str) -> None:
-    wanted, numbers = BENCHMARK[name]["lr"], BENCHMARK[name]["settings"]
-    assert len(wanted) == 201
+def test_polynomial_matches_the_benchmark(name: str) -> None:
+    expected, numbers = BENCHMARK[name]["lr"], BENCHMARK[name]["settings"]
+    assert len(expected) == 201
     schedule = Polynomial(
         base_lr=numbers["init_lr"],
         warmup_steps=numbers["num_warmup_steps"],
@@ -37,14 +37,14 @@ def test_polynomial_is_the_benchmarks(name: str) -> None:
         decay_end=numbers["num_train_steps"],
         power=numbers["poly_power"],
     )
-    for step, lr in enumerate(wanted):
+    for step, lr in enumerate(expected):
         assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
 
 
 @pytest.mark.parametrize("name", GOOGLE)
-def test_polynomial_is_googles(name: str) -> None:
-    wanted, numbers = GOOGLE[name]["lr_at_step_0_to_200"], GOOGLE[name]["settings"]
-    assert len(wanted) == 201
+def test_polynomial_matches_google(name: str) -> None:
+    expected, numbers = GOOGLE[name]["lr_at_step_0_to_200"], GOOGLE[name]["settings"]
+    assert len(expected) == 201
     steps = numbers["num_train_steps"]
     schedule = Polynomial(
         base_lr=numbers["init_lr"],
@@ -53,13 +53,13 @@ def test_polynomial_is_googles(name: str) -> None:
         decay_end=steps,
         power=1.0,
     )
-    for step, lr in enumerate(wanted):
+    for step, lr in enumerate(expected):
         assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
 
 
 @pytest.mark.parametrize("case", MULTIPLIERS["cases"], ids=lambda case: case["name"])
-def test_multipliers(case: dict) -> None:
-    # The WSD reference begins its ramp at 1e-10 instead of 0.
+def test_multipliers_match_the_reference(case: dict) -> None:
+    # The WSD reference starts its warm-up at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
     schedule = SCHEDULES[case["function"]](base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"])
     for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):
@@ -69,8 +69,8 @@ def test_multipliers(case: dict) -> None:
 @pytest.mark.parametrize(
     "case", [c for c in MULTIPLIERS["cases"] if c["function"] == "multistep"], ids=lambda c: c["name"]
 )
-def test_a_first_step_of_minus_one_is_composers_lag(case: dict) -> None:
-    """Composer gives update n, from 0, the multiplier of step max(n - 1, 0)."""
+def test_first_step_of_minus_one_is_the_delay_of_composer(case: dict) -> None:
+    """Composer uses the multiplier of step max(n - 1, 0) in update n, counted from 0."""
     own = {"base_lr": 1.0, "decay_end": 200, "first_step": -1, **case["arguments"]}
     schedule = SCHEDULES["multistep"](**own)
     assert schedule(0) == 0.0
@@ -78,8 +78,8 @@ def test_a_first_step_of_minus_one_is_composers_lag(case: dict) -> None:
         assert schedule(step + 1) == pytest.approx(factor, abs=1e-12), step
 
 
-def test_the_lag_of_a_whole_run_of_composer() -> None:
-    """The rates that Composer 0.32.1 gave the 12 updates of a run: a ramp of a quarter of it, a line to 0.02."""
+def test_rates_of_a_composer_run() -> None:
+    """The rates of Composer 0.32.1 in a run of 12 updates: warm-up in the first quarter, linear decay to 0.02."""
     schedule = Linear(base_lr=2e-4, warmup_steps=3, max_steps=12, decay_end=12, end_lr=4e-6, first_step=-1)
     rates = [0.0, 0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0002, 0.00017822222222222222]
     rates += [0.00015644444444444446, 0.00013466666666666667, 0.00011288888888888891, 9.11111111111111e-05]
@@ -99,19 +99,19 @@ def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: f
     )
 
 
-def test_the_benchmarks_rate_drops_where_the_ramp_ends() -> None:
+def test_benchmark_rate_drops_at_the_end_of_the_warmup() -> None:
     schedule = polynomial(2.88293e-3, 57, -15, 120, 1.0)
     assert schedule(41) == pytest.approx(2.83e-3, abs=1e-5)
     assert schedule(42) == pytest.approx(1.87e-3, abs=1e-5)
 
 
 @given(st.integers(0, 400), st.integers(0, 100), st.integers(-100, 0), st.integers(1, 200), st.floats(0.1, 3))
-def test_a_legal_polynomial_stays_between_zero_and_base(step, warmup, start, max_steps, power) -> None:
+def test_polynomial_stays_between_zero_and_the_base_rate(step, warmup, start, max_steps, power) -> None:
     assert 0.0 <= polynomial(1.0, warmup, start, max_steps, power)(step) <= 1.0
 
 
 @given(st.integers(0, 300), st.integers(0, 50), st.integers(1, 50), st.integers(100, 200), st.floats(0, 1))
-def test_every_decay_ends_at_the_end_rate_and_stays_within_bounds(step, warmup, decay, max_steps, end) -> None:
+def test_decays_stay_within_bounds_and_end_at_the_end_rate(step, warmup, decay, max_steps, end) -> None:
     common = {"base_lr": 1.0, "warmup_steps": warmup, "max_steps": max_steps, "decay_end": max_steps, "end_lr": end}
     for schedule in (
         Linear(**common),
@@ -123,23 +123,23 @@ def test_every_decay_ends_at_the_end_rate_and_stays_within_bounds(step, warmup, 
         assert schedule(max_steps) == schedule(max_steps + 7) == pytest.approx(end, abs=1e-12)
 
 
-def test_a_line_that_counts_from_one_and_begins_before_the_ramp_ends() -> None:
-    """e counts updates from 1: LR (e + 16) / 82 below 82, else the line from LR at e = 82 to the end rate at 179."""
+def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends() -> None:
+    """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
     base, end = 0.00039299421615882676, 0.0000494549100544884
     schedule = Linear(
         base_lr=base, warmup_steps=82, start_warmup_step=-16, max_steps=299, decay_end=179, end_lr=end, first_step=1
     )
     for e in range(1, 300):
-        line = base + (min(e, 179) - 82) / 97 * (end - base)
-        assert schedule(e - 1) == pytest.approx(base * (e + 16) / 82 if e + 16 < 82 else line, rel=1e-12)
-    assert schedule(65) > base, "above the base rate between the ramp's end and e = 82"
+        decayed = base + (min(e, 179) - 82) / 97 * (end - base)
+        assert schedule(e - 1) == pytest.approx(base * (e + 16) / 82 if e + 16 < 82 else decayed, rel=1e-12)
+    assert schedule(65) > base, "must exceed the base rate between the end of the warm-up and e = 82"
     assert schedule(81) == pytest.approx(base)
 
 
 def logged(schedule: schedules.Schedule) -> dict[str, int | float | str]:
     events: list[tuple[str, int | float | str]] = []
     schedule.hyperparameters(lambda key, value: events.append((key, value)))
-    assert len({key for key, _ in events}) == len(events), "each key once"
+    assert len({key for key, _ in events}) == len(events), "each key must be logged once"
     return dict(events)
 
 
@@ -147,8 +147,8 @@ NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", 
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_settings_make_each_schedule(name: str, recipe: Recipe, environ: dict[str, str]) -> None:
-    """From text to a rate and to the log; what a schedule does not read is a warning."""
+def test_settings_create_each_schedule(name: str, recipe: Recipe, environ: dict[str, str]) -> None:
+    """Settings become rates and log entries; settings that a schedule does not read are warnings."""
     flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
     resolved = resolve(recipe, environ, {**flags, "schedule": name, "max_steps": "100"}, (), ())
     assert not [w for w in resolved.warnings if "does not read" in w]
@@ -180,7 +180,7 @@ def test_settings_make_each_schedule(name: str, recipe: Recipe, environ: dict[st
         ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],
 )
-def test_what_a_schedule_cannot_do_is_one_line(
+def test_invalid_schedule_settings_are_errors(
     flags: dict[str, str], code: str, subject: str, recipe: Recipe, environ: dict[str, str]
 ) -> None:
     with user_error(code, subject):

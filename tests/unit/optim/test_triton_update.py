@@ -1,4 +1,4 @@
-"""The optimizers as Triton kernels: published runs, the specification, skips, resumption, what a graph replays."""
+"""The optimizers as Triton kernels: published runs, the specification, skipped steps, resuming, graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from optimizer_cases import (
     METHODS,
     PUBLISHED,
     assert_follows,
-    assert_madgrad_takes_roots_of_all_sizes,
+    assert_madgrad_root_is_accurate,
     decayed_in,
 )
 from unsharded import AnyOptimizer, unsharded
@@ -53,7 +53,7 @@ def make_one(
 
 
 def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> None:
-    """Updates with gradients that change each time."""
+    """Run updates with a different gradient each time."""
     start = flat.grad.clone()
     for update in range(updates):
         flat.grad.copy_(start.roll(update))
@@ -64,7 +64,7 @@ def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> None:
     ("method", "bias_correction"),
     [(method, flag) for method in METHODS for flag in (True, False) if flag or issubclass(method, Adam)],
 )
-def test_equals_the_specification_in_float64(
+def test_matches_the_specification_in_float64(
     make_flat: MakeFlat, method: type[CompiledOptimizer], bias_correction: bool
 ) -> None:
     own, specification = METHODS[method]
@@ -87,12 +87,10 @@ def test_runs_are_bit_equal(make_flat: MakeFlat, method: type[CompiledOptimizer]
 
 @pytest.mark.parametrize(
     ("method", "bad"),
-    # The norm that tells it is one kernel for all methods, the update is each method's own.
+    # All methods share the kernel of the norm, but each has its own update kernel.
     [*((method, float("nan")) for method in METHODS), (Lamb, float("inf")), (Lamb, -float("inf"))],
 )
-def test_a_gradient_that_is_not_finite_changes_nothing(
-    make_flat: MakeFlat, method: type[CompiledOptimizer], bad: float
-) -> None:
+def test_non_finite_gradient_changes_nothing(make_flat: MakeFlat, method: type[CompiledOptimizer], bad: float) -> None:
     flat = make_flat()
     optimizer = make_one(method, flat)
     run(flat, optimizer, 1)
@@ -105,23 +103,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
         assert torch.equal(buffer, expected)
     flat.grad[12345] = good
     following = optimizer.step(0.0)
-    assert not np.isfinite(float(skipped)), "a result keeps its own norm when the next update has run"
+    assert not np.isfinite(float(skipped)), "the next update must not change the norm of this one"
     assert following.isfinite()
     assert optimizer.num_updates == 2
-    if method is not Madgrad:  # whose momentum moves the weights on
+    if method is not Madgrad:  # Madgrad's momentum still changes the weights
         assert torch.equal(flat.data, before[0])
 
 
-def test_a_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat) -> None:
-    """Squares of 1e25 overflow float32; the norm is taken in float64."""
+def test_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat) -> None:
+    """Squares of 1e25 overflow float32, so the norm is computed in float64."""
     flat = make_flat()
     flat.grad.mul_(1e25)
     assert make_one(Lamb, flat).step(0.01).isfinite()
     assert flat.data.isfinite().all()
 
 
-def test_madgrad_takes_roots_of_all_sizes() -> None:
-    assert_madgrad_takes_roots_of_all_sizes("triton")
+def test_madgrad_root_is_accurate_for_all_magnitudes() -> None:
+    assert_madgrad_root_is_accurate("triton")
 
 
 def test_only_decayed_tensors_have_a_trust_ratio() -> None:
@@ -140,8 +138,8 @@ def test_only_decayed_tensors_have_a_trust_ratio() -> None:
 
 @pytest.mark.parametrize("other", ["triton", "plain"])
 @pytest.mark.parametrize("method", [Lamb, ACClip, Madgrad, SGD], ids=lambda cls: cls.name)
-def test_resumed_state_goes_on(make_flat: MakeFlat, method: type[CompiledOptimizer], other: str) -> None:
-    """Bit-equal in the same form; a checkpoint is good for any form."""
+def test_resume_with_any_implementation(make_flat: MakeFlat, method: type[CompiledOptimizer], other: str) -> None:
+    """Resuming is bit-equal with the same implementation, and close with another."""
     straight, first, second = make_flat(), make_flat(), make_flat()
     whole = make_one(method, straight)
     run(straight, whole, 2)
@@ -161,8 +159,8 @@ def test_resumed_state_goes_on(make_flat: MakeFlat, method: type[CompiledOptimiz
 
 
 @each_method
-def test_an_update_is_launches_alone(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
-    """What a captured graph replays: `launch` with the rate on the device equals `step`."""
+def test_launch_equals_step(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
+    """`launch`, which graphs capture, with the rate on the device equals `step`."""
     flat, other = make_flat(), make_flat()
     run(flat, make_one(method, flat), 2)
     optimizer = make_one(method, other)
@@ -176,7 +174,7 @@ def test_an_update_is_launches_alone(make_flat: MakeFlat, method: type[CompiledO
     assert optimizer.grad_norm.isfinite()
 
 
-def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat) -> None:
+def test_known_norm_is_used(make_flat: MakeFlat) -> None:
     flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)
     optimizer = make_one(SGD, flat, known_norm=norm, max_grad_norm=1.0)
     optimizer.step(0.01)
@@ -189,8 +187,8 @@ def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat) -> None:
 
 
 @each_method
-def test_writes_the_copy_with_the_update(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
-    """Each update's weights in bfloat16 too, in the bits of a cast; a step that is left out leaves both."""
+def test_update_writes_the_copy(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
+    """Each update also writes the weights in bfloat16, bit-equal to a cast; a skipped step changes neither."""
     flat = make_flat()
     optimizer = make_one(method, flat, copy_dtype=torch.bfloat16)
     address = flat.padded_copy.data_ptr()
@@ -200,4 +198,4 @@ def test_writes_the_copy_with_the_update(make_flat: MakeFlat, method: type[Compi
     flat.grad[3] = torch.nan
     run(flat, optimizer, 1)
     assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
-    assert flat.padded_copy.data_ptr() == address, "graphs find it there"
+    assert flat.padded_copy.data_ptr() == address, "graphs rely on the address"
