@@ -1,4 +1,4 @@
-"""Small shapes and rows that the tests of the TensorFlow 2 implementation share."""
+"""Small shapes and rows for the tests of the TensorFlow 2 implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
 from tf2_bert.rows import Rows
 
-# Its vocabulary is no multiple of 8: PyTorch's model pads it.
+# The vocabulary size is not a multiple of 8: PyTorch's model pads it.
 SHAPE = BertConfig(
     vocab_size=163,
     hidden_size=48,
@@ -25,7 +25,7 @@ NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs
 
 
 def sequences(lengths: Sequence[int], seed: int = 0, vocab_size: int = SHAPE.vocab_size) -> Ragged:
-    """Random sequences of these lengths (at least 5), a sixth of the tokens masked and at least one."""
+    """Return random sequences of these lengths (at least 5); a sixth of the tokens, at least one, are masked."""
     rng = np.random.default_rng(seed)
     rows = []
     for length in lengths:
@@ -37,7 +37,7 @@ def sequences(lengths: Sequence[int], seed: int = 0, vocab_size: int = SHAPE.voc
 
 
 def rows_of(ragged: Ragged, packs: Sequence[int], columns: int, predictions: int, most: int) -> Rows:
-    """Numpy arrays: the sequences in turn, ``packs[b]`` of them in row b; 0 makes a row of padding only.
+    """Return numpy arrays with ``packs[b]`` sequences in row b; 0 makes a row of padding only.
 
     ``columns`` is L, ``predictions`` P and ``most`` S.
     """
@@ -51,18 +51,18 @@ def rows_of(ragged: Ragged, packs: Sequence[int], columns: int, predictions: int
         column = masked = 0
         for number in range(count):
             length, (low, high) = int(ragged.lengths[s]), ragged.masked_offsets[s : s + 2].tolist()
-            place, asked = slice(column, column + length), slice(masked, masked + high - low)
+            place, predicted = slice(column, column + length), slice(masked, masked + high - low)
             tokens["input_ids"][row, place] = ragged.tokens[ragged.offsets[s] : ragged.offsets[s + 1]]
             tokens["position_ids"][row, place] = np.arange(length)
             tokens["segment_ids"][row, place] = np.arange(length) >= ragged.first_lengths[s]
             tokens["sequence_ids"][row, place] = number + 1
-            positions[row, asked] = column + ragged.masked_positions[low:high].astype(np.int32)
-            labels[row, asked] = ragged.masked_labels[low:high]
-            masked_weights[row, asked] = 1
+            positions[row, predicted] = column + ragged.masked_positions[low:high].astype(np.int32)
+            labels[row, predicted] = ragged.masked_labels[low:high]
+            masked_weights[row, predicted] = 1
             first[row, number], random_next[row, number] = column, ragged.next_sentence[s]
             sequence_weights[row, number] = 1
             column, masked, s = column + length, masked + high - low, s + 1
-    assert s == len(ragged), "the packs hold other sequences"
+    assert s == len(ragged), "the packs must contain all sequences"
     return Rows(
         *tokens.values(),
         masked_positions=positions,
@@ -75,19 +75,19 @@ def rows_of(ragged: Ragged, packs: Sequence[int], columns: int, predictions: int
 
 
 def single_case() -> tuple[Ragged, list[int], Rows]:
-    """Sequences of different lengths, how many lie in each row, and the rows: one each, padded."""
+    """Return sequences of different lengths, the number of sequences per row, and padded rows of one each."""
     ragged = sequences([40, 7, 23, 31, 12, 5], seed=1)
     packs = [1] * 6
     return ragged, packs, rows_of(ragged, packs, columns=40, predictions=8, most=1)
 
 
 def packed_case() -> tuple[Ragged, list[int], Rows]:
-    """Likewise with up to three sequences in a row, and no row full but the last."""
+    """Return the same with up to three sequences per row; only the last row is full."""
     ragged = sequences([17, 9, 20, 30, 14, 11, 48], seed=2)
     packs = [3, 1, 2, 1]
     return ragged, packs, rows_of(ragged, packs, columns=48, predictions=10, most=3)
 
 
 def tensors(rows: Rows) -> Rows:
-    """The same rows as tensors."""
+    """Return the rows as tensors."""
     return Rows(*(tf.constant(part) for part in rows))

@@ -1,11 +1,11 @@
-"""Trains a small model for some steps, once for each of several cases, and prints what came out as a line of JSON.
+"""Train a small model for some steps in each of several cases, and print the results as a line of JSON.
 
     python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
 
-Keys: `devices`, virtual CPUs, of the process and of a case; `config`, changes of the settings; `steps` of each loop;
-`hosts` and `task`, of multi_worker_mirrored; `alike`, a dropout at which every replica has the same rows. Without it
-all see the same steps of ROWS rows. Cases with several devices have the same number of them: TensorFlow's collectives
-do not tell one strategy of a process from another.
+Keys: `devices`, number of virtual CPUs of the process or a case; `config`, changed settings; `steps` of each loop;
+`hosts` and `task` of multi_worker_mirrored; `alike`, a dropout rate with the same rows on every replica. Without
+`alike`, all cases get the same steps of ROWS rows. Cases with several devices must have equally many, since
+TensorFlow's collectives do not distinguish the strategies of a process.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
 def settings(**changes: object) -> Configuration:
-    """The settings of a run."""
+    """Return the settings of a run."""
     values = {**SETTINGS, **{name: str(value) for name, value in changes.items()}}
     return resolve(RECIPE, {}, values, (), ()).config
 
 
 def tensorflow(**changes: object) -> TensorFlowConfig:
-    """Those of TensorFlow."""
+    """Return the TensorFlow settings of a run."""
     return settings(**changes)[TensorFlowConfig]
 
 
 def small_shape(dropout: float = 0.0) -> BertConfig:
-    """The model's."""
+    """Return the shape of the small model."""
     return BertConfig(**SHAPE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 
 
-def made_up_rows(count: int, seed: int) -> Rows:
-    """Rows with two sequences or one, and with different numbers of predictions: numpy."""
+def dummy_rows(count: int, seed: int) -> Rows:
+    """Return numpy rows with one or two sequences and different numbers of predictions."""
     rng = np.random.default_rng(seed)
     integers = {name: np.zeros((count, LENGTH), np.int32) for name in Rows._fields[:4]}
     positions, labels = np.zeros((2, count, PREDICTIONS), np.int32)
@@ -113,7 +113,7 @@ def made_up_rows(count: int, seed: int) -> Rows:
 
 
 class Trained:
-    """A model with what trains it, under a strategy."""
+    """A model with its optimizer and training step, under a strategy."""
 
     def __init__(self, config: Configuration, strategy: tf.distribute.Strategy, shape: BertConfig) -> None:
         self.strategy = strategy
@@ -135,14 +135,14 @@ class Trained:
         )
 
     def variables(self) -> list[np.ndarray]:
-        """All that a step changes."""
+        """Return all variables that a step changes."""
         parts = [*self.model.parameters().values(), *self.optimizer.variables]
         return [v.numpy() for v in [*parts, *(self.loss_scale.variables if self.loss_scale else ())]]
 
     def iterator(self, steps: list[Rows]) -> Any:
-        """Deals each step's global rows out to the replicas: each takes its own part, in order."""
+        """Return the strategy's iterator, which divides each step's global rows among the replicas, in order."""
 
-        def dealt(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
             total, pipelines = len(steps[0].input_ids), context.num_input_pipelines
             own = total // pipelines
             mine = slice(context.input_pipeline_id * own, (context.input_pipeline_id + 1) * own)
@@ -150,11 +150,11 @@ class Trained:
             dataset = tf.data.Dataset.from_tensor_slices(Rows(*parts)).repeat()
             return dataset.batch(total // self.strategy.num_replicas_in_sync, drop_remainder=True)
 
-        return iter(self.strategy.distribute_datasets_from_function(dealt))
+        return iter(self.strategy.distribute_datasets_from_function(pipeline))
 
 
 def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -> dict[str, Any]:
-    """What a case gives: losses, norms, sums of an evaluation, weights."""
+    """Run a case and return its losses, norms, evaluation sums and weights."""
     config, devices = settings(**case.get("config", {})), case["devices"]
     own = config[TensorFlowConfig]
     key = own.distribution_strategy, devices
@@ -162,7 +162,7 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
         strategies[key], _ = make_strategy(own, devices, case.get("hosts", ()), case.get("task", -1))
     strategy = strategies[key]
     trained = Trained(config, strategy, small_shape(case.get("alike", 0.0)))
-    steps = [made_up_rows(ROWS, seed) for seed in range(STEPS)]
+    steps = [dummy_rows(ROWS, seed) for seed in range(STEPS)]
     if "alike" in case:
         steps = [Rows(*(np.concatenate([x] * devices) for x in rows)) for rows in steps]
     iterator, losses, norms, first = trained.iterator(steps), [], [], 0

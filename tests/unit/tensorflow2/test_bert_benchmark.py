@@ -27,7 +27,7 @@ METHODS = {
     "benchmark_short_4x4_tpu",
     "benchmark_short_cpu",
 }
-# As PerfZero: the class by its path, the methods by a filter, each in a process of its own, the result from a file.
+# Like PerfZero: import the class by path, filter its methods, run each in its own process, read the result file.
 HARNESS = """
     import importlib, json, multiprocessing, os, sys
     from pathlib import Path
@@ -36,12 +36,12 @@ HARNESS = """
         os.environ["TEST_REPORT_FILE_PREFIX"] = f"{output}/proto_"
         benchmark = sys.modules[class_.__module__]
 
-        class Heard(benchmark.BenchmarkTimerCallback):
+        class CountingTimer(benchmark.BenchmarkTimerCallback):
             def on_batch_end(self, batch, logs=None):
                 super().on_batch_end(batch, logs)
                 Path(output, "loops").write_text(str(batch + 1))
 
-        benchmark.BenchmarkTimerCallback = Heard
+        benchmark.BenchmarkTimerCallback = CountingTimer
         getattr(class_(output_dir=output, root_data_dir="/data", tpu=None), name)()
 
     module, name = "tf2_bert.bert_benchmark.BertClassifyBenchmarkReal".rsplit(".", 1)
@@ -58,7 +58,7 @@ HARNESS = """
     (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
     print(json.dumps({"methods": methods, "exit": process.exitcode, "result": result}))
 """
-# What a method's flags come to, without the run.
+# Resolves the flags of each method without running it.
 FLAGS_OF_METHODS = """
     import json, sys
     from absl import flags
@@ -66,25 +66,25 @@ FLAGS_OF_METHODS = """
     from tf2_bert.flags import resolve_flags
     from tf2_bert.perfzero import flags_as_text
 
-    told = {}
+    results = {}
 
-    class Told(BertClassifyBenchmarkReal):
+    class FlagsOnly(BertClassifyBenchmarkReal):
         def _run_and_report_benchmark(self, name, values, force_gpu_memory_alloc=True):
             with self.flags_set({**values, "model_dir": self.model_dir(name)}):
                 resolved = resolve_flags(int(sys.argv[1]))
                 settings = {field: value for field, value, *_ in resolved.as_table()}
-                told[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
+                results[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
 
-    benchmark = Told(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **json.loads(sys.argv[3]))
+    benchmark = FlagsOnly(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **json.loads(sys.argv[3]))
     for name in sys.argv[2].split(","):
         getattr(benchmark, name)()
     left = [name for name in flags.FLAGS if flags.FLAGS[name].value != flags.FLAGS[name].default]
-    print(json.dumps({"told": told, "left": left}))
+    print(json.dumps({"results": results, "left": left}))
 """
 
 
 def run(program: str, *words: str, **environment: str) -> dict[str, Any]:
-    """What a program prints last, as JSON."""
+    """Run a program and return its last JSON line."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *words],
@@ -99,17 +99,17 @@ def run(program: str, *words: str, **environment: str) -> dict[str, Any]:
 
 
 def settings(replicas: int, *methods: str, **arguments: object) -> Mapping[str, Any]:
-    """Of each method: its flags, whether it limits the GPUs' memory, and the settings on so many replicas."""
-    told = run(FLAGS_OF_METHODS, str(replicas), ",".join(methods), json.dumps(arguments))
-    assert told["left"] == []
-    return dict(told["told"])
+    """Return each method's flags, whether it limits GPU memory, and its settings for a number of replicas."""
+    printed = run(FLAGS_OF_METHODS, str(replicas), ",".join(methods), json.dumps(arguments))
+    assert printed["left"] == []
+    return dict(printed["results"])
 
 
-def test_the_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
-    told = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
-    assert set(told["methods"]) == METHODS
-    assert told["exit"] == 0
-    result = told["result"]
+def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
+    results = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
+    assert set(results["methods"]) == METHODS
+    assert results["exit"] == 0
+    result = results["result"]
     assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
     assert result["iters"] == "-1"
     (metric,) = result["metrics"]
@@ -121,10 +121,10 @@ def test_the_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> N
     assert len(words) == len({word.partition("=")[0] for word in words})
     summary = json.loads((tmp_path / "benchmark_short_cpu/run_0/summary.json").read_text())
     assert summary["steps"] == 20
-    assert (tmp_path / "loops").read_text() == "4"  # what exp_per_second counts are whole loops
+    assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
-def test_the_whole_runs_have_the_published_flags() -> None:
+def test_full_gpu_run_has_the_published_flags() -> None:
     gpu = settings(8, "benchmark_8_gpu")["benchmark_8_gpu"]
     assert gpu["memory"]
     flags = set(gpu["flags"].split())
@@ -156,18 +156,18 @@ def test_the_whole_runs_have_the_published_flags() -> None:
     assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
 
 
-def test_the_runs_on_a_tpu_have_the_published_flags() -> None:
-    told = settings(32, "benchmark_4x4_tpu", "benchmark_short_4x4_tpu")
-    whole, short = told["benchmark_4x4_tpu"]["flags"].split(), told["benchmark_short_4x4_tpu"]["flags"].split()
+def test_tpu_runs_have_the_published_flags() -> None:
+    results = settings(32, "benchmark_4x4_tpu", "benchmark_short_4x4_tpu")
+    whole, short = results["benchmark_4x4_tpu"]["flags"].split(), results["benchmark_short_4x4_tpu"]["flags"].split()
     assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
     assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
     assert {"--num_steps_per_epoch=2234", "--steps_per_loop=1117"} <= set(short)
     assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
 
 
-def test_the_short_runs_leave_out_what_takes_long() -> None:
-    told = settings(1, "benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu")
-    eight, one = told["benchmark_short_8_gpu"], told["benchmark_short_1_gpu"]
+def test_short_runs_have_few_steps_and_no_evaluation() -> None:
+    results = settings(1, "benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu")
+    eight, one = results["benchmark_short_8_gpu"], results["benchmark_short_1_gpu"]
     assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
     assert eight["memory"]
     assert not one["memory"]
@@ -175,21 +175,21 @@ def test_the_short_runs_leave_out_what_takes_long() -> None:
     for each in (eight, one):
         assert each["settings"]["do_eval"] == "no"
         assert each["settings"]["init_checkpoint"] == "none"
-    # nothing of the first method is left in the others
+    # flags of the first method must not leak into the others
     assert "tf_gpu_thread_mode" not in one["flags"]
     assert "device_warmup" not in one["flags"]
 
 
 def test_flags_given_to_the_class_and_to_its_methods() -> None:
     default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
-    told = settings(8, "benchmark_8_gpu", default_flags=default)["benchmark_8_gpu"]["settings"]
-    assert told["seed"] == "7"
-    assert told["precision"] == "fp16"  # the method's own wins over a default
-    assert told["eval_batch_size"] == "12"
-    assert told["scale_loss"] == "no"
+    results = settings(8, "benchmark_8_gpu", default_flags=default)["benchmark_8_gpu"]["settings"]
+    assert results["seed"] == "7"
+    assert results["precision"] == "fp16"  # the method's value overrides a default
+    assert results["eval_batch_size"] == "12"
+    assert results["scale_loss"] == "no"
 
 
-def test_the_environment_wins_over_what_the_harness_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_constructor_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCHMARK_OUTPUT_DIR", "/elsewhere")
     monkeypatch.setenv("BENCHMARK_TPU", "other")
     benchmark = PerfZeroBenchmark(output_dir="/out", tpu="mine", further=1)
@@ -197,12 +197,12 @@ def test_the_environment_wins_over_what_the_harness_gives(monkeypatch: pytest.Mo
     assert benchmark.tpu == "other"
 
 
-def test_a_bucket_is_refused() -> None:
+def test_bucket_is_an_error() -> None:
     with user_error("config.unsupported", "output_dir"):
         PerfZeroBenchmark(output_dir="gs://bucket/1").model_dir("method")
 
 
-def test_the_timer_leaves_out_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_skips_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 110.0, 110.0, 112.0, 112.0, 116.0])
     monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
     timer = BenchmarkTimerCallback()
@@ -211,13 +211,13 @@ def test_the_timer_leaves_out_the_first_loop(monkeypatch: pytest.MonkeyPatch) ->
         timer.on_batch_begin(loop)
         timer.on_batch_end(loop)
     timer.on_batch_begin(2)
-    timer.on_batch_end(5)  # not seen to begin: since the latest start
+    timer.on_batch_end(5)  # no start was recorded: counts from the latest start
     assert timer.get_examples_per_sec(60) == pytest.approx(60 / 3.0)
     assert timer.get_examples_per_sec(60, num_batches_to_skip=2) == pytest.approx(60 / 4.0)
     assert timer.get_startup_time(90.0) == 10.0
 
 
-def test_loops_that_evaluations_cut_count_the_steps_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortened_loops_count_their_actual_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 9.0, 10.0, 14.0, 14.0, 16.0])
     monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
     timer = BenchmarkTimerCallback()
@@ -227,7 +227,7 @@ def test_loops_that_evaluations_cut_count_the_steps_that_they_have(monkeypatch: 
     assert timer.get_examples_per_sec(8 * timer.get_longest_loop()) == pytest.approx(8 * 30 / 6.0)
 
 
-def test_a_timer_of_one_loop_knows_no_speed() -> None:
+def test_timer_of_one_loop_reports_no_speed() -> None:
     timer = BenchmarkTimerCallback()
     timer.on_batch_end(0)
     timer.on_batch_begin(0)

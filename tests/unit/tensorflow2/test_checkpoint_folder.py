@@ -1,4 +1,4 @@
-"""Checkpoints of a TensorFlow 2 run: it goes on bit for bit, on every replica; damage, another run, a killed writer."""
+"""Checkpoints of a TensorFlow 2 run: bit-equal resume on every replica, damage, other settings, killed writers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SHAPE = BertConfig(
 )
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
@@ -42,7 +42,7 @@ def cut(file, size):
 
 
 class Slots(tf.Module):
-    """What an optimizer keeps: a moment of each parameter, and a counter."""
+    """A dummy optimizer state: a moment of each parameter, and a counter."""
 
     def __init__(self, model):
         super().__init__()
@@ -76,7 +76,7 @@ def run_of(path, keep=2, seed=1, is_chief=True, **identity):
 
 
 def saved(path, steps=(1, 2, 3), **options):
-    """A run that saved at these steps; and its weights and slots at each."""
+    """Save checkpoints at these steps; return the weights and slots at each."""
     model, slots, scale, folder = run_of(path, **options)
     states = {}
     for step in steps:
@@ -89,23 +89,23 @@ def saved(path, steps=(1, 2, 3), **options):
 
 def assert_restored(path, step, states, notes=0):
     model, slots, scale, folder = run_of(path, seed=9)
-    state, said = TrainState(), []
-    assert folder.restore_newest(state, said.append)
+    state, warnings = TrainState(), []
+    assert folder.restore_newest(state, warnings.append)
     assert state == TrainState(step=step, samples=8 * step, accuracy=step / 7)
     values, kept, loss_scale = states[step]
     assert_same(model.values(), values)
     assert slots.state() == kept
     assert float(scale.numpy()) == loss_scale
-    assert len(said) == notes
+    assert len(warnings) == notes
 
 
-def test_a_run_goes_on_bit_for_bit(tmp_path):
+def test_resume_is_bit_equal(tmp_path):
     states = saved(tmp_path / "checkpoints")
     assert_restored(tmp_path / "checkpoints", 3, states)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_00000002", "step_00000003"]
 
 
-def test_without_checkpoints_nothing_changes(tmp_path):
+def test_restore_without_checkpoints_changes_nothing(tmp_path):
     _, slots, _, folder = run_of(tmp_path / "checkpoints")
     state = TrainState()
     assert not folder.restore_newest(state, pytest.fail)
@@ -114,13 +114,13 @@ def test_without_checkpoints_nothing_changes(tmp_path):
 
 @pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index", "state.json"])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: cut(file, 200)])
-def test_a_damaged_one_is_passed_over(tmp_path, name, damage):
+def test_damaged_checkpoint_is_skipped(tmp_path, name, damage):
     states = saved(tmp_path / "checkpoints")
     damage(tmp_path / "checkpoints" / "step_00000003" / name)
     assert_restored(tmp_path / "checkpoints", 2, states, notes=1)
 
 
-def test_all_damaged_is_an_error(tmp_path):
+def test_only_damaged_checkpoints_is_an_error(tmp_path):
     saved(tmp_path, steps=[1])
     (tmp_path / "step_00000001" / "variables.index").unlink()
     with user_error("checkpoint.damaged", tmp_path):
@@ -130,14 +130,14 @@ def test_all_damaged_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "change", [{"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}]
 )
-def test_another_run_is_refused(tmp_path, change):
+def test_checkpoint_of_other_settings_is_an_error(tmp_path, change):
     saved(tmp_path, steps=[1])
-    with user_error("run.other-settings", tmp_path / "step_00000001") as told:
+    with user_error("run.other-settings", tmp_path / "step_00000001") as caught:
         run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_variables_that_the_checkpoint_lacks_are_an_error(tmp_path):
+def test_variables_missing_from_the_checkpoint_are_an_error(tmp_path):
     saved(tmp_path, steps=[1])
     objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}
     folder = CheckpointFolder(tmp_path, objects, keep=1, identity=IDENTITY)
@@ -145,12 +145,12 @@ def test_variables_that_the_checkpoint_lacks_are_an_error(tmp_path):
         folder.restore_newest(TrainState(), str)
 
 
-def test_only_the_chiefs_files_stay(tmp_path):
+def test_only_the_chief_keeps_files(tmp_path):
     saved(tmp_path / "checkpoints", is_chief=False)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_full_disk_leaves_the_older_one(tmp_path):
+def test_full_disk_keeps_the_older_checkpoint(tmp_path):
     states = saved(tmp_path, steps=[1])
     (tmp_path / ".partial_step_00000002").write_text("in the way")
     with user_error("file.unwritable", tmp_path / "step_00000002"):
@@ -174,7 +174,7 @@ t.saved(folder, steps=[1, 2])
 """
 
 
-def test_a_writer_that_is_killed_leaves_the_older_one(tmp_path):
+def test_killed_writer_keeps_the_older_checkpoint(tmp_path):
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, tmp_path / "checkpoints"],
@@ -207,7 +207,7 @@ if kind == "mirrored":
 else:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-def meet():
+def barrier():
     total = tf.function(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
     strategy.experimental_local_results(tf.function(lambda: strategy.run(total))())
 
@@ -229,16 +229,16 @@ model.assign(start)
 assert_on_replicas(model, start)
 slots.update(model, 1)
 checkpoints.save(t.TrainState(step=1))
-meet()
+barrier()
 again, slots_again, _, checkpoints = run_of(2)
 assert checkpoints.restore_newest(t.TrainState(), print)
 assert_on_replicas(again, model.values())
 assert slots_again.state() == slots.state()
 if task == 0:
     write_weights(folder, model, {})
-meet()
+barrier()
 t.assert_same(t.initial_values(folder / "tf2" / "model.ckpt", again)[0], model.values())
-meet()
+barrier()
 print("done")
 """
 
@@ -271,7 +271,7 @@ def test_weights_and_checkpoints_reach_every_replica(tmp_path):
     assert_same(model.values(), initial_values(tmp_path, model)[0])
 
 
-def test_two_workers_leave_one_checkpoint(tmp_path):
+def test_two_workers_write_one_checkpoint(tmp_path):
     sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]
     workers = [f"localhost:{server.getsockname()[1]}" for server in sockets]
     for server in sockets:

@@ -1,4 +1,4 @@
-"""Weights into a TensorFlow 2 run from every form, its own checkpoints, and what it leaves for other programs."""
+"""Initial weights of a TensorFlow 2 run in all formats, and the weights that it writes for other programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tf2_bert.checkpoints import copy_weights, initial_values, write_weights
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error
 
-# 197 is no multiple of 8: other programs pad the vocabulary.
+# 197 is not a multiple of 8: other programs pad the vocabulary.
 SHAPE = BertConfig(
     vocab_size=197,
     hidden_size=32,
@@ -38,7 +38,7 @@ FORMS = ("tf1/model.ckpt-28252", "tf1", "pretrainer/bert_model.ckpt", "items/ber
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, np.ndarray]:
-    """All weights by our names, vocabulary unpadded."""
+    """Return random weights by our names, vocabulary unpadded."""
     random = np.random.default_rng(5)
     drawn = {name: random.normal(size=size).astype(np.float32) for name, size in parameter_shapes(SHAPE).items()}
     return {name: array[:197] if name in VOCABULARY else array for name, array in drawn.items()}
@@ -46,7 +46,7 @@ def values() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, values) -> Path:
-    """The same weights in every form: what tensorflow_program.py writes, and safetensors."""
+    """Write the same weights in all formats: those of tensorflow_program.py, and safetensors."""
     folder = tmp_path_factory.mktemp("forms")
     names = tf1_names(SHAPE.num_hidden_layers)
     np.savez(
@@ -75,15 +75,15 @@ def model() -> BertPretrainer:
     return BertPretrainer(SHAPE, tf.float32, seed=1)
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
         assert found[name].dtype == np.float32
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_weights(written, values, model, form):
+def test_all_formats_give_the_same_weights(written, values, model, form):
     found, notes = initial_values(written / form, model)
     assert_same(found, values)
     assert notes == []
@@ -91,13 +91,13 @@ def test_every_form_gives_the_same_weights(written, values, model, form):
     assert_same(model.values(), values)
 
 
-def test_a_folder_that_was_moved(tmp_path, written, values, model):
+def test_moved_checkpoint_folder_is_found(tmp_path, written, values, model):
     shutil.copytree(written / "tf1", tmp_path / "here")
     (tmp_path / "here/model.ckpt-28252.meta").unlink()
     assert_same(initial_values(tmp_path / "here", model)[0], values)
 
 
-def test_heads_that_a_checkpoint_lacks_stay_as_drawn(written, values, model):
+def test_heads_missing_from_the_checkpoint_keep_their_random_weights(written, values, model):
     drawn = model.values()
     found, notes = initial_values(written / "encoder_only" / "bert_model.ckpt", model)
     head = "cls.predictions.transform.dense.weight"
@@ -208,10 +208,10 @@ DAMAGES += [truncated_safetensors, no_safetensors, wrong_shape, integers, other_
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_one_line(tmp_path, written, model, damage):
+def test_damaged_weights_are_a_one_line_error(tmp_path, written, model, damage):
     shutil.copytree(written, tmp_path / "copy")
     path, code = damage(tmp_path / "copy")
-    with user_error(code, wording=False) as caught:  # most messages have TensorFlow's words in them
+    with user_error(code, wording=False) as caught:  # most messages include TensorFlow's text
         initial_values(path, model)
     assert caught.value.subject.startswith(str(path))
 
@@ -226,28 +226,28 @@ def test_damage_is_one_line(tmp_path, written, model, damage):
         ({"vocab_size": 190}, "checkpoint.shape"),
     ],
 )
-def test_another_shape_is_refused(written, form, changes, code):
+def test_weights_of_another_shape_are_an_error(written, form, changes, code):
     other = BertPretrainer(BertConfig(**{**json.loads(SHAPE.to_json()), **changes}))
     with user_error(code) as caught:
         initial_values(written / form, other)
     assert caught.value.subject.startswith(str(written / form))
 
 
-def test_address_of_a_bucket_survives_pathlib(model, monkeypatch):
-    asked = []
+def test_bucket_address_survives_pathlib(model, monkeypatch):
+    queried = []
 
     def exists(address):
-        asked.append(address)
+        queried.append(address)
         return False
 
     monkeypatch.setattr(tf.io.gfile, "isdir", lambda address: False)
     monkeypatch.setattr(tf.io.gfile, "exists", exists)
     with user_error("file.missing", "gs://bucket/model.ckpt-28252.index"):
         initial_values(Path("gs://bucket/model.ckpt-28252"), model)
-    assert asked == ["gs://bucket/model.ckpt-28252.index"]
+    assert queried == ["gs://bucket/model.ckpt-28252.index"]
 
 
-def test_what_a_run_leaves_is_read_by_all(tmp_path, values, model):
+def test_written_weights_are_readable_by_all_programs(tmp_path, values, model):
     model.assign(values)
     write_weights(tmp_path / "run", model, {"accuracy": 0.5})
     assert_same(load_file(tmp_path / "run/weights/model.safetensors"), values)
@@ -263,7 +263,7 @@ def test_what_a_run_leaves_is_read_by_all(tmp_path, values, model):
         assert_same(initial_values(tmp_path / place, BertPretrainer(SHAPE, seed=2))[0], values)
 
 
-def test_weights_that_cannot_be_written(tmp_path, model):
+def test_unwritable_folder_is_an_error(tmp_path, model):
     (tmp_path / "run").write_text("in the way")
     with user_error("file.unwritable", tmp_path / "run"):
         write_weights(tmp_path / "run", model, {})

@@ -1,4 +1,4 @@
-"""What TensorFlow trains and evaluates on: the steps of PyTorch, whatever the replicas, and every evaluation sample."""
+"""Training and evaluation data: PyTorch's steps for any number of replicas, and each evaluation sample once."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ PACKINGS = [1, 3]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared set."""
+    """Write a prepared set."""
     return write_set(tmp_path_factory.mktemp("set") / "set", make_rows(random_lengths(COUNT)))
 
 
 def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
-    """The settings of a run on a set, in which a step of each replica has 8 rows."""
+    """Return the settings of a run on a set, with 8 rows per replica and step."""
     shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
     values = {
@@ -104,7 +104,7 @@ def tokens(ragged: Ragged) -> list[bytes]:
 
 
 def assert_steps_of_pytorch(config: Configuration, replicas: int) -> None:
-    """Each replica's rows, sequence by sequence, over the end of an epoch."""
+    """Compare each replica's rows with PyTorch's, sequence by sequence, across the end of an epoch."""
     data = opened_training(config)
     section = config[DataConfig]
     options = {"max_sequences_per_pack": section.max_sequences_per_pack, "bin_counts": section.counts_of_bins}
@@ -122,12 +122,12 @@ def assert_steps_of_pytorch(config: Configuration, replicas: int) -> None:
 
 @pytest.mark.parametrize("most", PACKINGS)
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
+def test_steps_match_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
     assert_steps_of_pytorch(settings(tmp_path, folder, max_sequences_per_pack=most), replicas)
 
 
 @pytest.mark.parametrize("counts", ["none", "5 3"])
-def test_steps_of_bins_are_those_of_pytorch(tmp_path: Path, folder: Path, counts: str) -> None:
+def test_steps_of_bins_match_pytorch(tmp_path: Path, folder: Path, counts: str) -> None:
     bins = tmp_path / "bins"
     make_bins(folder, bins, edges=(16, 32))
     assert_steps_of_pytorch(settings(tmp_path, bins, bin_counts=counts), 2)
@@ -147,7 +147,7 @@ def test_replicas_and_hosts_share_one_order(tmp_path: Path, folder: Path, most: 
 
 
 @pytest.mark.parametrize("most", PACKINGS)
-def test_an_epoch_takes_every_sequence_once(tmp_path: Path, folder: Path, most: int) -> None:
+def test_epoch_uses_every_sequence_once(tmp_path: Path, folder: Path, most: int) -> None:
     config = settings(tmp_path, folder, max_sequences_per_pack=most, train_batch_size=1)
     data = opened_training(config)
     count = COUNT if most == 1 else 1
@@ -158,7 +158,7 @@ def test_an_epoch_takes_every_sequence_once(tmp_path: Path, folder: Path, most: 
     assert same_sequences(joined(batches(data.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
 
 
-def test_a_run_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
+def test_data_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
     data = opened_training(settings(tmp_path, folder, max_sequences_per_pack=3))
     whole = batches(data.pipeline(context(2)), 12)
     resumed = batches(data.pipeline(context(2), 4), 4)
@@ -168,7 +168,7 @@ def test_a_run_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("most", PACKINGS)
 @pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
+def test_evaluation_uses_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
     data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
     parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
     assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
@@ -181,14 +181,14 @@ def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: 
     assert sorted(tokens(joined(rows))) == sorted(piece for batch in expected for piece in tokens_of(batch))
 
 
-def test_evaluation_may_take_all_and_not_more(tmp_path: Path, folder: Path) -> None:
+def test_evaluation_uses_at_most_all_samples(tmp_path: Path, folder: Path) -> None:
     assert opened_evaluation(settings(tmp_path, folder, num_eval_examples="none")).num_examples == COUNT
     config = settings(tmp_path, folder, num_eval_examples=COUNT + 1)
     with user_error("data.too-small", folder):
         evaluation_of(config)
 
 
-def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> None:
+def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
     packs = tmp_path / "packed"
     shuffle_set(folder, packs, seed=1, packing=Packing(40, 3))
     data = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3))
@@ -200,7 +200,7 @@ def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> Non
     dataset = small.pipeline(context())
     with pytest.raises(tf.errors.OpError) as raised:
         batches(dataset, 30)
-    error = small.translated(raised.value)
+    error = small.translate_error(raised.value)
     assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
 
 
@@ -217,20 +217,20 @@ def test_synthetic_data(tmp_path: Path) -> None:
         assert total == evaluation.num_examples == 50
 
 
-def test_inspection_finds_what_does_not_fit(tmp_path: Path, folder: Path) -> None:
-    def refuses(code: str, subject: str | Path, **changes: Any) -> None:
+def test_inspection_reports_mismatches(tmp_path: Path, folder: Path) -> None:
+    def rejects(code: str, subject: str | Path, **changes: Any) -> None:
         with user_error(code, subject):
             inspect(settings(tmp_path, changes.pop("folder", folder), **changes))
 
-    refuses("config.conflict", "MAX_SEQ_LENGTH", max_seq_length=64)
-    refuses("config.conflict", "MAX_PREDICTIONS_PER_SEQ", max_predictions_per_seq=4)
-    refuses("file.missing", tmp_path / "nothing", folder=tmp_path / "nothing")
+    rejects("config.conflict", "MAX_SEQ_LENGTH", max_seq_length=64)
+    rejects("config.conflict", "MAX_PREDICTIONS_PER_SEQ", max_predictions_per_seq=4)
+    rejects("file.missing", tmp_path / "nothing", folder=tmp_path / "nothing")
     other = write_set(tmp_path / "other", make_rows(random_lengths(50)), vocabulary="b" * 64)
-    refuses("vocabulary.mismatch", other, eval_dir=other)
+    rejects("vocabulary.mismatch", other, eval_dir=other)
     long = write_set(tmp_path / "long", make_rows(random_lengths(50, 70)), longest=70)
-    refuses("data.model-mismatch", long, folder=long)
+    rejects("data.model-mismatch", long, folder=long)
     (tmp_path / "small.json").write_text(json.dumps(SHAPE))
-    refuses("data.model-mismatch", folder, bert_config_file=tmp_path / "small.json")
+    rejects("data.model-mismatch", folder, bert_config_file=tmp_path / "small.json")
     assert inspect(settings(tmp_path, folder, max_seq_length=32)).train_data.startswith("sha256:")
 
 
@@ -239,14 +239,14 @@ def test_wider_predictions_make_wider_rows(tmp_path: Path, folder: Path) -> None
     assert data.shape == (32, 9, 1)
 
 
-def test_a_set_too_small_for_a_step_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_set_smaller_than_a_step_is_an_error(tmp_path: Path, folder: Path) -> None:
     data = opened_training(settings(tmp_path, folder, train_batch_size=200))
     with user_error("data.too-small", folder):
         data.pipeline(context(2))
 
 
-def test_a_reader_that_fails_tells_why(tmp_path: Path) -> None:
-    """TFRecords do not know their vocabulary, and damage after they were opened shows when it is read."""
+def test_failed_reader_is_reported_as_a_user_error(tmp_path: Path) -> None:
+    """The vocabulary of TFRecords, and damage after opening, can only be checked on reading."""
     rows = make_rows(random_lengths(40))
     records = tmp_path / "records"
     records.mkdir()
@@ -255,19 +255,19 @@ def test_a_reader_that_fails_tells_why(tmp_path: Path) -> None:
     data = opened_training(settings(tmp_path, records, bert_config_file=tmp_path / "small.json"))
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 5)
-    error = data.translated(raised.value)
+    error = data.translate_error(raised.value)
     assert (data.failure, error.code) == (error, "data.model-mismatch")
-    assert data.translated(ValueError()) is None
+    assert data.translate_error(ValueError()) is None
 
     data = opened_training(settings(tmp_path, records))
     flip(records / "part-0")
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 10)
-    error = data.translated(raised.value)
+    error = data.translate_error(raised.value)
     assert (error.code, error.subject) == ("data.damaged", str(records / "part-0"))
 
 
-def test_a_store_of_tfrecords_can_be_packed(tmp_path: Path) -> None:
+def test_tfrecord_folder_can_be_packed(tmp_path: Path) -> None:
     rows = make_rows(random_lengths(60))
     (records := tmp_path / "records").mkdir()
     write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
@@ -275,7 +275,7 @@ def test_a_store_of_tfrecords_can_be_packed(tmp_path: Path) -> None:
     assert same_sequences(joined(batches(data.pipeline(context(2)))), rows)
 
 
-def test_training_files_serve_as_evaluation(tmp_path: Path, folder: Path) -> None:
+def test_training_files_are_the_default_evaluation_set(tmp_path: Path, folder: Path) -> None:
     write_examples(tmp_path / "part-0", make_rows(random_lengths(60)), 32, MAX_PREDICTIONS)
     config = settings(tmp_path, folder, input_files=tmp_path / "part-*")
     inputs = inspect(config)
@@ -290,8 +290,8 @@ def test_training_files_serve_as_evaluation(tmp_path: Path, folder: Path) -> Non
         inspect(settings(tmp_path, folder, **files, max_sequences_per_pack=3))
 
 
-def test_the_data_of_a_run(tmp_path: Path, folder: Path) -> None:
-    """What the loop uses: nothing is touched before `open`, steps follow each other, evaluations repeat."""
+def test_data_of_a_run(tmp_path: Path, folder: Path) -> None:
+    """Nothing is read before `open`, steps are consecutive, and evaluations repeat."""
     config = settings(tmp_path, folder, max_sequences_per_pack=3)
     data = data_of(config)
     assert data.batches is None
@@ -304,13 +304,13 @@ def test_the_data_of_a_run(tmp_path: Path, folder: Path) -> None:
     first, second = ([names(sequences_of(batch)) for batch in data.evaluation()] for _ in range(2))
     assert first == second
     assert sum(map(len, first)) == data.num_eval_samples == 50
-    assert data.translated(tf.errors.UnknownError(None, None, "another")) is None
+    assert data.translate_error(tf.errors.UnknownError(None, None, "another")) is None
     data.close()
     assert data_of(settings(tmp_path, folder, do_eval="0")).num_eval_samples == 0
 
 
-def test_datasets_of_strategies_have_no_end_and_static_shapes(tmp_path: Path, folder: Path) -> None:
-    """Else workers ask each other at every step whether there is more."""
+def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, folder: Path) -> None:
+    """Otherwise, workers ask each other at every step whether there is more data."""
     config, strategy = settings(tmp_path, folder), tf.distribute.get_strategy()
     for data in (opened_training(config), opened_evaluation(config)):
         dataset = data.dataset(strategy)
@@ -362,13 +362,13 @@ for count in (1, 2, 4):
     try:
         read(strategy, data.dataset(strategy), 3)
     except tf.errors.OpError as error:
-        print(data.translated(error))
+        print(data.translate_error(error))
 np.savez(sys.argv[2], **{f"{name}_{i:02}": array for name, fields in arrays.items() for i, array in enumerate(fields)})
 """
 
 
-def test_real_replicas_take_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
-    """One device without a strategy, and mirrored over 2 and 4 virtual ones; a failed reader tells all of them why."""
+def test_real_replicas_get_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
+    """One device without a strategy, and 2 and 4 mirrored virtual devices; reader errors reach all of them."""
     words = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "rows.npz")]
     result = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]

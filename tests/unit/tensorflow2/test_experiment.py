@@ -1,4 +1,4 @@
-"""Whole runs of `run_pretraining.py` in processes of their own: what they leave, how they end, how they go on."""
+"""Complete runs of `run_pretraining.py` in separate processes: output files, exit statuses and resuming."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Run = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture
 def start(tmp_path: Path, tree_root: Path) -> Start:
-    """Starts the program with these words, below a folder of its own."""
+    """Return a function that starts the program with these arguments."""
     shape = tmp_path / "bert_config.json"
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
@@ -60,7 +60,7 @@ def start(tmp_path: Path, tree_root: Path) -> Start:
 
 @pytest.fixture
 def run(start: Start) -> Run:
-    """The same, waited for."""
+    """Return a function that runs the program and waits for it."""
 
     def of(words: str, **exports: str) -> subprocess.CompletedProcess:
         process = start(words, **exports)
@@ -71,21 +71,21 @@ def run(start: Start) -> Run:
 
 
 def events(log: Path) -> list[tuple[str, object, dict]]:
-    """Key, value and metadata of each line."""
+    """Return the key, value and metadata of each line."""
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
     return [(line["key"], line["value"], line["metadata"]) for line in lines]
 
 
 @needs_tensorflow
-def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_data: Path, tmp_path: Path) -> None:
+def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     words = f"{NUMBERS} {data} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
     words += f" --steps_between_eval=4 --device_warmup --stop_threshold=0.01 --model_dir={out}"
     done = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
     assert done.returncode == 0, done.stderr
-    told = events(out / "result_0.txt")
-    keys, values = [key for key, *_ in told], {key: value for key, value, _ in told}
+    logged = events(out / "result_0.txt")
+    keys, values = [key for key, *_ in logged], {key: value for key, value, _ in logged}
     samples, evaluations = values["train_samples"], keys.count("eval_accuracy")
     assert [key for key in keys if key.startswith(("run_", "eval_st", "eval_acc"))] == [
         "run_start",
@@ -97,7 +97,7 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert (values["recipe"], values["opt_name"], values["ranks"]) == ("tensorflow2", "lamb", 1)
     assert (values["steps"], values["max_sequence_length"], values["sequences_per_pack"]) == (samples / 8, 32, 1.0)
     assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
-    assert told[-1][2]["status"] == "success"
+    assert logged[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
         *("config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
     }
@@ -115,14 +115,14 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
 
 
 @needs_tensorflow
-def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Path) -> None:
+def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> None:
     files = tmp_path / "parts"
     files.mkdir()
     for part in range(2):
         write_examples(files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5)
     words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
     first = run(f"{words} --model_dir={tmp_path}/first")
-    assert first.returncode == 0, first.stderr  # nothing is evaluated: the limit is all that was asked for
+    assert first.returncode == 0, first.stderr  # without evaluation, reaching the limit is a success
     second = run(
         f"{words} --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
         f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16"
@@ -136,17 +136,15 @@ def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Pa
 
 
 @needs_tensorflow
-def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    run: Run, start: Start, prepared_data: Path, tmp_path: Path
-) -> None:
+def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     words = f"{NUMBERS} {data} --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
     whole = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
     process = start(f"{words} --model_dir={tmp_path}/parts")
     checkpoints = tmp_path / "parts/run_0/checkpoints"
-    give_up = time.monotonic() + 120
-    while not list(checkpoints.glob("step_*")) and time.monotonic() < give_up:
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.glob("step_*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGUSR1)
     _, errors = process.communicate(timeout=60)
@@ -159,18 +157,18 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     resumed = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed at step" in resumed.stdout
-    (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed behind its last checkpoint
+    (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
     ended = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
     assert ended.returncode == 0, ended.stderr
     assert "resumed at step 240" in ended.stdout
-    told = json.loads((tmp_path / "parts/training_summary.txt").read_text())
-    assert (told["total_training_steps"], told["last_train_metrics"]) == (240, None)
+    summary = json.loads((tmp_path / "parts/training_summary.txt").read_text())
+    assert (summary["total_training_steps"], summary["last_train_metrics"]) == (240, None)
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+    """Return free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
@@ -179,7 +177,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @needs_tensorflow
-def test_two_workers_train_as_one_process_with_two_devices(
+def test_two_workers_match_one_process_with_two_devices(
     run: Run, start: Start, prepared_data: Path, tmp_path: Path
 ) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval --do_eval --num_eval_samples=50"
@@ -189,9 +187,9 @@ def test_two_workers_train_as_one_process_with_two_devices(
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
     processes = [start(f"{words} --task_index={task}") for task in range(2)]
-    told = [process.communicate(timeout=200) for process in processes]
-    # Only the chief tells that the target was missed: a launcher takes the first failure for a lost process.
-    assert [process.returncode for process in processes] == [1, 0], told
+    outputs = [process.communicate(timeout=200) for process in processes]
+    # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
+    assert [process.returncode for process in processes] == [1, 0], outputs
     found = [
         [value for key, value, _ in events(tmp_path / name / "result_0.txt") if key in ("eval_accuracy", "seed")]
         for name in ("alone", "workers")
@@ -203,11 +201,11 @@ def test_two_workers_train_as_one_process_with_two_devices(
 
 
 @needs_tensorflow
-def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:
+def test_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     process = start(f"{NUMBERS} {data} --num_train_epochs=100000 --model_dir={tmp_path}/out")
-    log, give_up = tmp_path / "out/result_0.txt", time.monotonic() + 120
-    while not (log.exists() and "epoch_start" in log.read_text()) and time.monotonic() < give_up:
+    log, deadline = tmp_path / "out/result_0.txt", time.monotonic() + 120
+    while not (log.exists() and "epoch_start" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.terminate()
     process.communicate(timeout=60)
@@ -235,7 +233,7 @@ def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Pa
         ("--no_such_flag=1", "config.syntax", "the command line"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
+def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
     done = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlbert: error:")]
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
@@ -246,7 +244,7 @@ def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str
     )
 
 
-def test_without_tensorflow_one_line_says_so(tree_root: Path) -> None:
+def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
     bare = [sys.executable, "-I", "-S", str(tree_root / PROGRAM)]  # a Python without any installed package
     done = subprocess.run(bare, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The published flags: both lines of the published README, what they stand for here, and what is refused."""
+"""The published flags: both commands of the published README, their settings here, and invalid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from mlbert.config.resolution import Resolved
 from mlbert.config.sections import settings_by_key
 from tf2_bert import flags
-from tf2_bert.main import told
+from tf2_bert.main import exit_status
 from user_errors import user_error
 
 GPU = """--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
@@ -33,7 +33,7 @@ TPU = """--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721
 --model_dir=/output/benchmark_4x4_tpu --num_steps_per_epoch=5210 --num_train_epochs=1 --optimizer_type=lamb
 --scale_loss --steps_before_eval_start=3907 --steps_between_eval=652 --steps_per_loop=652 --stop_steps=5210
 --tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573 --warmup_steps=108"""
-LEAST = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
+MINIMAL = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
 Resolve = Callable[..., Resolved]
 
 
@@ -44,7 +44,7 @@ def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
 
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Settings of a command line on so many replicas, under these exports only."""
+    """Return a function that resolves a command line for a number of replicas, with only these exports."""
     flags.define_flags()
 
     def of(line: str, replicas: int = 1, **exports: str) -> Resolved:
@@ -60,7 +60,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return of
 
 
-def test_the_published_line_for_gpus(resolved: Resolve) -> None:
+def test_published_gpu_command(resolved: Resolve) -> None:
     found = resolved(GPU, replicas=8)
     assert values(found, "train_batch_size", "gradient_accumulation_steps", "eval_batch_size") == (95, 19, 6)
     assert values(found, "max_steps", "lr_decay_end", "warmup_steps") == (8000, 8000, 420)
@@ -72,26 +72,26 @@ def test_the_published_line_for_gpus(resolved: Resolve) -> None:
     assert values(found, "target_mlm_accuracy") == (0.712,)
 
 
-def test_the_published_line_for_tpus(resolved: Resolve) -> None:
+def test_published_tpu_command(resolved: Resolve) -> None:
     found = resolved(TPU, replicas=32)
     assert values(found, "train_batch_size", "eval_batch_size", "tpu") == (24, 24, "perfzero-tpu")
-    # Step 3907 is no multiple of 652.
+    # Step 3907 is not a multiple of 652.
     assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (6 * 652 * 768, 652 * 768)
     assert values(found, "weight_decay_rate", "precision", "distribution_strategy") == (0.0049573, "bf16", "tpu")
 
 
 def test_published_defaults(resolved: Resolve) -> None:
-    found = resolved(LEAST)
+    found = resolved(MINIMAL)
     assert values(found, "train_batch_size", "learning_rate", "warmup_steps") == (32, 5e-5, 10_000)
     assert values(found, "max_steps", "optimizer", "opt_epsilon", "max_seq_length") == (3000, "adamw", 1e-6, 128)
-    # Nothing is evaluated, so the limit is a success.
+    # Without evaluation, reaching the limit is a success.
     assert values(found, "do_eval", "target_mlm_accuracy") == (False, None)
     assert found.origin["learning_rate"] == "default of --learning_rate"
 
 
-def test_a_sourced_config_stands_in_place_of_the_defaults_and_flags_win(resolved: Resolve) -> None:
+def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolve) -> None:
     found = resolved(
-        f"{LEAST} --train_batch_size=64",
+        f"{MINIMAL} --train_batch_size=64",
         replicas=4,
         CONFIG_FILE="/system/config_x.sh",
         BATCHSIZE="8",
@@ -106,43 +106,43 @@ def test_a_sourced_config_stands_in_place_of_the_defaults_and_flags_win(resolved
     assert values(found, "optimizer", "target_mlm_accuracy") == ("adamw", 0.712)
 
 
-def test_steps_of_packs_are_counted_in_their_sequences(resolved: Resolve) -> None:
-    line = f"{LEAST} --max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
+def test_samples_of_packed_steps_are_counted_in_sequences(resolved: Resolve) -> None:
+    line = f"{MINIMAL} --max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
     found = resolved(f"{line} --steps_between_eval=4", replicas=2)
     assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (4 * 32, 4 * 32)
-    # Packs fuller than their nominal rate do not end it.
+    # Packs that are fuller than the nominal rate do not end the run early.
     assert values(found, "max_samples_termination") == (2 * 20 * 32,)
 
 
-def test_a_setting_of_our_table_wins_over_published_defaults(resolved: Resolve) -> None:
-    found = resolved(f"{LEAST} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
+def test_our_settings_override_published_defaults(resolved: Resolve) -> None:
+    found = resolved(f"{MINIMAL} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
     assert values(found, "max_steps", "eval_iter_samples", "max_samples_termination") == (7, 50, 99)
     assert values(found, "train_batch_size", "lr_decay_end") == (6, 3000)
-    found = resolved(f"{LEAST} --num_train_epochs=2", MAX_STEPS="7")
+    found = resolved(f"{MINIMAL} --num_train_epochs=2", MAX_STEPS="7")
     assert (*values(found, "max_steps"), found.origin["max_steps"]) == (2000, "flag --num_train_epochs")
 
 
 @pytest.mark.parametrize("name", ["BATCHSIZE", "STEPS_PER_LOOP"])
-def test_an_export_that_is_no_number_is_one_line(resolved: Resolve, name: str) -> None:
+def test_non_numeric_export_is_an_error(resolved: Resolve, name: str) -> None:
     with user_error("config.value", name):
-        resolved(f"{LEAST} --enable_checkpoint_and_summary", **{name: "many"})
+        resolved(f"{MINIMAL} --enable_checkpoint_and_summary", **{name: "many"})
 
 
-def test_the_grid_of_the_rules(resolved: Resolve) -> None:
+def test_mlperf_evaluation_schedule(resolved: Resolve) -> None:
     found = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8)
     assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (150_000, 150_000)
 
 
 @pytest.mark.parametrize(("scale", "value", "fixed"), [("dynamic", 32768.0, False), ("128", 128.0, True)])
-def test_loss_scale_is_honoured(resolved: Resolve, scale: str, value: float, fixed: bool) -> None:
-    found = resolved(f"{LEAST} --dtype=fp16 --loss_scale={scale}")
+def test_loss_scale_flag(resolved: Resolve, scale: str, value: float, fixed: bool) -> None:
+    found = resolved(f"{MINIMAL} --dtype=fp16 --loss_scale={scale}")
     assert values(found, "loss_scale", "loss_scale_fixed") == (value, fixed)
 
 
-def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
-    found = resolved(LEAST)
+def test_checkpoints_and_summaries_are_off_by_default(resolved: Resolve) -> None:
+    found = resolved(MINIMAL)
     assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (0, None)
-    found = resolved(f"{LEAST} --enable_checkpoint_and_summary --steps_per_loop=50")
+    found = resolved(f"{MINIMAL} --enable_checkpoint_and_summary --steps_per_loop=50")
     assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (50, Path("/output/summaries"))
 
 
@@ -170,34 +170,34 @@ def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
         ("--max_seq_length=100000", "config.range", "MAX_SEQ_LENGTH (flag --max_seq_length)"),
     ],
 )
-def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, code: str, subject: str) -> None:
+def test_invalid_flag_is_an_error(resolved: Resolve, words: str, code: str, subject: str) -> None:
     with user_error(code, subject):
-        resolved(f"{LEAST} {words}", replicas=2)
+        resolved(f"{MINIMAL} {words}", replicas=2)
 
 
-def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture) -> None:
+def test_full_disk_is_a_one_line_error(capsys: pytest.CaptureFixture) -> None:
     def work() -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "/results/curve.png")
 
-    assert told(work) == 2
+    assert exit_status(work) == 2
     line = (
         "mlbert: error: /results/curve.png: cannot be written (No space left on device). Free space or change LOGDIR."
     )
     assert capsys.readouterr().err == f"{line} [file.unwritable]\n"
 
 
-def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve, tmp_path: Path) -> None:
+def test_config_with_a_setting_of_the_other_framework_is_an_error(resolved: Resolve, tmp_path: Path) -> None:
     config = tmp_path / "config_x.sh"
     for name, value in {"SHARDED_OPTIMIZER": "node", "TASK": "mnli"}.items():
         config.write_text(f"export {name}={value}\n")
         with user_error("config.not-read", f"{name} ({config}:1)"):
-            resolved(LEAST, CONFIG_FILE=str(config), **{name: value})
+            resolved(MINIMAL, CONFIG_FILE=str(config), **{name: value})
 
 
-def test_a_setting_of_the_other_framework_in_the_bare_environment_is_a_warning(resolved: Resolve) -> None:
-    found = resolved(LEAST, SHARDED_OPTIMIZER="node", TASK="mnli", OPS="auto", OPTIMIZER_IMPLEMENTATION="ops")
-    told = [warning for warning in found.warnings if "is not read by RECIPE=tensorflow2" in warning]
-    assert [warning.split()[0] for warning in told] == ["SHARDED_OPTIMIZER", "TASK"]
+def test_exported_setting_of_the_other_framework_is_a_warning(resolved: Resolve) -> None:
+    found = resolved(MINIMAL, SHARDED_OPTIMIZER="node", TASK="mnli", OPS="auto", OPTIMIZER_IMPLEMENTATION="ops")
+    unread = [warning for warning in found.warnings if "is not read by RECIPE=tensorflow2" in warning]
+    assert [warning.split()[0] for warning in unread] == ["SHARDED_OPTIMIZER", "TASK"]
     assert values(found, "sharded_optimizer", "task", "optimizer_implementation") == ("off", None, "plain")
     for flag in ("sharded_optimizer", "task", "ops"):
         assert flag not in absl_flags.FLAGS

@@ -1,4 +1,4 @@
-"""The loss scale of the TensorFlow 2 implementation: PyTorch's rule, bounds, state."""
+"""The loss scale of the TensorFlow 2 implementation: same rule as in PyTorch, bounds, state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim import loss_scale as pytorchs
+from mlbert.optim import loss_scale as pytorch_loss_scale
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
@@ -26,28 +26,28 @@ def after(scale: LossScale, finite: list[bool]) -> list[float]:
     return found
 
 
-def test_it_halves_at_once_and_doubles_after_the_window() -> None:
+def test_scale_halves_at_once_and_doubles_after_the_window() -> None:
     scale = LossScale(8.0, 3, fixed=False)
     assert after(scale, [True, True, False, True, True, True, True]) == [8, 8, 4, 4, 4, 8, 8]
 
 
-def test_it_goes_as_pytorchs() -> None:
+def test_scale_matches_pytorch() -> None:
     finite = (np.random.default_rng(0).random(200) > 0.2).tolist()
-    twin, wanted = pytorchs.LossScale(2.0**20, 3, torch.device("cpu")), []
+    reference, expected = pytorch_loss_scale.LossScale(2.0**20, 3, torch.device("cpu")), []
     for good in finite:
-        twin.update(torch.tensor(1.0 if good else float("inf"), dtype=torch.float64))
-        wanted.append(float(twin.value))
-    assert min(wanted) > 1
-    assert after(LossScale(2.0**20, 3, fixed=False), finite) == wanted
+        reference.update(torch.tensor(1.0 if good else float("inf"), dtype=torch.float64))
+        expected.append(float(reference.value))
+    assert min(expected) > 1
+    assert after(LossScale(2.0**20, 3, fixed=False), finite) == expected
 
 
-def test_it_stays_within_bounds() -> None:
+def test_scale_stays_within_bounds() -> None:
     assert after(LossScale(LARGEST / 2, 1, fixed=False), [True] * 3) == [LARGEST] * 3
     assert after(LossScale(2.0, 1, fixed=False), [False] * 3) == [1, 1, 1]
-    assert LARGEST == pytorchs.LARGEST
+    assert LARGEST == pytorch_loss_scale.LARGEST
 
 
-def test_a_fixed_one_stays() -> None:
+def test_fixed_scale_does_not_change() -> None:
     assert after(LossScale(8.0, 1, fixed=True), [True, False, True]) == [8, 8, 8]
 
 
@@ -59,7 +59,7 @@ def test_gradients_are_unscaled_in_float32() -> None:
     assert float(scale.scale(tf.constant(0.5))) == 512
 
 
-def test_its_state_goes_on(tmp_path: Path) -> None:
+def test_state_is_restored(tmp_path: Path) -> None:
     first, second = LossScale(8.0, 3, fixed=False), LossScale(2.0, 3, fixed=False)
     after(first, [False, True])
     path = tf.train.Checkpoint(loss_scale=first).write(str(tmp_path / "checkpoint"))
@@ -68,7 +68,7 @@ def test_its_state_goes_on(tmp_path: Path) -> None:
     assert after(second, finite) == after(first, finite) == [4, 8, 8, 4]
 
 
-def test_settings_ask_for_it() -> None:
+def test_settings_select_the_scale() -> None:
     def made(**changes: object) -> LossScale | None:
         config = settings(**changes)
         return LossScale.of(config[ComputeConfig], config[TensorFlowConfig])

@@ -1,4 +1,4 @@
-"""The TensorFlow model against PyTorch's on the same weights, in other precisions, compiled, packed, with dropout."""
+"""The TensorFlow model against PyTorch's with the same weights: precisions, XLA, packing, dropout."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 SEED = (7, 3)
 
 
-def peer_of(shape: BertConfig) -> BertForPreTraining:
-    """PyTorch's model, no parameter of which is at its initial 0 or 1."""
-    peer = BertForPreTraining(shape)
-    peer.initialize(seed=0)
+def pytorch_model(shape: BertConfig) -> BertForPreTraining:
+    """Return PyTorch's model with noise on all parameters, so that none is 0 or 1."""
+    reference = BertForPreTraining(shape)
+    reference.initialize(seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in peer.parameters():
+        for parameter in reference.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return peer
+    return reference
 
 
-def same_weights(peer: BertForPreTraining, dtype: tf.DType = tf.float32) -> BertPretrainer:
-    model = BertPretrainer(peer.config, dtype)
-    model.assign({name: parameter.detach().numpy() for name, parameter in peer.named_parameters()})
+def same_weights(reference: BertForPreTraining, dtype: tf.DType = tf.float32) -> BertPretrainer:
+    model = BertPretrainer(reference.config, dtype)
+    model.assign({name: parameter.detach().numpy() for name, parameter in reference.named_parameters()})
     return model
 
 
-def taken(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of real predictions and sequences, in the order of the stream."""
+def real_logits(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of real predictions and sequences, in the order of the flat stream."""
     masked, next_sentence = (weights.reshape(-1) == 1 for weights in (rows.masked_weights, rows.next_sentence_weights))
     return logits.masked.numpy()[masked], logits.next_sentence.numpy()[next_sentence]
 
@@ -62,10 +62,10 @@ def loss_and_gradients(
     return loss, dict(zip(parameters, tape.gradient(loss, list(parameters.values())), strict=True))
 
 
-def assert_near(found: dict[str, tf.Tensor], wanted: dict[str, tf.Tensor], tolerance: float) -> None:
-    """Relative to the norms, or to 0.01: a key's bias has no gradient but rounding."""
+def assert_near(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tolerance: float) -> None:
+    """Compare relative to the norm, or to 0.01, since the gradient of a key's bias is only rounding errors."""
     for name, gradient in found.items():
-        error = tf.norm(gradient - wanted[name]) / tf.maximum(tf.norm(wanted[name]), 0.01)
+        error = tf.norm(gradient - expected[name]) / tf.maximum(tf.norm(expected[name]), 0.01)
         assert float(error) < tolerance, name
 
 
@@ -76,33 +76,33 @@ def in_torch_layout(name: str, gradient: tf.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_erf"])
 @pytest.mark.parametrize("case", [single_case, packed_case])
-def test_equals_pytorch(case: Callable, activation: str) -> None:
+def test_matches_pytorch(case: Callable, activation: str) -> None:
     ragged, packs, rows = case()
-    peer = peer_of(dataclasses.replace(NO_DROPOUT, hidden_act=activation))
-    model, batch = same_weights(peer), plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
+    reference = pytorch_model(dataclasses.replace(NO_DROPOUT, hidden_act=activation))
+    model, batch = same_weights(reference), plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
 
-    wanted = peer(batch, None)
-    masked, next_sentence = taken(model(tensors(rows), None), rows)
-    vocabulary = wanted.masked.detach().numpy()[:, : SHAPE.vocab_size]
+    expected = reference(batch, None)
+    masked, next_sentence = real_logits(model(tensors(rows), None), rows)
+    vocabulary = expected.masked.detach().numpy()[:, : SHAPE.vocab_size]
     np.testing.assert_allclose(masked, vocabulary, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(next_sentence, wanted.next_sentence.detach().numpy(), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(next_sentence, expected.next_sentence.detach().numpy(), atol=1e-5, rtol=0)
 
-    wanted_loss = loss_of(peer, batch)
-    wanted_loss.backward()
+    expected_loss = loss_of(reference, batch)
+    expected_loss.backward()
     loss, gradients = loss_and_gradients(model, tensors(rows))
-    assert float(loss) == pytest.approx(wanted_loss.item(), abs=1e-5)
-    for name, parameter in peer.named_parameters():
+    assert float(loss) == pytest.approx(expected_loss.item(), abs=1e-5)
+    for name, parameter in reference.named_parameters():
         found = in_torch_layout(name, gradients[name])
         np.testing.assert_allclose(found, parameter.grad.numpy()[: len(found)], atol=1e-5, rtol=0, err_msg=name)
 
 
-def test_equals_hugging_face() -> None:
+def test_matches_hugging_face() -> None:
     padded = dict(np.load(ASSETS / "pre_training_batch.npz"))
     outputs = np.load(ASSETS / "pre_training_outputs.npz")
-    asked = padded["labels"] != -100
-    count, most = len(asked), int(asked.sum(1).max())
+    is_masked = padded["labels"] != -100
+    count, most = len(is_masked), int(is_masked.sum(1).max())
     positions, labels, weights = (np.zeros((count, most), np.int32) for _ in range(3))
-    for row, mask in enumerate(asked):
+    for row, mask in enumerate(is_masked):
         where = np.flatnonzero(mask)
         positions[row, : len(where)], weights[row, : len(where)] = where, 1
         labels[row, : len(where)] = padded["labels"][row, where]
@@ -110,7 +110,7 @@ def test_equals_hugging_face() -> None:
         input_ids=padded["input_ids"].astype(np.int32),
         segment_ids=padded["token_type_ids"].astype(np.int32),
         sequence_ids=padded["attention_mask"].astype(np.int32),
-        position_ids=np.broadcast_to(np.arange(asked.shape[1], dtype=np.int32), asked.shape),
+        position_ids=np.broadcast_to(np.arange(is_masked.shape[1], dtype=np.int32), is_masked.shape),
         masked_positions=positions,
         masked_labels=labels,
         masked_weights=weights.astype(np.float32),
@@ -122,32 +122,33 @@ def test_equals_hugging_face() -> None:
     tied = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
     weights_of = load_file(ASSETS / "pre_training_weights.safetensors")
     model.assign({name: value for name, value in weights_of.items() if name not in tied})
-    masked, next_sentence = taken(model(tensors(rows), None), rows)
+    masked, next_sentence = real_logits(model(tensors(rows), None), rows)
     np.testing.assert_allclose(masked, outputs["masked_logits"], atol=1e-5, rtol=0)
     np.testing.assert_allclose(next_sentence, outputs["next_sentence_logits"], atol=1e-5, rtol=0)
 
     loss, gradients = loss_and_gradients(model, tensors(rows))
     expected = json.loads((ASSETS / "expected.json").read_text())["pre_training"]
     assert float(loss) == pytest.approx(expected["total_loss"], abs=1e-5)
-    for name, wanted in load_file(ASSETS / "pre_training_gradients.safetensors").items():
+    for name, gradient in load_file(ASSETS / "pre_training_gradients.safetensors").items():
         if name not in tied:
-            np.testing.assert_allclose(in_torch_layout(name, gradients[name]), wanted, atol=1e-5, rtol=0, err_msg=name)
+            found = in_torch_layout(name, gradients[name])
+            np.testing.assert_allclose(found, gradient, atol=1e-5, rtol=0, err_msg=name)
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
     ragged, _, packed = packed_case()
-    model = same_weights(peer_of(NO_DROPOUT))
+    model = same_weights(pytorch_model(NO_DROPOUT))
     alone = rows_of(ragged, [1] * len(ragged), columns=48, predictions=10, most=1)
     for one, other in zip(
-        taken(model(tensors(packed), None), packed), taken(model(tensors(alone), None), alone), strict=True
+        real_logits(model(tensors(packed), None), packed), real_logits(model(tensors(alone), None), alone), strict=True
     ):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_row_of_padding_only_changes_nothing(most: int) -> None:
+def test_padding_rows_change_nothing(most: int) -> None:
     ragged = sequences([20, 11], seed=4)
-    model = same_weights(peer_of(NO_DROPOUT))
+    model = same_weights(pytorch_model(NO_DROPOUT))
     found = []
     for packs in ([1, 1], [1, 0, 1]):
         rows = rows_of(ragged, packs, columns=24, predictions=4, most=most)
@@ -162,36 +163,36 @@ def test_a_row_of_padding_only_changes_nothing(most: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(tf.bfloat16, 0.05), (tf.float16, 0.006)])
 @pytest.mark.parametrize("case", [single_case, packed_case])
-def test_sixteen_bits_are_close(case: Callable, dtype: tf.DType, tolerance: float) -> None:
+def test_16_bit_precisions_are_close(case: Callable, dtype: tf.DType, tolerance: float) -> None:
     _, _, rows = case()
-    peer = peer_of(NO_DROPOUT)
-    wanted = taken(same_weights(peer)(tensors(rows), None), rows)
-    model = same_weights(peer, dtype)
+    reference = pytorch_model(NO_DROPOUT)
+    expected = real_logits(same_weights(reference)(tensors(rows), None), rows)
+    model = same_weights(reference, dtype)
     logits = model(tensors(rows), None)
     assert {part.dtype for part in logits} == {tf.float32}
-    for one, other in zip(taken(logits, rows), wanted, strict=True):
+    for one, other in zip(real_logits(logits, rows), expected, strict=True):
         error = np.linalg.norm(one - other) / np.linalg.norm(other)
         assert 0 < error < tolerance
     _, gradients = loss_and_gradients(model, tensors(rows))
-    _, exact = loss_and_gradients(same_weights(peer), tensors(rows))
+    _, exact = loss_and_gradients(same_weights(reference), tensors(rows))
     assert {gradient.dtype for gradient in gradients.values()} == {tf.float32}
     assert_near(gradients, exact, 2 * tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 0.05)])
-def test_xla_gives_the_same(dtype: tf.DType, tolerance: float) -> None:
+def test_xla_matches_eager(dtype: tf.DType, tolerance: float) -> None:
     rows = tensors(packed_case()[2])
-    model = same_weights(peer_of(NO_DROPOUT), dtype)
+    model = same_weights(pytorch_model(NO_DROPOUT), dtype)
     compiled = tf.function(lambda *parts: loss_and_gradients(model, Rows(*parts)), jit_compile=True)
     loss, gradients = compiled(*rows)
-    wanted_loss, wanted = loss_and_gradients(model, rows)
-    assert float(loss) == pytest.approx(float(wanted_loss), rel=tolerance)
-    assert_near(gradients, wanted, tolerance)
+    expected_loss, expected = loss_and_gradients(model, rows)
+    assert float(loss) == pytest.approx(float(expected_loss), rel=tolerance)
+    assert_near(gradients, expected, tolerance)
 
 
-def test_xla_drops() -> None:
+def test_xla_dropout_depends_on_the_seed() -> None:
     rows = tensors(single_case()[2])
-    model = same_weights(peer_of(SHAPE))
+    model = same_weights(pytorch_model(SHAPE))
     compiled = tf.function(lambda seed, *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True)
     (loss, gradients), (again, same), (other, _) = (compiled(tf.constant(seed), *rows) for seed in (SEED, SEED, (7, 4)))
     evaluated, _ = loss_and_gradients(model, rows)
@@ -204,15 +205,15 @@ def test_gradients_are_dense() -> None:
     assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients.values())
 
 
-def test_dropout_is_named_by_its_seed() -> None:
+def test_dropout_depends_only_on_its_seed() -> None:
     rows = tensors(single_case()[2])
-    model = same_weights(peer_of(SHAPE))
+    model = same_weights(pytorch_model(SHAPE))
     one, again, other = (model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4)))
     np.testing.assert_array_equal(one, again)
     assert np.abs(one - other).max() > 0.01
     evaluated = model(rows, None).masked.numpy()
     np.testing.assert_array_equal(evaluated, model(rows, None).masked.numpy())
-    without = same_weights(peer_of(NO_DROPOUT))
+    without = same_weights(pytorch_model(NO_DROPOUT))
     np.testing.assert_array_equal(evaluated, without(rows, None).masked.numpy())
     np.testing.assert_array_equal(evaluated, without(rows, tf.constant(SEED)).masked.numpy())
 
@@ -220,13 +221,13 @@ def test_dropout_is_named_by_its_seed() -> None:
 @pytest.mark.parametrize(
     ("hidden", "attention", "masks"), [(0.1, 0.1, 10), (0.1, 0.0, 7), (0.0, 0.1, 3), (0.0, 0.0, 0)]
 )
-def test_each_place_has_a_mask_of_its_own(hidden: float, attention: float, masks: int) -> None:
+def test_each_dropout_has_its_own_mask(hidden: float, attention: float, masks: int) -> None:
     shape = dataclasses.replace(SHAPE, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
     model, rows = BertPretrainer(shape), tensors(single_case()[2])
     traced = tf.function(lambda seed: model(rows, seed).masked).get_concrete_function(tf.TensorSpec([2], tf.int64))
     draws = [o for o in traced.graph.get_operations() if o.type.startswith("StatelessRandomUniformV")]
     assert len(draws) == masks
-    assert len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks  # the seeds behind their keys
+    assert len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks  # the seeds of their keys
     seeds = {tuple(seed.numpy().tolist()) for seed in model._seeds(tf.constant(SEED))}
     assert len(seeds) == 1 + 3 * shape.num_hidden_layers
 
@@ -239,7 +240,7 @@ def test_dropout_preserves_the_expectation() -> None:
     assert dropped.mean() == pytest.approx(1.0, abs=0.002)
 
 
-def test_weights_are_drawn_as_the_reference_does() -> None:
+def test_initial_weights_have_the_reference_distribution() -> None:
     model, again, other = (BertPretrainer(SHAPE, seed=seed).values() for seed in (3, 3, 4))
     for name, value in model.items():
         np.testing.assert_array_equal(value, again[name])
@@ -251,7 +252,7 @@ def test_weights_are_drawn_as_the_reference_does() -> None:
             assert np.abs(value).max() <= 2 * SHAPE.initializer_range
             assert not np.array_equal(value, other[name])
     large = model["bert.embeddings.word_embeddings.weight"]
-    assert large.std() == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)  # of the cut normal
+    assert large.std() == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)  # of the truncated normal
     query, key = (model[f"bert.encoder.layer.0.attention.self.{part}.weight"] for part in ("query", "key"))
     assert not np.array_equal(query, key)
 
@@ -267,7 +268,7 @@ def test_checkpoint_keys_are_our_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(stored.T if is_transposed(key) else stored, values[own_tf2_name(key)])
 
 
-def test_values_come_back() -> None:
+def test_assign_and_values_are_inverse() -> None:
     model, other = BertPretrainer(SHAPE, seed=1), BertPretrainer(SHAPE, seed=2)
     assert list(model.parameters()) == list(model.values()) == parameter_names(SHAPE.num_hidden_layers)
     assert len(model.trainable_variables) == len(model.parameters())
@@ -286,7 +287,7 @@ def test_values_come_back() -> None:
         ({"bert.embeddings.position_embeddings.weight": np.zeros((65, 48))}, "checkpoint.shape"),
     ],
 )
-def test_weights_amiss_are_refused_whole(change: dict[str, np.ndarray | None], code: str) -> None:
+def test_invalid_weights_change_nothing(change: dict[str, np.ndarray | None], code: str) -> None:
     model = BertPretrainer(SHAPE, seed=1)
     before = model.values()
     values = {**BertPretrainer(SHAPE, seed=2).values(), **change}
@@ -305,6 +306,6 @@ def test_weights_amiss_are_refused_whole(change: dict[str, np.ndarray | None], c
         {"tie_word_embeddings": False},
     ],
 )
-def test_shapes_of_pytorch_only_are_refused(option: dict[str, object]) -> None:
+def test_shapes_that_only_pytorch_supports_are_errors(option: dict[str, object]) -> None:
     with user_error("model.unsupported", "bert_config"):
         BertPretrainer(dataclasses.replace(SHAPE, **option))

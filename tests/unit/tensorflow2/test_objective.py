@@ -1,4 +1,4 @@
-"""Losses, sums and metrics on logits that can be worked out by hand, and in other splits."""
+"""Losses, sums and metrics on hand-calculated logits, against PyTorch, and for split steps."""
 
 from __future__ import annotations
 
@@ -47,41 +47,41 @@ def test_loss_by_hand() -> None:
 def test_sums_and_metrics_by_hand() -> None:
     found = sums(LOGITS, ROWS)
     assert all(value.dtype == tf.float32 and value.shape == () for value in found)
-    # Of even logits the first counts as the answer.
+    # With equal logits, the first one is the answer.
     np.testing.assert_allclose(found, Sums(1, 2, HALF, 1, 2, 1000 + HALF), rtol=1e-6)
-    wanted = {"mlm_accuracy": 0.5, "loss": HALF / 2, "nsp_accuracy": 0.5, "nsp_loss": (1000 + HALF) / 2}
-    assert metrics(found) == pytest.approx(wanted, rel=1e-6)
+    expected = {"mlm_accuracy": 0.5, "loss": HALF / 2, "nsp_accuracy": 0.5, "nsp_loss": (1000 + HALF) / 2}
+    assert metrics(found) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("case", [single_case, packed_case])
-def test_metrics_are_those_of_pytorch(case: Callable) -> None:
+def test_metrics_match_pytorch(case: Callable) -> None:
     ragged, packs, rows = case()
-    peer = BertForPreTraining(NO_DROPOUT)
-    peer.initialize(0)
-    for name, parameter in peer.named_parameters():
+    reference = BertForPreTraining(NO_DROPOUT)
+    reference.initialize(0)
+    for name, parameter in reference.named_parameters():
         parameter.requires_grad_(False).mul_(5.0 if name.endswith("weight") else 1.0)
     model = BertPretrainer(NO_DROPOUT)
-    model.assign({name: parameter.numpy() for name, parameter in peer.named_parameters()})
+    model.assign({name: parameter.numpy() for name, parameter in reference.named_parameters()})
     objective = PreTraining("step")
     batch = plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
     with torch.no_grad():
-        likeliest = peer(batch, None).masked[:, : NO_DROPOUT.vocab_size].argmax(1)
-    batch.masked_labels[::3] = likeliest[::3]  # so that some are right
+        likeliest = reference(batch, None).masked[:, : NO_DROPOUT.vocab_size].argmax(1)
+    batch.masked_labels[::3] = likeliest[::3]  # so that some predictions are correct
     rows.masked_labels[rows.masked_weights == 1] = batch.masked_labels.numpy()
-    wanted = objective.metrics(objective.sums(peer, batch).tolist(), None)
+    expected = objective.metrics(objective.sums(reference, batch).tolist(), None)
     found = metrics(sums(model(tensors(rows), None), tensors(rows)))
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     assert 0 < found["mlm_accuracy"] < 1
 
 
-def test_a_step_may_be_split() -> None:
+def test_split_step_has_the_same_gradient() -> None:
     ragged = sequences([20, 8, 30, 13, 24, 6, 17, 9], seed=5)
     whole = tensors(rows_of(ragged, [2, 2, 2, 2], columns=43, predictions=8, most=2))
     model = BertPretrainer(NO_DROPOUT, seed=1)
     parameters = list(model.parameters().values())
 
     def gradients(parts: list[Rows]) -> list[tf.Tensor]:
-        """The mean over the parts, all divided by their mean counts."""
+        """Return the mean gradient of the parts, all with their mean counts as divisors."""
         mean = Counts(*(tf.add_n(list(count)) / len(parts) for count in zip(*map(counts, parts), strict=True)))
         found = []
         for rows in parts:

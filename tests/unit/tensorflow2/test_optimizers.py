@@ -1,4 +1,4 @@
-"""LAMB and AdamW of the TensorFlow 2 implementation against the published ones, PyTorch's and Keras'."""
+"""LAMB and AdamW of the TensorFlow 2 implementation against the published ones, PyTorch and Keras."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def apply(optimizer: Optimizer, gradients: Sequence[Any], lr: float, finite: tf.
         ("lamb_mlperf8k", 0.00288293, {"beta_1": 0.88, "beta_2": 0.88, "weight_decay_rate": 0.0166629}),
     ],
 )
-def test_lamb_follows_googles(config: str, lr: float, numbers: dict[str, float], compiled: bool) -> None:
-    wanted, parameters = np.load(ASSETS / "tf2_trajectories.npz"), published_start()
+def test_lamb_follows_google(config: str, lr: float, numbers: dict[str, float], compiled: bool) -> None:
+    expected, parameters = np.load(ASSETS / "tf2_trajectories.npz"), published_start()
     optimizer = Lamb(parameters, **{**NUMBERS, **numbers}, compiled=compiled)
     for update in range(10):
         apply(optimizer, published_gradients(update), lr)
         for name, weight in parameters.items():
-            np.testing.assert_allclose(weight.numpy(), wanted[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(weight.numpy(), expected[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
     assert int(optimizer.iterations) == 10
 
 
@@ -85,41 +85,41 @@ def test_lamb_follows_googles(config: str, lr: float, numbers: dict[str, float],
     ("ours", "theirs", "epsilon"),
     [(Lamb, lamb.Lamb, 1e-6), (AdamWeightDecay, adamw.AdamW, 1e-12)],
 )
-def test_ten_updates_are_pytorchs(ours: type[Optimizer], theirs: type, epsilon: float) -> None:
-    """PyTorch's AdamW adds epsilon elsewhere, which makes no difference where it is tiny."""
+def test_ten_updates_match_pytorch(ours: type[Optimizer], theirs: type, epsilon: float) -> None:
+    """PyTorch's AdamW adds epsilon elsewhere, which does not matter if it is tiny."""
     parameters = variables(random_weights())
     flat = FlatParameters((name, torch.nn.Parameter(torch.tensor(w))) for name, w in random_weights().items())
     common = {"betas": (0.9, 0.999), "eps": epsilon, "weight_decay": 0.01, "max_grad_norm": None}
-    twin = unsharded(theirs, flat, implementation="plain", **common)
+    reference = unsharded(theirs, flat, implementation="plain", **common)
     optimizer = ours(parameters, **{**NUMBERS, "epsilon": epsilon})
     for update in range(10):
         gradients, lr = random_gradients(update), 0.01 * (1 - update / 20)
         for view, gradient in zip(flat.views(flat.grad).values(), gradients, strict=True):
             view.copy_(torch.from_numpy(gradient))
-        twin.step(lr)
+        reference.step(lr)
         apply(optimizer, gradients, lr)
     for name, weight in flat.views(flat.data).items():
         np.testing.assert_allclose(parameters[name].numpy(), weight.numpy(), rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_adamw_is_keras_adamw() -> None:
-    """Epsilon large enough that its place shows."""
+def test_adamw_matches_keras() -> None:
+    """Epsilon is large enough to show where it is added."""
     numbers = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-3}
     parameters = variables(random_weights())
-    twins = [tf.Variable(value, name=name.replace(".", "_")) for name, value in random_weights().items()]
+    keras_weights = [tf.Variable(value, name=name.replace(".", "_")) for name, value in random_weights().items()]
     keras = tf.keras.optimizers.AdamW(learning_rate=0.01, weight_decay=0.1, **numbers)
     keras.exclude_from_weight_decay(var_names=["LayerNorm", "bias"])
     optimizer = AdamWeightDecay(parameters, **numbers, weight_decay_rate=0.1)
     for update in range(10):
         gradients = [tf.constant(gradient) for gradient in random_gradients(update)]
-        keras.apply_gradients(zip(gradients, twins, strict=True))
+        keras.apply_gradients(zip(gradients, keras_weights, strict=True))
         apply(optimizer, gradients, 0.01)
-    for (name, weight), twin in zip(parameters.items(), twins, strict=True):
-        np.testing.assert_allclose(weight.numpy(), twin.numpy(), rtol=0, atol=1e-6, err_msg=name)
+    for (name, weight), reference in zip(parameters.items(), keras_weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), reference.numpy(), rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("cls", [Lamb, AdamWeightDecay])
-def test_a_gradient_that_is_not_finite_changes_nothing(cls: type[Optimizer]) -> None:
+def test_non_finite_gradient_changes_nothing(cls: type[Optimizer]) -> None:
     parameters = variables(random_weights())
     optimizer = cls(parameters, **NUMBERS)
     apply(optimizer, random_gradients(0), 0.01)
@@ -132,19 +132,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(cls: type[Optimizer]) -> 
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(Lamb, lamb.Lamb), (AdamWeightDecay, adamw.AdamW)])
-def test_the_log_has_the_keys_of_pytorchs(ours: type[Optimizer], theirs: type) -> None:
+def test_logged_hyperparameters_match_pytorch(ours: type[Optimizer], theirs: type) -> None:
     flat = FlatParameters([("w.weight", torch.nn.Parameter(torch.zeros(2)))])
-    twin = unsharded(
+    reference = unsharded(
         theirs, flat, implementation="plain", betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
     )
     found: list[tuple[str, object]] = []
-    wanted: list[tuple[str, object]] = []
+    expected: list[tuple[str, object]] = []
     ours(variables(random_weights()), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
-    twin.hyperparameters(lambda *pair: wanted.append(pair))
-    assert found == wanted
+    reference.hyperparameters(lambda *pair: expected.append(pair))
+    assert found == expected
 
 
-def test_a_checkpoint_has_the_state_and_no_weights(tmp_path: Path) -> None:
+def test_checkpoint_has_the_state_without_weights(tmp_path: Path) -> None:
     parameters = variables(random_weights())
     optimizer = Lamb(parameters, **NUMBERS)
     for update in range(2):
@@ -160,7 +160,7 @@ def test_a_checkpoint_has_the_state_and_no_weights(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value.numpy(), optimizer.m[name].numpy())
 
 
-def test_settings_choose_it() -> None:
+def test_settings_select_the_optimizer() -> None:
     def chosen(parameters: dict[str, tf.Variable], **changes: object) -> Optimizer:
         return make_optimizer(settings(**changes)[OptimizerConfig], parameters, compiled=False)
 

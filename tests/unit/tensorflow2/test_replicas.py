@@ -1,4 +1,4 @@
-"""The training step of the TensorFlow 2 implementation on several replicas: any split of a batch gives the same."""
+"""The TensorFlow 2 training step on several replicas: the result does not depend on how the batch is split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf ex
 from unit.tensorflow2 import strategies_program
 from unit.tensorflow2.strategies_program import RATES
 
-# In two processes, see the program.
+# These run in two processes; see strategies_program.
 ONE_OR_FOUR = {
     "one": {"devices": 1},
     "four": {"devices": 4},
@@ -41,7 +41,7 @@ def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def results_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     try:
         out, errors = process.communicate(timeout=200)
     finally:
@@ -50,31 +50,31 @@ def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return json.loads(out.splitlines()[-1])
 
 
-def assert_same_training(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_same_training(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for key in ("losses", "norms", "weights"):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=key)
-    np.testing.assert_allclose(found["sums"], wanted["sums"], rtol=1e-5)
+        np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(found["sums"], expected["sums"], rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
 def mirrored() -> dict[str, dict[str, Any]]:
-    """What each case gives."""
+    """Return the results of each case."""
     processes = [
         (start(devices, list(cases.values())), cases) for devices, cases in ((4, ONE_OR_FOUR), (2, TWO | ALIKE))
     ]
-    return {name: case for process, cases in processes for name, case in zip(cases, ended(process), strict=True)}
+    return {name: case for process, cases in processes for name, case in zip(cases, results_of(process), strict=True)}
 
 
 @pytest.mark.parametrize("name", [name for name in REPLICAS if name != "one"])
-def test_any_split_of_the_batch_gives_the_same(mirrored: dict[str, dict[str, Any]], name: str) -> None:
-    """Over replicas and micro-batches with different numbers of predictions and sequences."""
+def test_training_is_independent_of_the_split(mirrored: dict[str, dict[str, Any]], name: str) -> None:
+    """Replicas and micro-batches have different numbers of predictions and sequences."""
     assert mirrored[name]["replicas"] == REPLICAS[name]
     assert_same_training(mirrored[name], mirrored["one"])
     assert len(set(mirrored[name]["losses"])) == len(RATES)
 
 
-def test_replicas_draw_dropout_of_their_own(mirrored: dict[str, dict[str, Any]]) -> None:
-    """On the same rows: one replica's loss is not the mean of two."""
+def test_replicas_have_different_dropout(mirrored: dict[str, dict[str, Any]]) -> None:
+    """With the same rows, one replica's loss differs from the mean of two."""
     ((one,), (two,)) = (mirrored[name]["losses"] for name in ALIKE)
     assert abs(one - two) > 1e-4
 
@@ -87,11 +87,11 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def test_two_processes_are_one(mirrored: dict[str, dict[str, Any]]) -> None:
+def test_two_processes_match_one(mirrored: dict[str, dict[str, Any]]) -> None:
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     case = {"devices": 0, "hosts": hosts, "config": {"distribution_strategy": "multi_worker_mirrored"}}
     processes = [start(0, [case | {"task": task}]) for task in range(2)]
     for process in processes:
-        (found,) = ended(process)
+        (found,) = results_of(process)
         assert found["replicas"] == 2
         assert_same_training(found, mirrored["one"])

@@ -1,4 +1,4 @@
-"""The training step of the TensorFlow 2 implementation on one device: PyTorch's weights, loops, clipping, precisions.
+"""The TensorFlow 2 training step on one device: match with PyTorch, loops, clipping, precisions.
 
 Most run eagerly; several replicas are in test_replicas.py.
 """
@@ -25,7 +25,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from tf2_bert.rows import Rows
 from unit.tensorflow2.cases import NO_DROPOUT, packed_case
-from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape
+from unit.tensorflow2.strategies_program import RATES, Trained, dummy_rows, settings, small_shape
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
 
@@ -40,7 +40,7 @@ def run(one: Trained, steps: list[Rows], rates: list[float] = RATES, first: int 
 
 
 def some_steps(count: int = 2, rows: int = 8) -> list[Rows]:
-    return [made_up_rows(rows, seed) for seed in range(count)]
+    return [dummy_rows(rows, seed) for seed in range(count)]
 
 
 def distance(one: Trained, other: Trained) -> float:
@@ -48,8 +48,8 @@ def distance(one: Trained, other: Trained) -> float:
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def test_ten_steps_are_pytorchs() -> None:
-    """LAMB with the whole step's gradient clipped: the same weights, the same batch."""
+def test_ten_steps_match_pytorch() -> None:
+    """LAMB, with the full gradient clipped, on the same weights and batch."""
     ragged, packs, rows = packed_case()
     model = BertForPreTraining(NO_DROPOUT)
     model.initialize(3)
@@ -69,18 +69,18 @@ def test_ten_steps_are_pytorchs() -> None:
     batch = HostBatch.of(ragged, np.array(packs), np.arange(len(packs)), rows.input_ids.shape[1])
     rates = np.linspace(0.01, 0.001, 10).tolist()
 
-    twin = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=NO_DROPOUT)
-    twin.model.assign({name: parameter.detach().numpy() for name, parameter in model.named_parameters()})
-    found = run(twin, [rows] * 10, rates)
+    tested = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=NO_DROPOUT)
+    tested.model.assign({name: parameter.detach().numpy() for name, parameter in model.named_parameters()})
+    found = run(tested, [rows] * 10, rates)
 
     for number, lr in enumerate(rates):
         result = step([batch], 0, number, objective.divisors(objective.counts(batch)), lr)
         assert found.losses[number] == pytest.approx(float(result.loss_sum), abs=1e-5)
         assert found.grad_norms[number] == pytest.approx(float(result.grad_norm), rel=1e-4)
-    values = twin.model.values()
+    values = tested.model.values()
     for name, parameter in model.named_parameters():
-        wanted = parameter.detach().numpy()[: len(values[name])]
-        np.testing.assert_allclose(values[name], wanted, rtol=0, atol=1e-5, err_msg=name)
+        expected = parameter.detach().numpy()[: len(values[name])]
+        np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-5, err_msg=name)
     assert found.losses[-1] < found.losses[0] - 0.1
 
 
@@ -91,16 +91,16 @@ def test_accumulation_changes_nothing_without_clipping() -> None:
     assert distance(whole, parts) < 1e-5
 
 
-def test_the_sequences_of_a_step_are_counted_exactly() -> None:
-    """31 / 7 * 7 is below 31 in float32."""
-    rows = made_up_rows(21, 0)
+def test_sequences_of_a_step_are_counted_exactly() -> None:
+    """In float32, 31 / 7 * 7 is less than 31."""
+    rows = dummy_rows(21, 0)
     weights = np.zeros_like(rows.next_sentence_weights)
     weights[:, 0], weights[:10, 1] = 1, 1
     one = trained(gradient_accumulation_steps=7, train_batch_size=21)
     assert run(one, [rows._replace(next_sentence_weights=weights)]).sequences.tolist() == [31]
 
 
-def test_a_loop_is_traced_once_for_any_number_of_steps() -> None:
+def test_loop_is_traced_once_for_any_number_of_steps() -> None:
     one, other = trained(run_eagerly=0), trained(run_eagerly=0)
     traces, step = [], one.step._replica_step
     one.step._replica_step = lambda *arguments: (traces.append(1), step(*arguments))[1]
@@ -114,8 +114,8 @@ def test_a_loop_is_traced_once_for_any_number_of_steps() -> None:
     np.testing.assert_array_equal(losses, np.concatenate(parts))
 
 
-def test_dropout_depends_on_step_and_micro_batch_alone() -> None:
-    rows = made_up_rows(4, 0)
+def test_dropout_depends_only_on_step_and_micro_batch() -> None:
+    rows = dummy_rows(4, 0)
     twice = Rows(*(np.concatenate([x, x]) for x in rows))
     run_of = lambda first, seed=5: run(trained(0.1, seed=seed), [rows], first=first).losses[0]  # noqa: E731
     assert run_of(0) == run_of(0)
@@ -124,37 +124,37 @@ def test_dropout_depends_on_step_and_micro_batch_alone() -> None:
     assert abs(run(one, [twice]).losses[0] - run_of(0)) > 1e-5
 
 
-def gradient_steps(**changes: object) -> tuple[np.ndarray, np.ndarray]:
-    """A weight's change by one update of AdamW at its first step with a huge epsilon, which is the gradient's, and the
-    gradient norm."""
+def gradient_of_update(**changes: object) -> tuple[np.ndarray, np.ndarray]:
+    """Return the change of a weight by AdamW's first update with a huge epsilon, which is proportional to the gradient,
+    and the gradient norm."""
     one = trained(optimizer="adamw", opt_epsilon=1e6, weight_decay_rate=0, **changes)
     before = one.model.values()[WEIGHTS]
-    norms = run(one, [made_up_rows(8, 0)], [1e6]).grad_norms
+    norms = run(one, [dummy_rows(8, 0)], [1e6]).grad_norms
     return before - one.model.values()[WEIGHTS], norms
 
 
 @pytest.mark.parametrize("how", [{"gradient_clipping": "after"}, {"explicit_allreduce": 1}])
-def test_clipping_after_scales_the_whole_gradient(how: dict[str, object]) -> None:
-    exact, (norm,) = gradient_steps(gradient_accumulation_steps=2)
-    clipped, (same_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=0.01, **how)
+def test_clipping_after_scales_the_full_gradient(how: dict[str, object]) -> None:
+    exact, (norm,) = gradient_of_update(gradient_accumulation_steps=2)
+    clipped, (same_norm,) = gradient_of_update(gradient_accumulation_steps=2, max_grad_norm=0.01, **how)
     assert same_norm == pytest.approx(norm, rel=1e-6)
     np.testing.assert_allclose(clipped, exact * (0.01 / norm), rtol=1e-2, atol=1e-8)
 
 
 def test_clipping_before_scales_each_micro_batch() -> None:
-    """Both parts are brought to the same norm, so the sum is not the whole gradient made smaller."""
-    exact, (norm,) = gradient_steps(gradient_accumulation_steps=2)
-    clipped, (clipped_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=0.01)
+    """Both parts are clipped to the same norm, so the sum is not a scaled full gradient."""
+    exact, (norm,) = gradient_of_update(gradient_accumulation_steps=2)
+    clipped, (clipped_norm,) = gradient_of_update(gradient_accumulation_steps=2, max_grad_norm=0.01)
     assert clipped_norm <= 0.01 + 1e-7
     ratio = np.abs(clipped).sum() / np.abs(exact).sum()
     assert np.abs(clipped - ratio * exact).max() > 0.01 * np.abs(clipped).max()
-    loose, (loose_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=1e3)
+    loose, (loose_norm,) = gradient_of_update(gradient_accumulation_steps=2, max_grad_norm=1e3)
     assert loose_norm == norm
     np.testing.assert_array_equal(loose, exact)
 
 
 @pytest.mark.parametrize("explicit", [0, 1])
-def test_float16_skips_an_overflow_and_halves(explicit: int) -> None:
+def test_float16_skips_an_overflow_and_halves_the_scale(explicit: int) -> None:
     changes = {"precision": "fp16", "loss_scale": 2.0**24, "explicit_allreduce": explicit}
     one = trained(**changes)
     before = one.model.values()
@@ -170,30 +170,30 @@ def test_float16_skips_an_overflow_and_halves(explicit: int) -> None:
 
 
 @pytest.mark.parametrize(("precision", "explicit"), [("fp16", 0), ("fp16", 1), ("bf16", 0)])
-def test_sixteen_bits_train_nearly_alike(precision: str, explicit: int) -> None:
+def test_16_bit_training_is_close_to_float32(precision: str, explicit: int) -> None:
     one, exact = trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit), trained()
     steps = some_steps(4)
-    found, wanted = run(one, steps), run(exact, steps)
-    np.testing.assert_allclose(found.losses, wanted.losses, rtol=5e-3)
-    np.testing.assert_allclose(found.grad_norms, wanted.grad_norms, rtol=5e-2)
+    found, expected = run(one, steps), run(exact, steps)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=5e-3)
+    np.testing.assert_allclose(found.grad_norms, expected.grad_norms, rtol=5e-2)
     assert found.skipped == 0
 
 
-def test_a_step_without_predictions_or_sequences_is_skipped() -> None:
-    rows = made_up_rows(8, 0)
+def test_step_without_predictions_or_sequences_is_skipped() -> None:
+    rows = dummy_rows(8, 0)
     empty = rows._replace(next_sentence_weights=np.zeros_like(rows.next_sentence_weights))
     one = trained()
     before = one.variables()
     assert run(one, [empty]).skipped == 1
-    for found, wanted in zip(one.variables(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for found, expected in zip(one.variables(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"gradient_accumulation_steps": 2}])
-def test_warming_up_leaves_no_trace(changes: dict[str, object]) -> None:
+def test_warm_up_changes_nothing(changes: dict[str, object]) -> None:
     one, other = trained(0.1, run_eagerly=0, **changes), trained(0.1, run_eagerly=0, **changes)
     before, steps = one.variables(), some_steps()
-    one.step.warm_up(made_up_rows(8, 9))
-    for found, wanted in zip(one.variables(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    one.step.warm_up(dummy_rows(8, 9))
+    for found, expected in zip(one.variables(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(run(one, steps).losses, run(other, steps).losses)

@@ -1,4 +1,4 @@
-"""Rows of static shape: every sequence can be read back from them, and nothing is lost without an error."""
+"""Rows of static shape: every sequence can be read back, and sequences that do not fit are errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LENGTH = 64
 
 
 def packed(ragged: Ragged, most: int) -> tuple[Ragged, np.ndarray]:
-    """The sequences pack by pack, and how many each has."""
+    """Return the sequences pack by pack, and the number of sequences per pack."""
     packs = pack_lengths(ragged.lengths.astype(np.int32), LENGTH, most, 1)
     return ragged.take(packs.order), np.diff(packs.offsets)
 
 
 @given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_rows_hold_every_sequence_as_it_was(count: int, most: int, empty: int, seed: int) -> None:
+def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: int) -> None:
     ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
     if most > 1 and count:
         ragged, per_row = packed(ragged, most)
@@ -43,7 +43,7 @@ def test_rows_hold_every_sequence_as_it_was(count: int, most: int, empty: int, s
         assert not found[len(per_row) :].any()
 
 
-def test_a_packed_row_by_the_book() -> None:
+def test_packed_row_by_hand() -> None:
     ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
     rows = rows_of(ragged, np.array([2]), 1, RowShape(8, 4, 3))
     expected = Rows(
@@ -69,14 +69,14 @@ def test_a_packed_row_by_the_book() -> None:
         (RowShape(8, 4, 1), "MAX_SEQUENCES_PER_PACK"),
     ],
 )
-def test_what_does_not_fit_is_refused(shape: RowShape, variable: str) -> None:
+def test_row_that_does_not_fit_is_an_error(shape: RowShape, variable: str) -> None:
     ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
     with user_error("data.too-long", variable):
         rows_of(ragged, np.array([2]), 1, shape)
 
 
-def test_predictions_of_a_row() -> None:
-    """As the published data has it, a row of 512 tokens and 3 sequences takes a third of what 3 full ones would."""
+def test_number_of_predictions_per_row() -> None:
+    """With the published data, 3 sequences in 512 tokens need a third of the slots of 3 full sequences."""
     assert row_shape(512, 1, 512, 76) == RowShape(512, 76, 1)
     assert row_shape(512, 3, 512, 76) == RowShape(512, 79, 3)
     assert row_shape(512, 2, 128, 20) == RowShape(512, 40, 2)  # no sequence has more than 20
@@ -84,12 +84,12 @@ def test_predictions_of_a_row() -> None:
 
 
 @given(st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(lambda lengths: sum(lengths) <= 128))
-def test_the_benchmarks_rule_never_overflows(lengths: list[int]) -> None:
+def test_benchmark_masking_never_overflows(lengths: list[int]) -> None:
     masked = [min(20, max(1, round(0.15 * length))) for length in lengths]
     assert sum(masked) <= row_shape(128, 3, 128, 20).predictions
 
 
-def test_zero_rows_divide_nothing_by_zero() -> None:
+def test_zero_rows_have_nonzero_weights() -> None:
     rows = zero_rows(2, RowShape(8, 3, 2))
     shapes = {name: (found.shape, found.dtype) for name, found in rows._asdict().items()}
     real = rows_of(make_rows(np.array([5, 6])), np.array([1, 1]), 2, RowShape(8, 3, 2))

@@ -1,4 +1,4 @@
-"""Which strategy the settings give, and what is said where it cannot be had."""
+"""The strategies that settings select, and errors if one is not available."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def refuses(code: str, subject: str, num_gpus: int = 1, *, wording: bool = True, **changes: object) -> str:
-    """Assert that the settings are refused; return what the problem is."""
+def rejects(code: str, subject: str, num_gpus: int = 1, *, wording: bool = True, **changes: object) -> str:
+    """Assert that the settings are rejected; return the problem."""
     with user_error(code, subject, wording=wording) as caught:
         make_strategy(tensorflow(**changes), num_gpus)
     return caught.value.problem
 
 
-def test_one_device_and_none() -> None:
+def test_one_device_and_no_strategy() -> None:
     off, _ = make_strategy(tensorflow(distribution_strategy="off"), 1)
     assert off is tf.distribute.get_strategy()
     for count in (0, 1):
@@ -46,60 +46,60 @@ def test_one_device_and_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["off", "one_device"])
-def test_one_device_is_not_several(name: str) -> None:
-    refuses("config.conflict", "num_gpus", 2, distribution_strategy=name)
+def test_one_device_strategies_reject_several_devices(name: str) -> None:
+    rejects("config.conflict", "num_gpus", 2, distribution_strategy=name)
 
 
 @no_gpu
-def test_devices_that_are_not_there_are_counted() -> None:
-    there = len(tf.config.list_logical_devices("CPU"))
-    problem = refuses("device.unavailable", "num_gpus", 64, wording=False, distribution_strategy="mirrored")
-    assert f" {there} CPU devices" in problem
+def test_missing_devices_are_counted() -> None:
+    available = len(tf.config.list_logical_devices("CPU"))
+    problem = rejects("device.unavailable", "num_gpus", 64, wording=False, distribution_strategy="mirrored")
+    assert f" {available} CPU devices" in problem
 
 
 @no_gpu
-def test_a_cpu_is_not_cut_into_any_number_of_devices() -> None:
+def test_number_of_virtual_cpus_is_limited() -> None:
     for count in (-3, 100_000):
         with user_error("config.range", "num_gpus"):
             prepare_devices(tensorflow(distribution_strategy="mirrored"), None, count)
 
 
-def test_parameter_server_is_refused() -> None:
-    refuses("config.conflict", "DISTRIBUTION_STRATEGY", distribution_strategy="parameter_server")
+def test_parameter_server_is_an_error() -> None:
+    rejects("config.conflict", "DISTRIBUTION_STRATEGY", distribution_strategy="parameter_server")
 
 
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     [("mirrored", "ring"), ("multi_worker_mirrored", "hierarchical_copy"), ("one_device", "nccl")],
 )
-def test_an_all_reduce_of_another_strategy_is_refused(name: str, algorithm: str) -> None:
-    refuses("config.choice", "ALL_REDUCE_ALG", distribution_strategy=name, all_reduce_alg=algorithm)
+def test_all_reduce_of_another_strategy_is_an_error(name: str, algorithm: str) -> None:
+    rejects("config.choice", "ALL_REDUCE_ALG", distribution_strategy=name, all_reduce_alg=algorithm)
 
 
 @no_gpu
-def test_nccl_without_gpus_is_told() -> None:
+def test_nccl_without_gpus_is_noted() -> None:
     strategy, (note,) = make_strategy(tensorflow(distribution_strategy="mirrored", all_reduce_alg="nccl"), 1)
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
 
 
-def test_workers_that_nobody_names() -> None:
-    refuses("distributed.identity", "DISTRIBUTION_STRATEGY", distribution_strategy="multi_worker_mirrored")
+def test_missing_workers_are_an_error() -> None:
+    rejects("distributed.identity", "DISTRIBUTION_STRATEGY", distribution_strategy="multi_worker_mirrored")
     with user_error("distributed.identity", "task_index"):
         make_strategy(tensorflow(distribution_strategy="multi_worker_mirrored"), 1, ["a:1", "b:1"], 2)
 
 
-def test_workers_of_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["a:1", "b:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
     resolver = strategies._cluster((), -1, 1)
     assert (resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id) == (cluster, "worker", 1)
     monkeypatch.setenv("TF_CONFIG", "{}")
-    refuses("distributed.identity", "TF_CONFIG", distribution_strategy="multi_worker_mirrored")
+    rejects("distributed.identity", "TF_CONFIG", distribution_strategy="multi_worker_mirrored")
 
 
-def test_workers_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes with two tasks each; the third task."""
+def test_workers_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test the third task on two nodes with two tasks each."""
     for name, value in {
         "NTASKS": "4",
         "PROCID": "2",
@@ -113,10 +113,10 @@ def test_workers_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolver.cluster_spec().as_dict() == {"worker": hosts}
     assert (resolver.task_type, resolver.task_id, resolver.num_accelerators()["GPU"]) == ("worker", 2, 0)
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
-    refuses("distributed.identity", "SLURM_STEP_NODELIST", distribution_strategy="multi_worker_mirrored")
+    rejects("distributed.identity", "SLURM_STEP_NODELIST", distribution_strategy="multi_worker_mirrored")
     monkeypatch.delenv("SLURM_STEP_NODELIST")
-    # TensorFlow's words are in the message.
-    refuses("distributed.identity", "SLURM_NTASKS", wording=False, distribution_strategy="multi_worker_mirrored")
+    # The message includes TensorFlow's text.
+    rejects("distributed.identity", "SLURM_NTASKS", wording=False, distribution_strategy="multi_worker_mirrored")
 
 
 PREPARE = """
@@ -132,20 +132,20 @@ strategy, _ = make_strategy(config, 2)
 try:
     make_strategy(tensorflow(distribution_strategy="tpu", tpu="no-such-tpu"), 0)
 except UserError as error:
-    refused = error.code, error.subject, str(error)
+    rejected = error.code, error.subject, str(error)
 threads = tf.config.threading
 found = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
-print(json.dumps([strategy.num_replicas_in_sync, found, refused]))
+print(json.dumps([strategy.num_replicas_in_sync, found, rejected]))
 """
 
 
 @no_gpu
-def test_devices_are_made_ready_and_a_tpu_that_is_not_there_is_one_line() -> None:
+def test_devices_are_prepared_and_a_missing_tpu_is_a_one_line_error() -> None:
     tests = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{PREPARE}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    replicas, threads, refused = json.loads(done.stdout.splitlines()[-1])
+    replicas, threads, rejected = json.loads(done.stdout.splitlines()[-1])
     assert (replicas, threads) == (2, [3, 3])
-    assert refused[:2] == ["device.unavailable", "TPU"]
-    assert "\n" not in refused[2]
+    assert rejected[:2] == ["device.unavailable", "TPU"]
+    assert "\n" not in rejected[2]

@@ -1,4 +1,4 @@
-"""TFRecords by tf.data: the same sequences as a store reads, shared out over hosts, and damage told in one line."""
+"""TFRecords read by tf.data: the same sequences as from a store, division among hosts, and damage reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT, LONGEST = 230, 32
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """230 sequences in five files of different sizes."""
+    """Write 230 sequences in five files of different sizes."""
     folder = tmp_path_factory.mktemp("records")
     rows = make_rows(random_lengths(COUNT))
     for index, chosen in enumerate(np.split(np.arange(COUNT), [20, 75, 120, 160])):
@@ -38,11 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def matched(patterns: Any, tokens: int | None = None, predictions: int | None = None) -> Files:
-    """The files, with the widths of the first one, or those of `folder`, where none are given."""
-    there = [
+    """Match files, with the given widths, those of the first file, or those of `folder`."""
+    existing = [
         name for name in sorted(glob.glob(str(patterns))) if Path(name).stat().st_size > 16 and Path(name).is_file()
     ]
-    own = read_widths(there[0], skip_bad=True) if there and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
+    own = read_widths(existing[0], skip_bad=True) if existing and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
     return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
 
 
@@ -62,7 +62,7 @@ def joined(parts: list[Rows]) -> Ragged:
     return Ragged.concatenate([sequences_of(part) for part in parts])
 
 
-def test_files_are_named_as_the_store_names_them(folder: Path) -> None:
+def test_files_have_the_identity_of_the_store(folder: Path) -> None:
     files, info = matched(folder / "part-*"), describe(folder)
     assert files.identity == info.identity
     assert files.shape == (info.max_seq_length, info.max_predictions, 1)
@@ -71,7 +71,7 @@ def test_files_are_named_as_the_store_names_them(folder: Path) -> None:
     assert matched(folder / "part-00000*").identity != info.identity
 
 
-def test_a_list_beside_the_files_binds(tmp_path: Path) -> None:
+def test_files_must_match_their_manifest(tmp_path: Path) -> None:
     made = TfrecordFolder(tmp_path, 2, LONGEST, MAX_PREDICTIONS)
     rows = make_rows(random_lengths(20))
     written = [made.write(index, rows.slice(10 * index, 10 * index + 10), "") for index in range(2)]
@@ -93,7 +93,7 @@ def test_a_list_beside_the_files_binds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replicas", [(1, 3), (2, 4)])
 @pytest.mark.parametrize("count", [50, None])
-def test_evaluation_takes_the_first_samples_once(folder: Path, replicas: tuple[int, int], count: int | None) -> None:
+def test_evaluation_uses_the_first_samples_once(folder: Path, replicas: tuple[int, int], count: int | None) -> None:
     hosts, all_replicas = replicas
     data = TFRecordEvaluation(matched(folder / "part-*"), 4, count, vocab_size=VOCAB_SIZE)
     data.open()
@@ -105,13 +105,13 @@ def test_evaluation_takes_the_first_samples_once(folder: Path, replicas: tuple[i
     assert same_sequences(joined(rows), open_store(folder).gather(np.arange(count or COUNT)))
 
 
-def test_evaluation_of_too_few(folder: Path) -> None:
+def test_evaluation_with_too_few_samples_is_an_error(folder: Path) -> None:
     with user_error("data.too-small", folder / "part-*"):
         TFRecordEvaluation(matched(folder / "part-*"), 4, COUNT + 1, vocab_size=VOCAB_SIZE).open()
 
 
-def test_training_takes_all_sequences(folder: Path) -> None:
-    """Even where a batch is the whole set: files are repeated before they are read."""
+def test_training_uses_all_sequences(folder: Path) -> None:
+    """Even if a batch is the entire set, since files are repeated before they are read."""
     data = training(matched(folder / "part-*"), rows=COUNT)
     assert set(names(joined(batches(data.pipeline(context()), 40)))) == set(
         names(open_store(folder).gather(np.arange(COUNT)))
@@ -119,7 +119,7 @@ def test_training_takes_all_sequences(folder: Path) -> None:
     assert batches(data.pipeline(context()), 1)[0].input_ids.shape == (COUNT, LONGEST)
 
 
-def test_hosts_share_the_files(folder: Path) -> None:
+def test_files_are_divided_among_hosts(folder: Path) -> None:
     data = training(matched(folder / "part-*"))
     parts = [set(names(joined(batches(data.pipeline(context(2, 2, host)), 150)))) for host in range(2)]
     assert not parts[0] & parts[1]
@@ -128,7 +128,7 @@ def test_hosts_share_the_files(folder: Path) -> None:
         data.pipeline(context(6, 6, 0))
 
 
-def test_the_order_follows_from_the_seed(folder: Path) -> None:
+def test_order_is_determined_by_the_seed(folder: Path) -> None:
     def order(first_step: int = 0, **options: Any) -> list[str]:
         data = training(matched(folder / "part-*"), **options)
         return names(joined(batches(data.pipeline(context(), first_step), 10)))
@@ -141,8 +141,8 @@ def test_the_order_follows_from_the_seed(folder: Path) -> None:
     assert training(matched(folder / "part-*")).resume_note
 
 
-def test_datasets_of_strategies_have_no_end_and_static_shapes(folder: Path) -> None:
-    """Else workers ask each other at every step whether there is more."""
+def test_distributed_datasets_are_endless_with_static_shapes(folder: Path) -> None:
+    """Otherwise, workers ask each other at every step whether there is more data."""
     strategy = tf.distribute.get_strategy()
     evaluation = TFRecordEvaluation(matched(folder / "part-*"), 4, 10, vocab_size=VOCAB_SIZE)
     evaluation.open()
@@ -151,8 +151,8 @@ def test_datasets_of_strategies_have_no_end_and_static_shapes(folder: Path) -> N
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
 
 
-def test_padding_is_no_matter(tmp_path: Path) -> None:
-    """What is not a token or not a prediction counts for nothing, as in the store."""
+def test_padding_values_are_ignored(tmp_path: Path) -> None:
+    """Slots without a token or prediction are ignored, as in the store."""
     odd = odd_examples()
     (one := tmp_path / "one").mkdir()
     chosen = ("weights in other places", "padding that is not zero", "other order", "an unknown feature")
@@ -162,12 +162,12 @@ def test_padding_is_no_matter(tmp_path: Path) -> None:
     assert same_sequences(joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4)))
 
 
-def refused(files: Files, vocab_size: int = VOCAB_SIZE) -> UserError:
-    """Return what training on damaged files ends with."""
+def training_error(files: Files, vocab_size: int = VOCAB_SIZE) -> UserError:
+    """Train on damaged files and return the error."""
     data = training(files, vocab_size=vocab_size)
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 50)
-    problem = data.translated(raised.value)
+    problem = data.translate_error(raised.value)
     assert isinstance(problem, UserError)
     assert "\n" not in str(problem)
     return problem
@@ -180,7 +180,7 @@ def copied(folder: Path, target: Path) -> Path:
     return target
 
 
-def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> None:
+def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
     for name, code, damage in (
         ("a flipped bit", "data.damaged", lambda path: flip(path, 0.51)),
         ("cut off", "data.damaged", lambda path: path.write_bytes(path.read_bytes()[:-9])),
@@ -190,25 +190,25 @@ def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> No
         files = matched(copied(folder, tmp_path / name) / "part-*")
         bad = tmp_path / name / "part-00002-of-00005"
         damage(bad)
-        error = refused(files)
+        error = training_error(files)
         assert (error.code, error.subject) == (code, str(bad))
-        with user_error(code, bad, wording=name != "gone"):  # that has TensorFlow's words in it
+        with user_error(code, bad, wording=name != "gone"):  # this message includes TensorFlow's text
             TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
 
 
-def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+def test_records_with_other_features_are_errors(folder: Path, tmp_path: Path) -> None:
     lists = simple_lists()
     cases = {"other widths": lists, "no feature": {k: v for k, v in lists.items() if k != "masked_lm_ids"}}
     for name, content in cases.items():
         files = matched(copied(folder, tmp_path / name) / "part-*")
         (bad := tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
-        error = refused(files)
+        error = training_error(files)
         assert (error.code, error.subject) == ("data.damaged", str(bad))
         assert "record 0 (byte 0)" in error.problem
-    assert refused(matched(folder / "part-*"), 100).code == "data.damaged"
+    assert training_error(matched(folder / "part-*"), 100).code == "data.damaged"
 
 
-def test_bad_values_are_refused(tmp_path: Path) -> None:
+def test_invalid_values_are_errors(tmp_path: Path) -> None:
     for name, values, found in (
         ("masked_lm_positions", [1, 8, 0], "8"),
         ("masked_lm_weights", [1.0, 0.5, 0.0], "0.5"),
@@ -216,12 +216,12 @@ def test_bad_values_are_refused(tmp_path: Path) -> None:
     ):
         good, bad = example(simple_lists()), example({**simple_lists(), name: values})
         (tmp_path / name).write_bytes(frame(good, bad))
-        error = refused(matched(tmp_path / name), 65_536)
+        error = training_error(matched(tmp_path / name), 65_536)
         assert (error.code, error.subject) == ("data.damaged", str(tmp_path / name))
         assert f"record 1 (byte {len(frame(good))}) has {found} in {name}" in error.problem
 
 
-def test_what_cannot_be_files_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_file_patterns_are_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"short")
     for code, subject, patterns in (
         ("file.missing", "none-*", f"{folder}/part-*, {tmp_path}/none-*"),
@@ -230,11 +230,11 @@ def test_what_cannot_be_files_is_refused(folder: Path, tmp_path: Path) -> None:
         ("data.empty", tmp_path / "empty", tmp_path / "empty"),
         ("file.unreadable", "nowhere://bucket/x", "nowhere://bucket/x"),
     ):
-        with user_error(code, subject, wording=code != "file.unreadable"):  # that has TensorFlow's words in it
+        with user_error(code, subject, wording=code != "file.unreadable"):  # this message includes TensorFlow's text
             matched(patterns)
 
 
-def test_nothing_is_read_before_a_set_is_opened(folder: Path, tmp_path: Path) -> None:
+def test_records_are_not_read_before_open(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("plain text, no records")
     for files, code, name in (
@@ -246,8 +246,8 @@ def test_nothing_is_read_before_a_set_is_opened(folder: Path, tmp_path: Path) ->
                 data.open()
 
 
-def test_errors_of_others_are_left_alone(folder: Path) -> None:
+def test_unrelated_errors_are_not_translated(folder: Path) -> None:
     data = training(matched(folder / "part-*"))
-    assert data.translated(ValueError("x")) is None
-    assert data.translated(tf.errors.InvalidArgumentError(None, None, "shapes do not match")) is None
-    assert data.translated(tf.errors.ResourceExhaustedError(None, None, "out of memory")) is None
+    assert data.translate_error(ValueError("x")) is None
+    assert data.translate_error(tf.errors.InvalidArgumentError(None, None, "shapes do not match")) is None
+    assert data.translate_error(tf.errors.ResourceExhaustedError(None, None, "out of memory")) is None

@@ -67,7 +67,7 @@ def _read(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Repor
     if address.endswith(_TORCH):
         commands = "nvidia-to-torch, composer-to-torch or hf-to-torch"
         raise UserError(
-            "checkpoint.format", address, "is a file of PyTorch", f"Convert it first: mlbert convert {commands}"
+            "checkpoint.format", address, "is a PyTorch file", f"Convert it first: mlbert convert {commands}"
         )
     prefix = without_suffix(address)
     if not tf.io.gfile.exists(f"{prefix}.index"):
@@ -84,7 +84,7 @@ def _in_folder(folder: str) -> str:
         # Only the last part: the rest is the path at which it was written, and the folder may have moved.
         return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
     raise UserError(
-        "checkpoint.missing", folder, f"holds no {_WEIGHTS}, and no checkpoint file that names a checkpoint", _START
+        "checkpoint.missing", folder, f"contains no {_WEIGHTS} and no checkpoint file that names a checkpoint", _START
     )
 
 
@@ -97,7 +97,9 @@ def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.nda
     except SafetensorError as error:
         raise UserError("checkpoint.damaged", address, f"is damaged ({error})", _START) from None
     except KeyError as error:
-        raise UserError("checkpoint.format", address, f"holds numbers of type {error}", "Save it in float32") from None
+        raise UserError(
+            "checkpoint.format", address, f"contains numbers of type {error}", "Save it in float32"
+        ) from None
     config = Path(address).parent / _CONFIG
     if config.is_file():
         check_unseen(BertConfig.from_json(config), shape, address)
@@ -168,7 +170,7 @@ class CheckpointFolder:
         try:
             self._checkpoint.read(str(folder / _VARIABLES)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError):
-            reason = "does not hold exactly what this run's model and optimizer keep"
+            reason = "does not match the variables of this run's model and optimizer"
             raise UserError("run.other-settings", folder, reason, "Remove the folder or set another LOGDIR") from None
         return state
 

@@ -42,7 +42,7 @@ from tf2_bert.store_rows import RowShape, row_shape, zero_rows
 from tf2_bert.synthetic import SyntheticStore
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 
-EVALUATED_ON_TRAINING = "the evaluation takes the first samples of the training files, as in MLPerf v0.7"
+EVALUATED_ON_TRAINING = "evaluation uses the first samples of the training files, as in MLPerf v0.7"
 
 Source = StoreInfo | Files
 
@@ -132,13 +132,13 @@ class Data:
         for _ in range(self._evaluation.steps(self._strategy.num_replicas_in_sync)):
             yield next(rows)
 
-    def translated(self, error: BaseException) -> Exception | None:
+    def translate_error(self, error: BaseException) -> Exception | None:
         """Return why reading failed, usually a UserError, or None if reading did not cause ``error``.
 
         ``error`` was raised by a step or an evaluation.
         """
-        found = self._training.translated(error)
-        return found or (self._evaluation.translated(error) if self._evaluation else None)
+        found = self._training.translate_error(error)
+        return found or (self._evaluation.translate_error(error) if self._evaluation else None)
 
     def finish(self) -> None:
         """Wait for the checksums of listed files. Raises UserError on a mismatch, so that the run does not succeed."""
@@ -164,7 +164,7 @@ class TrainingData(Protocol):
         It starts at optimizer step ``first_step``.
         """
 
-    def translated(self, error: BaseException) -> Exception | None:
+    def translate_error(self, error: BaseException) -> Exception | None:
         """Return why reading failed, or None if reading did not cause ``error``, which TensorFlow raised in a step."""
 
 
@@ -186,8 +186,8 @@ class EvaluationData(Protocol):
         Empty slots in the last steps have weight 0. It restarts after `steps`.
         """
 
-    def translated(self, error: BaseException) -> Exception | None:
-        """See `TrainingData.translated`."""
+    def translate_error(self, error: BaseException) -> Exception | None:
+        """See `TrainingData.translate_error`."""
 
 
 def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) -> Inputs:
@@ -197,10 +197,10 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
     """
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     if data.synthetic_data:
-        made_up = _synthetic(data, shape).info
-        return Inputs(shape, made_up, made_up, None, ())
+        dummy = _synthetic(data, shape).info
+        return Inputs(shape, dummy, dummy, None, ())
     if tensorflow.input_files and data.max_sequences_per_pack > 1:
-        reason = f"packs of {data.max_sequences_per_pack} sequences are not made of what tf.data reads"
+        reason = f"is {data.max_sequences_per_pack}, but sequences that tf.data reads from INPUT_FILES cannot be packed"
         raise UserError(
             "config.conflict", "MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES"
         )
@@ -221,9 +221,9 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
         evaluation = describe(data.eval_dir, most)
     vocabulary = None
     if isinstance(train, StoreInfo):
-        beside = train.folder.parent / "vocab.txt"
-        if beside.exists():
-            check_vocabulary(train, vocabulary := beside)
+        vocabulary_file = train.folder.parent / "vocab.txt"
+        if vocabulary_file.exists():
+            check_vocabulary(train, vocabulary := vocabulary_file)
         _check_widths(train, *widths)
     known = [info for source in (train, evaluation) for info in _infos(source)]
     for info in known:
@@ -236,12 +236,12 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
 
 def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
     if max_seq_length not in (None, info.max_seq_length):
-        reason = f"is {max_seq_length}, {info.folder} has sequences of up to {info.max_seq_length} tokens"
-        raise UserError("config.conflict", "MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or leave it out")
+        reason = f"is {max_seq_length}, but {info.folder} has sequences of up to {info.max_seq_length} tokens"
+        raise UserError("config.conflict", "MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or remove it")
     if max_predictions is not None and max_predictions < info.max_predictions:
-        reason = f"is {max_predictions}, {info.folder} has up to {info.max_predictions} in a sequence"
+        reason = f"is {max_predictions}, but {info.folder} has up to {info.max_predictions} per sequence"
         raise UserError(
-            "config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or leave it out"
+            "config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or remove it"
         )
 
 
@@ -251,14 +251,13 @@ def _infos(source: Source) -> tuple[StoreInfo, ...]:
 
 def _check_positions(source: Source, model: BertConfig) -> None:
     if isinstance(source, Files) and source.shape.tokens > model.max_position_embeddings:
-        reason = (
-            f"has sequences of {source.shape.tokens} tokens, the model has {model.max_position_embeddings} positions"
-        )
+        positions = model.max_position_embeddings
+        reason = f"has sequences of {source.shape.tokens} tokens, but the model has {positions} positions"
         raise UserError(
             "data.too-long",
             source.patterns,
             reason,
-            "Raise max_position_embeddings or take data with shorter sequences",
+            "Raise max_position_embeddings or use data with shorter sequences",
         )
 
 

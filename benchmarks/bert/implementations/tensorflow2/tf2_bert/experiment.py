@@ -97,14 +97,14 @@ def run_experiment(
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
         trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config[ScheduleConfig])
-        facts = tell(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
+        facts = runtime_facts(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
         if workers.is_chief:
             identity = log_run(log, resolved, facts, trained.optimizer, schedule)
             paths.write_record(resolved, seed, identity)
         data = Data(data_settings, evaluation, tensorflow, inputs, strategy, seed)
         state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
-        _make_ready(config, trained, folder, state, data, log, say)
+        _prepare(config, trained, folder, state, data, log, say)
         metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
         limits = Limits.of(evaluation, config[ScheduleConfig], settings)
         monitor = Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
@@ -132,12 +132,12 @@ def run_experiment(
             outcome = train(run)
     if workers.is_chief:
         summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
-        leave_behind(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
+        write_outputs(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome
 
 
-def _make_ready(
+def _prepare(
     config: Configuration,
     trained: Trained,
     folder: checkpoints.CheckpointFolder,
@@ -166,12 +166,12 @@ def make_trained(
     clipping = config[DistributedConfig].gradient_clipping
     if clipping == "buckets":
         raise UserError(
-            "config.conflict", "GRADIENT_CLIPPING", "buckets is not there in TensorFlow 2", "Use before or after"
+            "config.conflict", "GRADIENT_CLIPPING", "buckets is not supported in TensorFlow 2", "Use before or after"
         )
     if compute.precision not in COMPUTE_DTYPES:
         known = ", ".join(COMPUTE_DTYPES)
         raise UserError(
-            "config.choice", "PRECISION", f"{compute.precision} is nothing that TensorFlow 2 has here", f"Use {known}"
+            "config.choice", "PRECISION", f"{compute.precision} is not supported in TensorFlow 2", f"Use {known}"
         )
     for note in inputs.notes:
         say(note)
@@ -227,7 +227,7 @@ def sequences_of_step(data: DataConfig, replicas: int) -> int:
     return rules.global_batch_size(data.train_batch_size, replicas, data.average_packing_rate)
 
 
-def tell(
+def runtime_facts(
     data: DataConfig,
     compute: ComputeConfig,
     tensorflow: TensorFlowConfig,
@@ -275,7 +275,7 @@ def log_run(
     return identity
 
 
-def leave_behind(
+def write_outputs(
     paths: RunFolder, model: BertPretrainer, outcome: RunOutcome, summary: Mapping[str, object], *, evaluated: bool
 ) -> None:
     """Write weights, curve and finally ``summary``, which marks the run folder as complete."""

@@ -24,7 +24,7 @@ from tf2_bert.recipe import RECIPE
 FLAGS = flags.FLAGS
 
 # Published flag -> (key of the setting, type, default, short name).
-_SAME: Mapping[str, tuple[str, Any, Any, str | None]] = {
+_DIRECT: Mapping[str, tuple[str, Any, Any, str | None]] = {
     "bert_config_file": ("bert_config_file", str, None, None),
     "init_checkpoint": ("init_checkpoint", str, None, None),
     "input_files": ("input_files", str, None, None),
@@ -55,37 +55,37 @@ _SAME: Mapping[str, tuple[str, Any, Any, str | None]] = {
     "tpu": ("tpu", str, None, None),
 }
 # Published flags that are converted to settings in other units.
-_COUNTED: Mapping[str, tuple[Any, Any, str]] = {
-    "train_batch_size": (int, 32, "Rows of a step over all replicas and accumulation steps."),
-    "eval_batch_size": (int, 32, "Rows of an evaluation batch over all replicas."),
-    "num_steps_per_epoch": (int, 1000, "Steps of an epoch; with num_train_epochs the length of the schedule."),
-    "num_train_epochs": (int, 3, "Epochs of the schedule."),
-    "stop_steps": (int, None, "Training ends there; none: at the schedule's end."),
-    "steps_between_eval": (int, 10_000, "Distance between evaluations."),
-    "steps_before_eval_start": (int, 0, "No evaluation before so many steps."),
-    "loss_scale": (str, None, "What fp16 multiplies the loss by: dynamic, or a number that stays."),
-    "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard's files."),
+_CONVERTED: Mapping[str, tuple[Any, Any, str]] = {
+    "train_batch_size": (int, 32, "Rows per step, over all replicas and accumulation steps."),
+    "eval_batch_size": (int, 32, "Rows per evaluation batch, over all replicas."),
+    "num_steps_per_epoch": (int, 1000, "Steps per epoch; times num_train_epochs, this is the length of the schedule."),
+    "num_train_epochs": (int, 3, "Epochs in the schedule."),
+    "stop_steps": (int, None, "Training stops at this step (default: the end of the schedule)."),
+    "steps_between_eval": (int, 10_000, "Steps between evaluations."),
+    "steps_before_eval_start": (int, 0, "Steps before the first evaluation."),
+    "loss_scale": (str, None, "Loss scale for fp16: dynamic, or a fixed number."),
+    "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard files."),
 }
-MOST_ROWS = 1_000_000  # beyond this, TensorFlow fails with unhelpful errors
+MAX_ROWS = 1_000_000  # beyond this, TensorFlow fails with unhelpful errors
 _BETWEEN = ("steps_between_eval", "steps_before_eval_start")
 _WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
 # Published flags of the process rather than the run, then those of features that are not implemented.
 _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
-    "num_gpus": (int, 1, "GPUs of this machine; on one without, its CPU is split into as many devices."),
-    "worker_hosts": (str, None, "host:port of each worker of multi_worker_mirrored, with commas."),
-    "task_index": (int, -1, "Which one of worker_hosts this process is."),
-    "model_export_path": (str, None, "Folder that gets the final weights once more."),
+    "num_gpus": (int, 1, "GPUs to use; without a GPU, the CPU is split into this many devices."),
+    "worker_hosts": (str, None, "Comma-separated host:port of each multi_worker_mirrored worker."),
+    "task_index": (int, -1, "Index of this process in worker_hosts."),
+    "model_export_path": (str, None, "Folder for a copy of the final weights."),
     "tf_gpu_thread_mode": (str, None, "TF_GPU_THREAD_MODE of the process: gpu_private, gpu_shared or global."),
-    "per_gpu_thread_count": (int, 0, "TF_GPU_THREAD_COUNT of the process; 0: TensorFlow's own."),
+    "per_gpu_thread_count": (int, 0, "TF_GPU_THREAD_COUNT of the process (0: TensorFlow's default)."),
 }
-_ABSENT: Mapping[str, tuple[Any, Any, str]] = {
-    "use_keras_compile_fit": (bool, False, "there is no Keras here"),
-    "model_type": (str, "bert", "ALBERT is not here"),
+_UNSUPPORTED: Mapping[str, tuple[Any, Any, str]] = {
+    "use_keras_compile_fit": (bool, False, "training with Keras is not supported"),
+    "model_type": (str, "bert", "ALBERT is not supported"),
     "hub_module_url": (str, None, "weights come from --init_checkpoint"),
     "hub_module_trainable": (bool, True, "weights come from --init_checkpoint"),
     "datasets_num_private_threads": (int, None, "tf.data uses TensorFlow's own threads"),
-    "fp16_implementation": (str, "keras", "there is one: float16 products, float32 weights, --loss_scale"),
+    "fp16_implementation": (str, "keras", "fp16 always means float16 products, float32 weights and --loss_scale"),
 }
 _DEFINE: Mapping[Any, Callable[..., Any]] = {
     int: flags.DEFINE_integer,
@@ -93,7 +93,7 @@ _DEFINE: Mapping[Any, Callable[..., Any]] = {
     bool: flags.DEFINE_boolean,
     str: flags.DEFINE_string,
 }
-_PUBLISHED_KEYS = {key for key, *_ in _SAME.values()}
+_PUBLISHED_KEYS = {key for key, *_ in _DIRECT.values()}
 
 
 def define_flags() -> None:
@@ -101,9 +101,9 @@ def define_flags() -> None:
     if "train_batch_size" in FLAGS:
         return
     settings = settings_by_key()
-    for name, (key, kind, default, short) in _SAME.items():
+    for name, (key, kind, default, short) in _DIRECT.items():
         _DEFINE[kind](name, default, settings[key].meaning, short_name=short)
-    for name, (kind, default, meaning) in {**_COUNTED, **_PROCESS, **_ABSENT}.items():
+    for name, (kind, default, meaning) in {**_CONVERTED, **_PROCESS, **_UNSUPPORTED}.items():
         _DEFINE[kind](name, default, meaning, short_name={"num_gpus": "ng", **_SHORT}.get(name))
     for key, setting in settings.items():
         if RECIPE.reads(setting) and key not in _PUBLISHED_KEYS and key not in FLAGS:
@@ -127,14 +127,14 @@ def resolve_flags(replicas: int) -> Resolved:
     Raises:
         UserError: settings conflict or are not supported here.
     """
-    for name, (_, default, reason) in _ABSENT.items():
+    for name, (_, default, reason) in _UNSUPPORTED.items():
         if given(name) and FLAGS[name].value != default:
             raise UserError("config.unsupported", f"--{name}={FLAGS[name].value}", reason, "Leave it out")
-    values = {**_same(), **_counted(replicas), **_further()}
+    values = {**_direct(), **_converted(replicas), **_additional()}
     resolved = resolve(RECIPE, None, {}, [], [], given=values)
     data, tensorflow = resolved.config[DataConfig], resolved.config[TensorFlowConfig]
     if data.average_packing_rate != 1:
-        values |= {**_counted(replicas, data.average_packing_rate), **_further()}
+        values |= {**_converted(replicas, data.average_packing_rate), **_additional()}
         resolved = resolve(RECIPE, None, {}, [], [], given=values)
     if tensorflow.eval_schedule == "mlperf":
         batch = rules.global_batch_size(data.train_batch_size, replicas, data.average_packing_rate)
@@ -156,10 +156,10 @@ def _origin(name: str) -> str:
     return f"flag --{name}" if given(name) else f"default of --{name}"
 
 
-def _same() -> dict[str, tuple[object, str]]:
+def _direct() -> dict[str, tuple[object, str]]:
     """Return the settings of published flags that map to one setting each."""
     values: dict[str, tuple[object, str]] = {}
-    for name, (key, *_) in _SAME.items():
+    for name, (key, *_) in _DIRECT.items():
         if name in _WIDTHS and not (given(name) or given("input_files")):
             continue  # a prepared data set defines them
         value = FLAGS[name].value
@@ -175,27 +175,27 @@ def _same() -> dict[str, tuple[object, str]]:
     return values
 
 
-def _further() -> dict[str, tuple[object, str]]:
+def _additional() -> dict[str, tuple[object, str]]:
     """Return the settings of flags that are not published ones."""
     read = [key for key, setting in settings_by_key().items() if RECIPE.reads(setting)]
-    ours = [key for key in read if key in FLAGS and key not in _SAME and key not in _COUNTED]
+    ours = [key for key in read if key in FLAGS and key not in _DIRECT and key not in _CONVERTED]
     return {key: (FLAGS[key].value, _origin(key)) for key in ours if given(key)}
 
 
-def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
+def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
     """Return settings that published flags give in other units. ``packing_rate``: nominal sequences per row."""
     values: dict[str, tuple[object, str]] = {}
 
-    def wanted(key: str, *names: str) -> bool:
+    def applies(key: str, *names: str) -> bool:
         known = exported() or settings_by_key()[key].env in environment()
         return not known or any(given(name) for name in names)
 
     def put(key: str, value: int, *names: str) -> None:
-        if wanted(key, *names):
+        if applies(key, *names):
             values[key] = (value, _origin(next(filter(given, names), names[0])))
 
     for name in ("train_batch_size", "eval_batch_size"):
-        if wanted(name, name):
+        if applies(name, name):
             values[name] = (_per_replica(name, replicas), _origin(name))
     rows = values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
     batch = rules.global_batch_size(_whole(rows), replicas, packing_rate)
@@ -204,23 +204,22 @@ def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object
     steps = schedule if FLAGS.stop_steps is None else FLAGS.stop_steps
     for name in length:
         if int(FLAGS[name].value or 0) < 1:
-            raise UserError(
-                "config.range", f"--{name}", f"{FLAGS[name].value} is not at least 1", "Give a number of them"
-            )
+            raise UserError("config.range", f"--{name}", f"{FLAGS[name].value} is not at least 1", "Set at least 1")
     if not 1 <= steps <= schedule:
         raise UserError(
-            "config.range", "--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer"
+            "config.range",
+            "--stop_steps",
+            f"{steps} is not between 1 and the schedule's {schedule} steps",
+            "Set it within the schedule",
         )
     put("max_steps", steps, "stop_steps", *length)
     put("lr_decay_end", schedule, *length, "stop_steps")
     put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
     between, before = FLAGS.steps_between_eval, FLAGS.steps_before_eval_start
     if between < 1:
-        raise UserError(
-            "config.range", "--steps_between_eval", f"{between} is not at least 1", "Give a number of steps"
-        )
+        raise UserError("config.range", "--steps_between_eval", f"{between} is not at least 1", "Set at least 1")
     if before < 0:
-        raise UserError("config.range", "--steps_before_eval_start", f"{before} is negative", "Give a number of steps")
+        raise UserError("config.range", "--steps_before_eval_start", f"{before} is negative", "Set 0 or more")
     put("eval_iter_start_samples", max(-(-before // between), 1) * between * batch, *_BETWEEN)
     put("eval_iter_samples", between * batch, *_BETWEEN)
     if given("loss_scale") and FLAGS.loss_scale != "dynamic":
@@ -246,9 +245,9 @@ def _per_replica(name: str, replicas: int) -> int:
         raise UserError(
             "config.conflict",
             f"--{name}",
-            f"{total} does not split over {replicas} replicas",
+            f"{total} cannot be divided among {replicas} replicas",
             f"Give a multiple of {replicas}",
         )
-    if total // replicas > MOST_ROWS:
-        raise UserError("config.range", f"--{name}", f"{total} is over {MOST_ROWS} rows for a replica", "Set fewer")
+    if total // replicas > MAX_ROWS:
+        raise UserError("config.range", f"--{name}", f"{total} is more than {MAX_ROWS} rows per replica", "Lower it")
     return total // replicas

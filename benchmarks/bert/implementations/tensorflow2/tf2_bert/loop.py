@@ -135,17 +135,17 @@ def run_steps(run: Run, steps: int) -> None:
     """Run one loop of steps. A skipped update delays the learning rate schedule only from the next loop on."""
     state, started = run.state, time.monotonic()
     rates = [run.schedule(state.updates + i) for i in range(steps)]
-    with explained(run.data):
-        told = run.step.run_loop(run.data.batches, np.array(rates, np.float32), state.step)
+    with data_errors_explained(run.data):
+        results = run.step.run_loop(run.data.batches, np.array(rates, np.float32), state.step)
     state.train_seconds += time.monotonic() - started
     for i, rate in enumerate(rates):
         state.step += 1
-        state.add(StepCounts(round(float(told.sequences[i])), round(float(told.tokens[i])), 0))
-        if not math.isfinite(told.grad_norms[i]):
+        state.add(StepCounts(round(float(results.sequences[i])), round(float(results.tokens[i])), 0))
+        if not math.isfinite(results.grad_norms[i]):
             state.skipped_steps += 1
             run.events.skipped(state)
         if run.events.should_log(state.step):
-            run.events.step(state, float(told.losses[i]), rate, float(told.grad_norms[i]))
+            run.events.step(state, float(results.losses[i]), rate, float(results.grad_norms[i]))
 
 
 def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
@@ -153,7 +153,7 @@ def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
     state = run.state
     run.events.evaluation_start(state)
     totals = np.zeros(len(objective.Sums._fields))
-    with explained(run.data):
+    with data_errors_explained(run.data):
         for rows in run.data.evaluation():
             totals += [float(value) for value in run.step.evaluate_batch(rows)]
     metrics = objective.metrics(objective.Sums(*totals))
@@ -164,10 +164,10 @@ def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
 
 
 @contextmanager
-def explained(data: Data) -> Iterator[None]:
+def data_errors_explained(data: Data) -> Iterator[None]:
     """Replace TensorFlow's errors about unreadable data by the data reader's own."""
     try:
         yield
     except tf.errors.OpError as error:
-        reason = data.translated(error)
+        reason = data.translate_error(error)
         raise (error if reason is None else reason) from None

@@ -21,7 +21,7 @@ from mlbert.training.config import RunConfig
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 def prepare_process() -> None:
@@ -68,20 +68,22 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
 
-def told(work: Callable[[], int]) -> int:
+def exit_status(work: Callable[[], int]) -> int:
     """Return the status of ``work``; for a user mistake, print one line to stderr and return 2."""
     try:
         return work()
     except UserError as error:
-        return told_of(error)
+        return report_error(error)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in WRITE_ERRORS:
             raise
         reason = f"cannot be written ({error.strerror})"
-        return told_of(UserError("file.unwritable", error.filename or "a file", reason, "Free space or change LOGDIR"))
+        return report_error(
+            UserError("file.unwritable", error.filename or "a file", reason, "Free space or change LOGDIR")
+        )
 
 
-def told_of(mistake: UserError) -> int:
+def report_error(mistake: UserError) -> int:
     """Print the mistake to stderr in one line and return its exit status."""
     print(f"mlbert: error: {mistake.as_line()}", file=sys.stderr)
     return mistake.exit_status
@@ -91,11 +93,14 @@ def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
             raise UserError(
-                "config.syntax", arguments[1], "is neither a flag nor its value", "See run_pretraining.py --helpfull"
+                "config.syntax",
+                arguments[1],
+                "is neither a flag nor a flag's value",
+                "See run_pretraining.py --helpfull",
             )
         return run_bert_pretrain()
 
-    sys.exit(told(work))
+    sys.exit(exit_status(work))
 
 
 def _parsed(words: Sequence[str]) -> list[str]:
@@ -104,7 +109,9 @@ def _parsed(words: Sequence[str]) -> list[str]:
         return FLAGS(words)
     except absl_flags.Error as error:
         reason = str(error).splitlines()[0]
-        sys.exit(told_of(UserError("config.syntax", "the command line", reason, "See run_pretraining.py --helpfull")))
+        sys.exit(
+            report_error(UserError("config.syntax", "the command line", reason, "See run_pretraining.py --helpfull"))
+        )
 
 
 def main() -> None:

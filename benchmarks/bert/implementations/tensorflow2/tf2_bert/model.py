@@ -31,7 +31,12 @@ Parameters = Iterator[tuple[str, tf.Variable]]
 # no key does not produce NaN.
 UNSEEN = -1e9
 DROPOUT_PLACES_OF_LAYER = 3  # attention probabilities, attention output, output
-_HAS = {"position_embedding_type": "absolute", "norm_position": "post", "gated_mlp": False, "tie_word_embeddings": True}
+_SUPPORTED = {
+    "position_embedding_type": "absolute",
+    "norm_position": "post",
+    "gated_mlp": False,
+    "tie_word_embeddings": True,
+}
 
 
 class Logits(NamedTuple):
@@ -93,7 +98,7 @@ class _Embedding(tf.Module):
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
         """Map ids int32 [T] to float32 [T, D]."""
-        return _looked_up(tf.convert_to_tensor(self.embeddings), ids)
+        return _embedding_lookup(tf.convert_to_tensor(self.embeddings), ids)
 
 
 class _EmbeddingsNorm(tf.Module):
@@ -248,13 +253,13 @@ class BertPretrainer(tf.Module):
 
     def __init__(self, config: BertConfig, compute_dtype: tf.DType = tf.float32, seed: int = 0) -> None:
         super().__init__()
-        for name, wanted in _HAS.items():
-            if (value := getattr(config, name)) != wanted:
+        for name, supported in _SUPPORTED.items():
+            if (value := getattr(config, name)) != supported:
                 raise UserError(
                     "model.unsupported",
                     "bert_config",
-                    f"{name} {value!r} is not there in TensorFlow 2",
-                    f"Use {wanted!r}",
+                    f"{name} {value!r} is not supported in TensorFlow 2",
+                    f"Use {supported!r}",
                 )
         self.config, self.compute_dtype = config, compute_dtype
         draw = _Draw(config.initializer_range, seed)
@@ -298,7 +303,7 @@ class BertPretrainer(tf.Module):
         variables = self.parameters()
         for code, problem, names in (
             ("checkpoint.incomplete", "is missing", variables.keys() - values.keys()),
-            ("checkpoint.shape", "is no parameter of this model", values.keys() - variables.keys()),
+            ("checkpoint.shape", "is not a parameter of this model", values.keys() - variables.keys()),
         ):
             if names:
                 raise UserError(
@@ -310,18 +315,18 @@ class BertPretrainer(tf.Module):
 
     def values(self) -> dict[str, np.ndarray]:
         """Return all weights in the format of `assign`, without padding."""
-        return {name: _turned(name, variable.numpy()) for name, variable in self.parameters().items()}
+        return {name: _transpose_kernel(name, variable.numpy()) for name, variable in self.parameters().items()}
 
     def _own_shape(self, name: str, value: np.ndarray, variable: tf.Variable) -> np.ndarray:
         if name in VOCABULARY and self.config.vocab_size < len(value) <= self.config.padded_vocab_size:
             value = value[: self.config.vocab_size]
-        own = _turned(name, value)
+        own = _transpose_kernel(name, value)
         if own.shape != tuple(variable.shape):
-            wanted = list(variable.shape)[:: -1 if _is_kernel(name) else 1]
+            expected = list(variable.shape)[:: -1 if _is_kernel(name) else 1]
             raise UserError(
                 "checkpoint.shape",
                 "weights",
-                f"{name} is {list(value.shape)}, not {wanted}",
+                f"{name} is {list(value.shape)}, not {expected}",
                 "Use weights of this model's bert_config.json",
             )
         return own
@@ -352,7 +357,9 @@ def _dropout(x: tf.Tensor, probability: float, seed: tf.Tensor | None) -> tf.Ten
 
 
 @tf.custom_gradient
-def _looked_up(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
+def _embedding_lookup(
+    table: tf.Tensor, ids: tf.Tensor
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
     """Gather rows of a table, with a dense gradient: slices from tf.gather cost a copy of the tied table's gradient."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
@@ -369,6 +376,6 @@ def _is_kernel(name: str) -> bool:
     return name.endswith(".weight") and not name.endswith(("_embeddings.weight", "LayerNorm.weight"))
 
 
-def _turned(name: str, value: np.ndarray) -> np.ndarray:
+def _transpose_kernel(name: str, value: np.ndarray) -> np.ndarray:
     """Transpose kernels; return other parameters unchanged."""
     return np.ascontiguousarray(value.T) if _is_kernel(name) else value

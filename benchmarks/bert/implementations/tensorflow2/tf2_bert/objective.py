@@ -69,9 +69,12 @@ def metrics(sums: Sums) -> dict[str, float]:
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:
         raise UserError(
-            "data.empty", "the evaluation set", "holds no masked token", "Give one that was prepared with masks"
+            "data.empty",
+            "the evaluation set",
+            "contains no masked tokens",
+            "Use a set that was prepared with masked tokens",
         )
-    assert sequences, "the evaluation set holds no sequence"
+    assert sequences, "the evaluation set contains no sequences"
     return {
         "mlm_accuracy": correct / masked,
         "loss": loss / masked,

@@ -200,7 +200,7 @@ def make_optimizer(config: OptimizerConfig, parameters: Mapping[str, tf.Variable
         UserError: only the PyTorch implementation has this optimizer.
     """
     if config.optimizer not in OPTIMIZERS:
-        reason = f"{config.optimizer} is not there in TensorFlow 2"
+        reason = f"{config.optimizer} is not supported in TensorFlow 2"
         raise UserError("config.choice", "OPTIMIZER", reason, f"Choose {' or '.join(OPTIMIZERS)}")
     return OPTIMIZERS[config.optimizer](
         parameters,

@@ -90,7 +90,7 @@ class PerfZeroBenchmark(tf.test.Benchmark):
         if "://" in self.output_dir:
             remedy = "Leave out --scratch_gcs_url; --output_gcs_url copies the results at the end"
             raise UserError(
-                "config.unsupported", "output_dir", f"{self.output_dir} is not a folder of this machine", remedy
+                "config.unsupported", "output_dir", f"{self.output_dir} is not a folder on this machine", remedy
             )
         return f"{self.output_dir}/{name}"
 
@@ -111,7 +111,10 @@ class PerfZeroBenchmark(tf.test.Benchmark):
                 name, separator, text = word.partition("=")
                 if not separator or name not in FLAGS:
                     raise UserError(
-                        "config.syntax", "--benchmark_method_flags", f"{word!r} is no flag=value", "See --helpfull"
+                        "config.syntax",
+                        "--benchmark_method_flags",
+                        f"{word!r} is not of the form flag=value",
+                        "See --helpfull",
                     )
                 setattr(FLAGS, name, FLAGS[name].parser.parse(text))
             yield
@@ -120,7 +123,7 @@ class PerfZeroBenchmark(tf.test.Benchmark):
 def define_method_flags() -> None:
     """Define --benchmark_method_flags; further calls in the same process do nothing."""
     if "benchmark_method_flags" not in FLAGS:
-        meaning = "flag=value, which wins over what a benchmark method sets; any number of times."
+        meaning = "flag=value, which overrides the benchmark method's value; may be repeated."
         flags.DEFINE_multi_string("benchmark_method_flags", None, meaning)
 
 

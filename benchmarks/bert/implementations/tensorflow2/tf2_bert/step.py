@@ -108,8 +108,8 @@ class TrainStep:
         """
         rates = tf.convert_to_tensor(np.asarray(learning_rates, np.float32))
         loop = self._loop if self._config.run_eagerly else self._traced_loop(iterator)
-        told = loop(iterator, rates, tf.constant(first_step, tf.int64)).numpy()
-        return LoopResult(*told.T)
+        results = loop(iterator, rates, tf.constant(first_step, tf.int64)).numpy()
+        return LoopResult(*results.T)
 
     def evaluate_batch(self, rows: Rows) -> Sums:
         """Return the sums over the rows of all replicas; ``rows`` comes from the strategy's iterator."""
@@ -142,13 +142,13 @@ class TrainStep:
     def _loop(self, iterator: Any, rates: tf.Tensor, first_step: tf.Tensor) -> tf.Tensor:
         """Run the steps and return float32 [n, fields of `LoopResult`]."""
         count = tf.shape(rates)[0]
-        told = tf.TensorArray(tf.float32, count)
+        results = tf.TensorArray(tf.float32, count)
         for index in tf.range(count):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             step = first_step + tf.cast(index, tf.int64)
             numbers = self._strategy.run(self._replica_step, args=(next(iterator), rates[index], step))
-            told = told.write(index, self._strategy.reduce(MEAN, numbers, axis=None))
-        return told.stack()
+            results = results.write(index, self._strategy.reduce(MEAN, numbers, axis=None))
+        return results.stack()
 
     def _evaluation(self, rows: Rows) -> Sums:
         sums = self._strategy.run(self._replica_sums, args=(rows,))

@@ -59,7 +59,7 @@ class _StoreData:
         self._rows, self._opened = rows, opened
         self._vocab_size = vocab_size if info.vocab_size is None else info.vocab_size
 
-    def translated(self, error: BaseException) -> Exception | None:
+    def translate_error(self, error: BaseException) -> Exception | None:
         """Return `failure` if ``error`` is a TensorFlow error."""
         return self.failure if isinstance(error, tf.errors.OpError) else None
 
@@ -70,14 +70,16 @@ class _StoreData:
     def _dataset(self, batches: Iterator[Rows], ahead: int) -> Any:
         """Return one host's batches as a tf.data.Dataset; a background thread prepares ``ahead`` batches."""
 
-        def kept() -> Iterator[Rows]:
+        def recording_failure() -> Iterator[Rows]:
             try:
                 yield from batches
             except Exception as error:
                 self.failure = error
                 raise
 
-        return tf.data.Dataset.from_generator(kept, output_signature=specs(self._rows, self.shape)).prefetch(ahead)
+        return tf.data.Dataset.from_generator(
+            recording_failure, output_signature=specs(self._rows, self.shape)
+        ).prefetch(ahead)
 
 
 class StoreTraining(_StoreData):
@@ -177,7 +179,7 @@ class StoreEvaluation(_StoreData):
     def _count(self, available: int) -> None:
         wanted = available if self._wanted is None else self._wanted
         if not 1 <= wanted <= available:
-            reason = f"it holds {available} examples, {wanted} are asked for"
+            reason = f"it contains {available} examples, but {wanted} are requested"
             raise UserError("data.too-small", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
         self.num_examples = wanted
 

@@ -117,7 +117,9 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
     )
 
 
-def _check(found: np.ndarray, most: int, what: str, variable: str, remedy: str) -> None:
-    """Raise UserError if any of ``found``, int64 [R], exceeds ``most``."""
-    if found.max(initial=0) > most:
-        raise UserError("data.too-long", variable, f"a row of the data has {found.max()} {what}, {most} fit", remedy)
+def _check(found: np.ndarray, limit: int, kind: str, variable: str, remedy: str) -> None:
+    """Raise UserError if any of ``found``, int64 [R], exceeds ``limit``."""
+    if found.max(initial=0) > limit:
+        raise UserError(
+            "data.too-long", variable, f"a row of the data has {found.max()} {kind}, but only {limit} fit", remedy
+        )

@@ -18,7 +18,7 @@ Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
 # Strategy -> supported all-reduce algorithms.
 _ALL_REDUCE = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("nccl", "ring")}
-MOST_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
+MAX_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
 
 
 def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus: int) -> None:
@@ -47,11 +47,9 @@ def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus:
         _check_number(num_gpus, len(gpus), "GPUs")
         tf.config.set_visible_devices(gpus[:num_gpus], "GPU")
     elif num_gpus > 1 and config.distribution_strategy == "mirrored":
-        if num_gpus > MOST_VIRTUAL_CPUS:
-            reason = (
-                f"is {num_gpus}, and this machine has no GPU and cuts its CPU into {MOST_VIRTUAL_CPUS} devices at most"
-            )
-            raise UserError("config.range", "num_gpus", reason, f"Set at most {MOST_VIRTUAL_CPUS}")
+        if num_gpus > MAX_VIRTUAL_CPUS:
+            reason = f"is {num_gpus}, but without a GPU the CPU is split into at most {MAX_VIRTUAL_CPUS} devices"
+            raise UserError("config.range", "num_gpus", reason, f"Set at most {MAX_VIRTUAL_CPUS}")
         set_virtual_cpus(num_gpus)
 
 
@@ -84,13 +82,16 @@ def make_strategy(
     """
     name, algorithm = config.distribution_strategy, config.all_reduce_alg
     if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(name, ())):
-        reason = f"{algorithm} does not go with DISTRIBUTION_STRATEGY={name}"
+        reason = f"{algorithm} is not supported with DISTRIBUTION_STRATEGY={name}"
         raise UserError(
             "config.choice", "ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out"
         )
     if name in ("off", "one_device") and num_gpus > 1:
         raise UserError(
-            "config.conflict", "num_gpus", f"is {num_gpus} while DISTRIBUTION_STRATEGY={name}", "Set 1, or use mirrored"
+            "config.conflict",
+            "num_gpus",
+            f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}",
+            "Set 1, or use mirrored",
         )
     if name == "parameter_server":
         reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
@@ -99,11 +100,11 @@ def make_strategy(
         return _tpu(config.tpu), []
     notes = []
     if algorithm == "nccl" and not _gpus_in_use(num_gpus):
-        notes.append("ALL_REDUCE_ALG: nccl needs GPUs and there is none; gradients are summed the default way.")
+        notes.append("ALL_REDUCE_ALG: nccl needs GPUs, but there are none; the default algorithm is used.")
         algorithm = None
     if name == "multi_worker_mirrored":
         if num_gpus > 1 and not _gpus_in_use(num_gpus):
-            notes.append(f"num_gpus: is {num_gpus} and there is no GPU; this process trains on its CPU, as one device.")
+            notes.append(f"num_gpus: is {num_gpus}, but there is no GPU; this process trains on its CPU as one device.")
         return _multi_worker(algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)), notes
     if name == "off":
         return tf.distribute.get_strategy(), notes
@@ -113,13 +114,13 @@ def make_strategy(
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=_cross_device_ops(algorithm)), notes
 
 
-def _check_number(wanted: int, there: int, what: str) -> None:
-    if wanted > there:
+def _check_number(requested: int, available: int, kind: str) -> None:
+    if requested > available:
         raise UserError(
             "device.unavailable",
             "num_gpus",
-            f"is {wanted}, and this machine has {there} {what}",
-            f"Set at most {there}",
+            f"is {requested}, but this machine has {available} {kind}",
+            f"Set at most {available}",
         )
 
 
@@ -130,9 +131,9 @@ def _gpus_in_use(num_gpus: int) -> bool:
 def _devices(num_gpus: int) -> list[str]:
     """Return the names of the first GPUs, or of virtual CPUs if there is no GPU."""
     kind = "GPU" if _gpus_in_use(num_gpus) else "CPU"
-    there = [device.name for device in tf.config.list_logical_devices(kind)]
-    _check_number(num_gpus, len(there), "GPUs" if kind == "GPU" else "CPU devices and no GPU")
-    return there[: max(num_gpus, 1)]
+    available = [device.name for device in tf.config.list_logical_devices(kind)]
+    _check_number(num_gpus, len(available), "GPUs" if kind == "GPU" else "CPU devices and no GPU")
+    return available[: max(num_gpus, 1)]
 
 
 def _cross_device_ops(algorithm: str | None) -> tf.distribute.CrossDeviceOps | None:
@@ -153,7 +154,10 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
         spec = cluster.cluster_spec().as_dict().get("worker", [])
         reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({plain(error)})"
         raise UserError(
-            "distributed.identity", "worker_hosts", reason, "Give host:port of each, the port of this one free"
+            "distributed.identity",
+            "worker_hosts",
+            reason,
+            "Give host:port of each worker; this worker's port must be free",
         ) from None
 
 
@@ -162,8 +166,8 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
     gpus = num_gpus if _gpus_in_use(num_gpus) else 0
     if worker_hosts:
         if not 0 <= task_index < len(worker_hosts):
-            reason = f"is {task_index}, and there are {len(worker_hosts)} worker_hosts"
-            raise UserError("distributed.identity", "task_index", reason, "Give each process its own, from 0")
+            reason = f"is {task_index}, but there are {len(worker_hosts)} worker_hosts"
+            raise UserError("distributed.identity", "task_index", reason, "Give each process a different index, from 0")
         spec = tf.train.ClusterSpec({"worker": list(worker_hosts)})
         return _simple(spec, task_index, gpus)
     known = environment()
@@ -178,10 +182,8 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
     tasks = int(known.get("SLURM_NTASKS", "1"))
     if tasks > 1:
         return _slurm(tasks, gpus)
-    remedy = "Give --worker_hosts and --task_index, or TF_CONFIG, or start it by srun with several tasks"
-    raise UserError(
-        "distributed.identity", "DISTRIBUTION_STRATEGY", "multi_worker_mirrored knows of no workers", remedy
-    )
+    remedy = "Give --worker_hosts and --task_index, set TF_CONFIG, or start several tasks with srun"
+    raise UserError("distributed.identity", "DISTRIBUTION_STRATEGY", "multi_worker_mirrored has no workers", remedy)
 
 
 def _slurm(tasks: int, gpus: int) -> Resolver:
@@ -194,12 +196,15 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
     except (RuntimeError, ValueError) as error:
         reason = f"is {tasks}, but TensorFlow cannot read the step's nodes ({error})"
         raise UserError(
-            "distributed.identity", "SLURM_NTASKS", reason, "Start it by srun, or give --worker_hosts and --task_index"
+            "distributed.identity",
+            "SLURM_NTASKS",
+            reason,
+            "Start it with srun, or give --worker_hosts and --task_index",
         ) from error
     _, index = resolver.get_task_info()
-    here, there = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
-    if here not in (None, there):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
-        reason = f"TensorFlow expects task {index} on {there}, and it runs on {here}"
+    actual, expected = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
+    if actual not in (None, expected):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
+        reason = f"TensorFlow expects task {index} on {expected}, but it runs on {actual}"
         raise UserError("distributed.identity", "SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
     return _simple(spec, index, gpus)
 
@@ -218,7 +223,7 @@ def _tpu(address: str | None) -> Strategy:
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        remedy = "Give the name or address of one that this machine reaches"
+        remedy = "Give the name or address of a TPU that this machine can reach"
         raise UserError(
-            "device.unavailable", "TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", remedy
+            "device.unavailable", "TPU", f"{address or 'the local TPU'} cannot be used ({lines[0]})", remedy
         ) from error

@@ -35,7 +35,7 @@ from tf2_bert.store_rows import RowShape
 
 FILES_AT_A_TIME = 8
 SHUFFLED_RECORDS = 1500
-RESUMED = "the shuffled TFRecords have no position: a resumed run draws anew, by the seed and the step"
+RESUMED = "shuffled TFRecords have no position: a resumed run reshuffles them by seed and step"
 _PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
 _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 
@@ -70,25 +70,28 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     """
     found: set[str] = set()
     for pattern in filter(None, map(str.strip, patterns.split(","))):
-        matched = _asked(pattern, tf.io.gfile.glob)
+        matched = _query(pattern, tf.io.gfile.glob)
         if not matched:
             raise UserError(
-                "file.missing", pattern, "no file matches", f"Give {variable} globs such as /data/part-*, with commas"
+                "file.missing",
+                pattern,
+                "no file matches",
+                f"Set {variable} to comma-separated globs such as /data/part-*",
             )
         found.update(matched)
     names = sorted(found)
     if not names:
         raise UserError(
-            "config.missing", variable, "names no files", "Give globs such as /data/part-*, with commas between"
+            "config.missing", variable, "names no files", "Set it to comma-separated globs such as /data/part-*"
         )
     sized = []
     for name in names:
-        if _asked(name, tf.io.gfile.isdir):
+        if _query(name, tf.io.gfile.isdir):
             raise UserError(
-                "file.wrong-kind", name, "is a folder", f"Give {variable} globs of files, such as {name}/part-*"
+                "file.wrong-kind", name, "is a folder", f"Set {variable} to globs of files, such as {name}/part-*"
             )
-        if (size := _asked(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
-            raise UserError("data.empty", name, "holds no record", RESTORE)
+        if (size := _query(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
+            raise UserError("data.empty", name, "contains no records", RESTORE)
         sized.append((os.path.basename(name), size))
     folders = sorted({Path(name).parent for name in names})
     content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
@@ -100,19 +103,22 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
 
 def check_widths(files: Files) -> None:
     """Check the list sizes of the first good record. Raises UserError if they differ or the file is not a TFRecord."""
-    own, wanted = _first_widths(files.names[0]), files.widths
-    if own != wanted:
-        reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
-        reason += f"{wanted.max_seq_length} and {wanted.max_predictions} are asked for"
+    own, expected = _first_widths(files.names[0]), files.widths
+    if own != expected:
+        reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, but "
+        reason += f"{expected.max_seq_length} and {expected.max_predictions} are configured"
         raise UserError(
-            "config.conflict", files.names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files'"
+            "config.conflict",
+            files.names[0],
+            reason,
+            "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to those of the files",
         )
 
 
-def _asked(name: str, question: Any) -> Any:
+def _query(name: str, function: Any) -> Any:
     """Query the file system. Raises UserError if that fails."""
     try:
-        return question(name)
+        return function(name)
     except tf.errors.OpError as error:
         raise UserError(
             "file.unreadable", name, f"cannot be read ({plain(error)})", "Check the path and the access to it"
@@ -127,7 +133,7 @@ def _first_widths(name: str) -> Widths:
             return parse_example(record, None)[1]
     except (tf.errors.OpError, BadExample) as error:
         raise UserError("data.damaged", name, f"its first record is damaged ({plain(error)})", RESTORE) from error
-    raise UserError("data.empty", name, "holds no records", RESTORE)
+    raise UserError("data.empty", name, "contains no records", RESTORE)
 
 
 class _TFRecordData:
@@ -146,9 +152,9 @@ class _TFRecordData:
         self.files, self.shape = files, files.shape
         self._rows, self._vocab_size, self._deterministic = rows, vocab_size, deterministic
 
-    def translated(self, error: BaseException) -> UserError | None:
+    def translate_error(self, error: BaseException) -> UserError | None:
         """Return why reading failed, in one line with the file's name, or None if the data did not cause ``error``."""
-        return translated(error, self.files, self._vocab_size)
+        return translate_error(error, self.files, self._vocab_size)
 
     def _finish(self, dataset: Any) -> Any:
         options = tf.data.Options()
@@ -183,8 +189,8 @@ class TFRecordTraining(_TFRecordData):
         """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         if len(self.files.names) < hosts:
-            reason = f"{len(self.files.names)} files cannot be shared out over {hosts} hosts"
-            raise UserError("data.too-small", self.files.patterns, reason, "Cut the data into more files")
+            reason = f"{len(self.files.names)} files cannot be divided among {hosts} hosts"
+            raise UserError("data.too-small", self.files.patterns, reason, "Split the data into more files")
         # Every host must draw the same file order, so that their shares do not overlap.
         draws = np.random.default_rng([self._seed, first_step])
         order = draws.permutation(len(self.files.names))[host::hosts]
@@ -217,9 +223,9 @@ class TFRecordEvaluation(_TFRecordData):
         try:
             available = int(records.reduce(np.int64(0), lambda count, _: count + 1))
         except tf.errors.OpError as error:
-            raise self.translated(error) or error from error
+            raise self.translate_error(error) or error from error
         if available < (self._wanted or 1):
-            reason = f"it holds {available} examples, {self._wanted or 1} are asked for"
+            reason = f"it contains {available} examples, but {self._wanted or 1} are requested"
             raise UserError(
                 "data.too-small", self.files.patterns, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}"
             )
@@ -304,7 +310,7 @@ def _filled(rows: Rows, num_rows: int) -> Rows:
     return Rows(*(tf.ensure_shape(x, [num_rows, y.shape[1]]) for x, y in zip(filled, rows, strict=True)))
 
 
-def translated(error: BaseException, files: Files, vocab_size: int) -> UserError | None:
+def translate_error(error: BaseException, files: Files, vocab_size: int) -> UserError | None:
     """Return why reading these files failed, or None if they did not cause ``error``.
 
     The message is one line; for local files it names file, record and byte.
@@ -326,7 +332,7 @@ def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
     """Read a file until its first error; return that error, or None."""
     if os.path.exists(name):
         try:
-            remedy = f"{RESTORE}, or give the BERT_CONFIG that goes with it"
+            remedy = f"{RESTORE}, or give the matching BERT_CONFIG"
             for _ in ExampleReader(Path(name), widths=widths, vocab_size=vocab_size, remedy=remedy):
                 pass
         except UserError as problem:
