@@ -22,9 +22,8 @@ from torch import Tensor
 from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture
 from mlbert.distributed.world import World
-from mlbert.training.host_copy import HostCopy
 from mlbert.training.protocols import Model, Objective
-from mlbert.training.step import OnProgress
+from mlbert.training.step import HostCopy, OnProgress
 
 
 class Evaluation:

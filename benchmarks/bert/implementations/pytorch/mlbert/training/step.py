@@ -30,7 +30,6 @@ from torch import Tensor
 from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture
 from mlbert.host.errors import UserError
-from mlbert.training.host_copy import HostCopy
 from mlbert.training.protocols import FlatBuffers, GradientSync, Keys, LossScale, Method, Model, Objective, Optimizer
 
 SETTING = "CUDA_GRAPH_MODE"
@@ -38,6 +37,30 @@ WARM_UP_TOKENS = 8
 WARM_UP_SEQUENCES = 65  # on a GPU, because some kernels need many tokens
 
 OnProgress = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+class HostCopy:
+    """A copy of a tensor's current values, taken in stream order; reading it does not wait for work queued later.
+
+    Args:
+        values: any shape and dtype, on any device; may change afterwards.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._done = None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+        else:
+            self._values = values.clone()
+
+    def read(self) -> Tensor:
+        """Wait until the device has computed the values, and return them on the host."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._values
 
 
 class GraphMode(Enum):
