@@ -32,23 +32,27 @@ RESET_HEADER = """\
 SETTINGS_HEADER = """\
 # Settings
 
-Every name that a `config_<system>.sh` may export, with its flag of `mlbert train` and its key in YAML. A later source
-wins: default, YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. A default after a
-semicolon is that of the recipe it names; "required": somebody has to give it. `RECIPE=masked_lm` is `masked_lm_text` if
-`TOKENIZER` is given, else `masked_lm_stored`. Written by `tools/write_generated.py` from the `config.py` of each room.
-Whatever a run gives: Result not verified by MLCommons Association.
+```text
+mlbert train --help            # every setting with its type
+mlbert train --print-config    # every value of the sourced config, with its origin
+```
 
+Every name that a `config_<system>.sh` may export, with its default. A later source wins: default, YAML (`--config`;
+`extends:` names a parent), export, flag or `key=value`. The flag of `mlbert train` is the name in lower case (`SEED`:
+`--seed`) unless another one follows it; the YAML key is the flag without dashes. In brackets: unit, other choices, and
+recipes with another default. `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`.
+Written by `tools/write_generated.py` from the `config.py` of each room.
 """
-
+SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
 # Errors
 
-A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The code stays the same when the wording
-changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
+A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The exit status is 2. The code stays the same
+when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
 
-| code | exit status | meaning |
-|---|---|---|
 """
+USUAL_STATUS = 2
+CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def reset_text() -> str:
@@ -60,13 +64,54 @@ def reset_text() -> str:
 def settings_text() -> str:
     """Return the text of settings.md."""
     launchers = [(one, launcher_default(one)) for one in settings_of(LaunchConfig)]
-    return SETTINGS_HEADER + markdown_table(recipes(), launchers)
+    table = markdown_table(recipes(), launchers).splitlines()[2:]
+    rows = [[cell.strip() for cell in CELL_BORDER.split(line)[1:-1]] for line in table]
+    sections = [setting.section for setting in settings_by_env().values()]
+    text, last = SETTINGS_HEADER, None
+    for row, section in zip(rows, sections, strict=True):
+        if section != last:
+            text += f"\n## {section.__name__.removesuffix('Config')}\n\n"
+        text, last = text + setting_line(row), section
+    return text + SETTINGS_FOOTER
+
+
+def setting_line(row: list[str]) -> str:
+    """Return a setting in one line, without what follows from its name, its default or its meaning."""
+    name, flag, kind, defaults, unit, meaning = row
+    usual, *others = defaults.split("; ")
+    shown = name if usual in ("required", "not set") else f"{name[:-1]}={usual}`"
+    if flag.startswith("`") and flag[3:-1] != name[1:-1].lower():
+        shown += f" {flag}"
+    choices = [one for one in kind.removesuffix(" or none").split(" \\| ") if "|" in kind and one != usual]
+    known = f"{name} {meaning}".lower()
+    notes = [
+        "required" if usual == "required" else "",
+        unit if unit not in known else "",
+        f"or {', '.join(choices)}" if choices else "",
+        *merged(others),
+    ]
+    note = "; ".join(filter(None, notes))
+    return f"* {shown}{f' ({note})' if note else ''}: {meaning}\n"
+
+
+def merged(defaults: list[str]) -> list[str]:
+    """Merge recipes with the same default: ``a: 1`` and ``b: 1`` become ``a, b: 1``."""
+    recipes_of: dict[str, list[str]] = {}
+    for one in defaults:
+        recipe, _, value = one.partition(": ")
+        recipes_of.setdefault(value, []).append(recipe)
+    return [f"{', '.join(names)}: {value}" for value, names in recipes_of.items()]
 
 
 def errors_text() -> str:
     """Return the text of errors.md."""
-    rows = [f"| `{code}` | {entry.exit_status} | {entry.help} |" for code, entry in sorted(ERROR_CODES.items())]
-    return ERRORS_HEADER + "\n".join(rows) + "\n"
+    codes = sorted(ERROR_CODES.items())
+    return ERRORS_HEADER + "".join(f"* `{code}`: {one.help}{status_words(one.exit_status)}\n" for code, one in codes)
+
+
+def status_words(status: int) -> str:
+    """Return words about an exit status other than the usual one."""
+    return "" if status == USUAL_STATUS else f" Exit status {status}."
 
 
 def recipes() -> list[Recipe]:
