@@ -41,7 +41,8 @@ Every name that a `config_<system>.sh` may export, with its default. A later sou
 `extends:` names a parent), export, flag or `key=value`. The flag of `mlbert train` is the name in lower case (`SEED`:
 `--seed`) unless another one follows it; the YAML key is the flag without dashes. In brackets: unit, other choices, and
 recipes with another default. `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`.
-Written by `tools/write_generated.py` from the `config.py` of each room.
+Only launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py` from
+the `config.py` of each room.
 """
 SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
