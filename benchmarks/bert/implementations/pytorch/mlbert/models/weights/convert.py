@@ -297,7 +297,7 @@ def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Rep
 
 def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
     shape = checkpoint.shape
-    why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no decoder of its own")
+    why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no separate decoder weights")
     if why_not:
         raise UserError("model.unsupported", "NVIDIA", why_not, "Keep the weights in our own form")
     state = padded(checkpoint.state, shape)

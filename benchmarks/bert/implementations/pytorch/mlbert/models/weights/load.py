@@ -153,7 +153,7 @@ def _model_of(weights: Weights, file: Path) -> AnyBert:
     """Return a model with the heads that the weights have."""
     if weights.shape is None:
         raise UserError(
-            "checkpoint.incomplete", file, "nothing beside it tells the model's shape", "Put its config.json there"
+            "checkpoint.incomplete", file, "has no model configuration next to it", "Put its config.json there"
         )
     if (classifier := weights.tensors.get("classifier.weight")) is not None:
         return BertForSequenceClassification(weights.shape, len(classifier))

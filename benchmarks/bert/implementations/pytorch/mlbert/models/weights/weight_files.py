@@ -323,7 +323,7 @@ def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
 def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
     """Return why Composer does not support a shape, or None. ``plain`` is the shape without MosaicBERT's options."""
     if not plain.tie_word_embeddings:
-        return "its BERTs have no decoder of their own"
+        return "its BERTs have no separate decoder weights"
     if mosaic_bert and not plain.exact_gelu:
         return "its MosaicBERT computes the exact GELU"
     return obstacle(plain)
