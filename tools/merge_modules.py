@@ -23,7 +23,7 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from move_modules import KEPT, PACKAGE, SUFFIXES, modules, move, tracked
+from move_modules import KEPT, PACKAGE, modules, move, rewrite_files, rewriter, tracked
 
 
 def top_names(tree: ast.Module) -> set[str]:
@@ -112,8 +112,6 @@ class Merger:
             for name, origin in imported_names(tree).items():
                 if not any(origin in (f"mlbert.{m}.{name}", f"mlbert.{m}") for m in self.members):
                     owners[name].add(f"import {origin}")
-                elif origin.endswith(f".{name}") and origin != f"mlbert.{origin.removeprefix('mlbert.')}":
-                    owners[name].add(origin)
         return [f"{name}: {', '.join(sorted(places))}" for name, places in owners.items() if len(places) > 1]
 
     def merge(self) -> None:
@@ -231,29 +229,6 @@ def rename_top(root: Path, module: str, old: str, new: str) -> None:
             path.write_text(re.sub(rf"\bmlbert\.{re.escape(module)}\.{old}\b", f"mlbert.{module}.{new}", text))
 
 
-def rewrite_mentions(root: Path, moved: dict[str, str]) -> None:
-    """Rewrite imports, dotted names and paths of merged modules in all files of the tree."""
-    names = sorted(moved, key=len, reverse=True)
-    dotted = re.compile(r"\bmlbert\.(" + "|".join(map(re.escape, names)) + r")(?!\w)")
-    slashed = re.compile(
-        r"\bmlbert/(" + "|".join(re.escape(n.replace(".", "/")) for n in names) + r")(?=\.py\b|[`\"'\s):])"
-    )
-    paths = {old.replace(".", "/"): new.replace(".", "/") for old, new in moved.items()}
-    for name in tracked(root):
-        path = root / name
-        if name.startswith(KEPT) or path.suffix not in SUFFIXES or name.startswith("tools/move_modules"):
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        changed = rewrite_module_imports(text, moved) if path.suffix == ".py" else text
-        changed = dotted.sub(lambda match: f"mlbert.{moved[match[1]]}", changed)
-        changed = slashed.sub(lambda match: f"mlbert/{paths[match[1]]}", changed)
-        if changed != text:
-            path.write_text(changed, encoding="utf-8")
-
-
 def rewrite_module_imports(text: str, moved: dict[str, str]) -> str:
     """Rewrite ``from mlbert.package import module`` and the uses ``module.name`` in one file."""
     if "mlbert" not in text:
@@ -306,7 +281,8 @@ def main() -> None:
     for merger in mergers:
         merger.merge()
     moved = {m: merger.target for merger in mergers for m in merger.members if m != merger.target}
-    rewrite_mentions(root, moved)
+    mentions = rewriter(moved)
+    rewrite_files(root, lambda text, suffix: mentions(rewrite_module_imports(text, moved) if suffix == ".py" else text))
     if moves := {words[1]: words[2] for words in lines if words[:1] == ["move"]}:
         move(root, moves)
 

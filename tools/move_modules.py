@@ -95,11 +95,8 @@ def tracked(root: Path) -> list[str]:
     return sorted({name for name in listed if name and (root / name).is_file() and not (root / name).is_symlink()})
 
 
-def move(root: Path, table: Mapping[str, str]) -> None:
-    """Rewrite the text files, then move the modules, and the other files of packages that move as a whole."""
-    found = modules(root)
-    names = {name: new for name in found if (new := target_of(name, table)) != name}
-    rewrite = rewriter(names)
+def rewrite_files(root: Path, rewrite: Callable[[str, str], str]) -> None:
+    """Rewrite the text files of a tree except records and results; ``rewrite`` takes a file's text and suffix."""
     for name in tracked(root):
         path = root / name
         if name.startswith(KEPT) or path.suffix not in SUFFIXES:
@@ -108,8 +105,16 @@ def move(root: Path, table: Mapping[str, str]) -> None:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        if (changed := rewrite(text)) != text:
+        if (changed := rewrite(text, path.suffix)) != text:
             path.write_text(changed, encoding="utf-8")
+
+
+def move(root: Path, table: Mapping[str, str]) -> None:
+    """Rewrite the text files, then move the modules, and the other files of packages that move as a whole."""
+    found = modules(root)
+    names = {name: new for name in found if (new := target_of(name, table)) != name}
+    rewrite = rewriter(names)
+    rewrite_files(root, lambda text, _: rewrite(text))
     base = root / PACKAGE
     for name in tracked(root):
         path = root / name
