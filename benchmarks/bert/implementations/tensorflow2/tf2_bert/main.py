@@ -63,8 +63,7 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     state = outcome.state
     accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config[TensorFlowConfig].do_eval else ""
     words = f"{accuracy}{state.samples} samples, {outcome.seconds:.1f} s"
-    status = "success" if outcome.status == constants.SUCCESS else "stopped"
-    console.print(f"{status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{outcome.ending}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
 

@@ -25,7 +25,7 @@ from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.lifecycle import SUCCESS, exit_status
+from mlbert.distributed.lifecycle import exit_status
 from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
@@ -193,10 +193,8 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
 
     outcome = run_experiment(resolved, world, console)
     state = outcome.state
-    # A run that ends at its limit did what it was asked; only MLPerf's log calls that "aborted".
-    status = SUCCESS if outcome.status == SUCCESS else "stopped"
     end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
-    _print_lines(console, [f"{status}: {outcome.reason}; {end}"])
+    _print_lines(console, [f"{outcome.ending}: {outcome.reason}; {end}"])
     return exit_status(outcome.status, world.rank)
 
 

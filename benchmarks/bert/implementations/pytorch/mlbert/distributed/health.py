@@ -142,16 +142,16 @@ class HealthMonitor:
 
     Args:
         world: the started world.
-        tell: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls it. If rank 0 is
+        report: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls it. If rank 0 is
             lost, rank 1 and the first rank of another machine do, and the first call counts.
         end: ends this process at once. Called by the watching thread, since the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
     """
 
     def __init__(
-        self, world: World, tell: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
+        self, world: World, report: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
     ) -> None:
-        self.world, self._report, self._end_process, self._hang_seconds = world, tell, end, hang_seconds
+        self.world, self._report, self._end_process, self._hang_seconds = world, report, end, hang_seconds
         # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _Place()
         self._first_step: int | None = None

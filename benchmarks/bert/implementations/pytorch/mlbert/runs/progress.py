@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, fields
 
+from mlbert.mlperf.mllog import constants
 from mlbert.optim.config import ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
 
@@ -173,3 +174,9 @@ class RunOutcome:
     reason: str
     seconds: float
     state: TrainState
+
+    @property
+    def ending(self) -> str:
+        """Return "success" or "stopped": a run that ends at its limit did what it was asked; only MLPerf's log calls
+        that "aborted"."""
+        return self.status if self.status == constants.SUCCESS else "stopped"

@@ -67,4 +67,4 @@ def python_glue_command(
 @app.command("glue")
 def glue_command(out: Out) -> None:
     """Download GLUE's eight tasks with the datasets library, in their official format."""
-    glue_files.fetch(out, tell=say)
+    glue_files.fetch(out, say=say)

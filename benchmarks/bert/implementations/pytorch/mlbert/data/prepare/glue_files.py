@@ -57,7 +57,7 @@ def is_complete(folder: Path, tasks: Iterable[str] = TASKS) -> bool:
     return all(path.is_file() for name in tasks for path in files_of(TASKS[name], folder))
 
 
-def fetch(folder: Path, tasks: Iterable[str] = TASKS, tell: Callable[[str], object] = print) -> None:
+def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], object] = print) -> None:
     """Write the tasks' files from Hugging Face's copy of GLUE, keeping existing files. Raises UserError: the library is
     not installed, or there is no network."""
     for name in tasks:
@@ -65,7 +65,7 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, tell: Callable[[str], obje
         for path in files_of(task, folder):
             if not path.is_file():
                 write_file(path, task, _dataset_rows(name, task, _SPLITS[path.name]))
-                tell(f"wrote {path}")
+                say(f"wrote {path}")
 
 
 def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
