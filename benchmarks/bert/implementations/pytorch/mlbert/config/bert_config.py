@@ -33,17 +33,17 @@ class BertConfig:
     """Shape and dropout of a BERT. Field names are those of ``bert_config.json``; the defaults are BERT's.
 
     Attributes:
-            hidden_act: "gelu" (the benchmark's tanh form) or "gelu_erf" (the exact form of Hugging Face checkpoints).
-            position_embedding_type: "absolute": learned. "alibi": no embeddings; attention scores fall with distance
-                (`alibi_slopes`), and `max_position_embeddings` limits nothing in the model. "rotary": ModernBERT, which
-                rotates queries and keys by position (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP,
-                and LayerNorm before each sublayer except the first attention.
-            rope_theta: base of the rotary angles.
-            norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and once at the end,
-                as in Hugging Face's RoBERTa-PreLayerNorm.
-            gated_mlp: use MosaicBERT's feed-forward (gelu(x A) * (x B)) W + b instead of gelu(x A + a) W + b, with
-                dropout before W instead of after it. A and B are one matrix of 2 `intermediate_size` rows.
-            tie_word_embeddings: share the word embeddings with the masked-LM decoder.
+        hidden_act: "gelu" (the benchmark's tanh form) or "gelu_erf" (the exact form of Hugging Face checkpoints).
+        position_embedding_type: "absolute": learned. "alibi": no embeddings; attention scores fall with distance
+            (`alibi_slopes`), and `max_position_embeddings` limits nothing in the model. "rotary": ModernBERT, which
+            rotates queries and keys by position (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP,
+            and LayerNorm before each sublayer except the first attention.
+        rope_theta: base of the rotary angles.
+        norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and once at the end,
+            as in Hugging Face's RoBERTa-PreLayerNorm.
+        gated_mlp: use MosaicBERT's feed-forward (gelu(x A) * (x B)) W + b instead of gelu(x A + a) W + b, with
+            dropout before W instead of after it. A and B are one matrix of 2 `intermediate_size` rows.
+        tie_word_embeddings: share the word embeddings with the masked-LM decoder.
     """
 
     vocab_size: _Size
@@ -144,7 +144,7 @@ class BertConfig:
         """Return a copy with other values, such as ``"gated_mlp=true num_hidden_layers=6"``; None changes nothing.
 
         Raises:
-                UserError: an unknown or repeated name, or a value of the wrong type or out of range.
+            UserError: an unknown or repeated name, or a value of the wrong type or out of range.
         """
         subject, changes = "MODEL_OPTIONS", dict[str, object]()
         kinds = {f.name: type(getattr(self, f.name)) for f in fields(self)}

@@ -24,8 +24,8 @@ class Recipe:
         inspect: returns the configuration's inputs (`mlbert.training.protocols.Inputs`) without reading samples.
             Raises UserError if something is missing or does not fit.
         build: module with the functions of `mlbert.training.protocols.RecipeBuild`.
-            overrides: export to value, if it differs from the section's default.
-            required: exports that must not be none although their section allows it.
+        overrides: export to value, if it differs from the section's default.
+        required: exports that must not be none although their section allows it.
         not_read: exports of these sections that the recipe does not read.
     """
 

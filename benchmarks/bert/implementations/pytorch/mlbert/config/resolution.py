@@ -45,7 +45,7 @@ def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]
     """Yield a sentence about each value that is legal but looks like a mistake.
 
     Args:
-            config: the run's configuration.
+        config: the run's configuration.
         origins: where each value came from, by key.
     """
     for section in config.sections:
@@ -183,14 +183,14 @@ def resolve(
     """Merge all sources into one checked configuration.
 
     Args:
-            recipe: defines sections and defaults.
-            environ: the environment; None means the process's.
+        recipe: defines sections and defaults.
+        environ: the environment; None means the process's.
         flags: key (or flag) to text.
         yaml_files: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
-            overrides: ``key=value`` words.
-            given: settings converted from another program's configuration, key to value and origin; they win.
-            given_files: the files of ``given``.
-            readers: all recipes, to name those that read a setting that this one does not.
+        overrides: ``key=value`` words.
+        given: settings converted from another program's configuration, key to value and origin; they win.
+        given_files: the files of ``given``.
+        readers: all recipes, to name those that read a setting that this one does not.
 
     Raises:
         UserError: unknown name, missing value, wrong type, value out of range, a setting that the recipe does not read,
@@ -275,7 +275,7 @@ def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], rea
     """Remove settings that the recipe does not read and return warnings; "none" and default values pass silently.
 
     Raises:
-            UserError: such a setting is in a flag, a YAML file or a sourced config, so it was meant for this run.
+        UserError: such a setting is in a flag, a YAML file or a sourced config, so it was meant for this run.
     """
     warnings = []
     for key, (value, origin) in list(chosen.items()):

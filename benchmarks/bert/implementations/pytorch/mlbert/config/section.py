@@ -73,9 +73,9 @@ def setting(
         env: name of the export.
         meaning: one sentence.
         key: YAML key, and the flag without dashes; empty if only the launchers read it.
-            default: of the right type; without it the setting is required.
-            unit: of a number.
-            fixed_on_resume: a resumed run must not change the value.
+        default: of the right type; without it the setting is required.
+        unit: of a number.
+        fixed_on_resume: a resumed run must not change the value.
         limits: ``ge``, ``gt``, ``le``, ``lt`` as in pydantic.
     """
     public = {"env": env, "key": key, "unit": unit, "fixed": fixed_on_resume}
@@ -121,7 +121,7 @@ class Setting:
         """Convert text, or a value from YAML or a recipe, to the setting's type, without checking limits and choices.
 
         Raises:
-                ValueError: the value is not of that type.
+            ValueError: the value is not of that type.
         """
         value = value.strip() if isinstance(value, str) else value
         if self.is_none(value):

@@ -67,11 +67,11 @@ def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) ->
 
     Args:
         path: the file.
-            files: every file read is appended, a child before its parents.
-            children: files that extend this one.
+        files: every file read is appended, a child before its parents.
+        children: files that extend this one.
 
     Raises:
-            UserError: a file is unreadable, is not a list of names with values, or extends itself; or a key is unknown.
+        UserError: a file is unreadable, is not a list of names with values, or extends itself; or a key is unknown.
     """
     path = path.absolute()
     if path in children:
@@ -107,10 +107,10 @@ def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[st
 
     Args:
         config_file: the config.
-            files: every file read is appended, a config before the files it sources.
+        files: every file read is appended, a config before the files it sources.
 
     Raises:
-            UserError: a line of another kind, or an unknown setting.
+        UserError: a line of another kind, or an unknown setting.
     """
     return _read_exports(Path(config_file), [] if files is None else files, ())
 

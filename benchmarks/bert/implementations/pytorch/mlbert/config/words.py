@@ -147,7 +147,7 @@ def markdown_table(recipes: Sequence[Recipe], launchers: Sequence[tuple[Setting,
 
     Args:
         recipes: all of them.
-            launchers: launcher-only settings, each with its default.
+        launchers: launcher-only settings, each with its default.
     """
     lines = ["| variable | flag and YAML key | type | default | unit | meaning |", "|---|---|---|---|---|---|"]
     rows = [(one, f"`{one.flag}`", default_words(one, recipes)) for one in settings_by_key().values()]

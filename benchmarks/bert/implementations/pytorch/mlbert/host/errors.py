@@ -16,8 +16,8 @@ class UserError(ValueError):
     Args:
         code: short stable identifier, one of `ERROR_CODES`.
         subject: the file, variable or flag at fault.
-            problem: what is wrong with it.
-            remedy: how to fix it; empty only if the problem already says so.
+        problem: what is wrong with it.
+        remedy: how to fix it; empty only if the problem already says so.
     """
 
     def __init__(self, code: str, subject: str | Path, problem: str, remedy: str = "") -> None:

@@ -20,8 +20,8 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
     """Return the value of JSON text; with ``finite=False`` NaN and infinity are allowed.
 
     Raises:
-            ValueError: not UTF-8, not JSON, NaN or another non-finite number, a repeated name in an object, or nested
-                so deep that processing it could exhaust Python's stack.
+        ValueError: not UTF-8, not JSON, NaN or another non-finite number, a repeated name in an object, or nested
+            so deep that processing it could exhaust Python's stack.
     """
     text = content.decode() if isinstance(content, bytes) else content
     if text.startswith("\ufeff"):

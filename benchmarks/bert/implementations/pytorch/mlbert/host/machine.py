@@ -112,7 +112,7 @@ def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
     """Return the CPU threads per rank: the setting, or an equal share of the cores that the process may use.
 
     Raises:
-            UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
+        UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
     """
     if cpu_threads:
         if cpu_threads > (cpus := os.cpu_count() or 1):

@@ -182,12 +182,12 @@ def own_text_page(
     """Return the HTML page.
 
     Args:
-            headline: the result in large letters, and its description.
-            tiles: numbers with their descriptions.
+        headline: the result in large letters, and its description.
+        tiles: numbers with their descriptions.
         metrics: the run's metrics.jsonl.
         baselines: predictor to accuracy.
-            guesses: sentence, masked word, and guesses.
-            facts: facts about the run, name to value.
+        guesses: sentence, masked word, and guesses.
+        facts: facts about the run, name to value.
     """
     accuracy, loss = _points(metrics, "evaluation", "eval_accuracy"), _points(metrics, "step", "loss")
     charts = [_chart("Held-out accuracy", accuracy, baselines), _chart("Training loss", loss, {})]

@@ -53,9 +53,9 @@ def make_plan(
 
     Args:
         data, model, schedule, distributed, evaluation, run, submission: the run's settings.
-            world_size: number of ranks.
-            environ: exports of the launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
-            samples_per_second: measured training speed of all ranks together, or None.
+        world_size: number of ranks.
+        environ: exports of the launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
+        samples_per_second: measured training speed of all ranks together, or None.
     """
     batch = rules.global_batch_size(data.train_batch_size, world_size, data.average_packing_rate)
     limit = min(schedule.max_steps * batch, run.max_samples_termination)
@@ -99,7 +99,7 @@ def walltime_minutes(text: str) -> float:
     """Return the minutes of a time limit in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
 
     Raises:
-            UserError: the text has another form.
+        UserError: the text has another form.
     """
     match = _WALLTIME.fullmatch(text.strip())
     if match is None:
@@ -214,9 +214,9 @@ def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: i
     Args:
         parameters: elements of the gradient.
         world_size: N.
-            sharers: S; 1 if every rank updates everything.
-            weight_bytes: bytes per weight in a sharded optimizer's all-gather.
-            gradient_bytes: bytes per gradient element; in bfloat16, all-to-all and all-gather cost half a ring each.
+        sharers: S; 1 if every rank updates everything.
+        weight_bytes: bytes per weight in a sharded optimizer's all-gather.
+        gradient_bytes: bytes per gradient element; in bfloat16, all-to-all and all-gather cost half a ring each.
     """
     groups = world_size // sharers
     scattered = gradient_bytes * parameters * (sharers - 1) / sharers

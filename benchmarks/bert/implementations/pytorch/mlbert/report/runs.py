@@ -48,7 +48,7 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
     """Read the systems behind paths: logs, LOGDIRs, systems' results, folders of those, or trees.
 
     Raises:
-            UserError: a path does not exist, or contains no log.
+        UserError: a path does not exist, or contains no log.
     """
     groups: dict[Path, list[Path]] = {}
     for path in paths:

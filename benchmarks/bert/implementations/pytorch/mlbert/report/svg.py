@@ -59,9 +59,9 @@ def draw(name: str, title: str, description: str, size: tuple[float, float], pai
     """Draw one figure as an ``<svg>`` element.
 
     Args:
-            name: unique on the page; prefix of all ids.
-            title: read first by screen readers.
-            description: one sentence about the figure.
+        name: unique on the page; prefix of all ids.
+        title: read first by screen readers.
+        description: one sentence about the figure.
         size: width and height in the units of the page's text.
         paint: draws on the axes.
     """

@@ -40,7 +40,7 @@ class PaddedMosaicBert(nn.Module):
     """The published implementation.
 
     Args:
-            model: a MosaicBERT (ALiBi, gated MLP, post-LayerNorm); its weights are copied.
+        model: a MosaicBERT (ALiBi, gated MLP, post-LayerNorm); its weights are copied.
     """
 
     def __init__(self, model: BertForMaskedLM) -> None:
@@ -142,13 +142,13 @@ def run(
     """Run the benchmark and return a JSON-able record; times in seconds.
 
     Args:
-            config: shape of a MosaicBERT.
+        config: shape of a MosaicBERT.
         batch: sequences of at most ``length`` tokens.
-            length: length that the published side pads to, tokens.
-            pairs: measured steps per side, alternating.
-            dtype: dtype of the matrix products on both sides.
+        length: length that the published side pads to, tokens.
+        pairs: measured steps per side, alternating.
+        dtype: dtype of the matrix products on both sides.
         device: where to compute.
-            seed: seed of weights and dropout.
+        seed: seed of weights and dropout.
     """
     check_pairs(pairs)
     implementations = ops.select("auto", device)

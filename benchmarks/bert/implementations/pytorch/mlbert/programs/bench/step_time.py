@@ -175,14 +175,14 @@ def run(
     """Run the benchmark and return a JSON-able record; times in seconds, rates per second.
 
     Args:
-            config: model shape.
-            packs: packs of the prepared set, or number of dummy sequences.
-            pairs: measured steps per side.
-            dtype: dtype of the matrix products on both sides.
-            versus: also measure Hugging Face.
-            data: prepared set to read sequences from.
-            seed: seed of weights, data and dropout.
-            device: where to compute; the CPU if None.
+        config: model shape.
+        packs: packs of the prepared set, or number of dummy sequences.
+        pairs: measured steps per side.
+        dtype: dtype of the matrix products on both sides.
+        versus: also measure Hugging Face.
+        data: prepared set to read sequences from.
+        seed: seed of weights, data and dropout.
+        device: where to compute; the CPU if None.
     """
     device = device or torch.device("cpu")
     check_pairs(pairs)

@@ -119,11 +119,11 @@ class CorpusPlan:
     """Decisions made before the text is read.
 
     Attributes:
-            vocab_size: maximum entries of a newly trained tokenizer.
-            length: tokens per sequence.
-            settings: JSON-able setting by key.
-            warmup, decay: fractions of the time over which the learning rate rises and falls.
-            shape: values of bert_config.json; vocab_size is later set to the tokenizer's.
+        vocab_size: maximum entries of a newly trained tokenizer.
+        length: tokens per sequence.
+        settings: JSON-able setting by key.
+        warmup, decay: fractions of the time over which the learning rate rises and falls.
+        shape: values of bert_config.json; vocab_size is later set to the tokenizer's.
     """
 
     vocab_size: int
@@ -138,7 +138,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     """Choose settings for a text of ``num_bytes`` and a run of ``seconds`` on this machine.
 
     Args:
-            start: folder and shape of a model to start from; None trains a new one of ``size``.
+        start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -189,10 +189,10 @@ def resolve_settings(
     """Return the checked configuration of a run on prepared text.
 
     Args:
-            settings: settings of the plan.
-            seconds: total training time, including earlier calls.
-            sequences: size of the training set, which the batch must not exceed.
-            resume: resume from the newest checkpoint.
+        settings: settings of the plan.
+        seconds: total training time, including earlier calls.
+        sequences: size of the training set, which the batch must not exceed.
+        resume: resume from the newest checkpoint.
     """
     values = {
         **settings,

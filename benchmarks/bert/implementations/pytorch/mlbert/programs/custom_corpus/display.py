@@ -24,8 +24,8 @@ class Display(Events):
     """Show the progress of a run.
 
     Args:
-            seconds: duration of the whole run.
-            baselines: held-out accuracies of the most frequent token and of the bigram model.
+        seconds: duration of the whole run.
+        baselines: held-out accuracies of the most frequent token and of the bigram model.
     """
 
     def __init__(self, console: Console, seconds: float, baselines: Mapping[str, Any], log_every_steps: int) -> None:

@@ -103,13 +103,13 @@ class Asked:
     """Options of one call.
 
     Attributes:
-            texts, out: paths of the text and of the run folder.
-            seconds: total training time.
+        texts, out: paths of the text and of the run folder.
+        seconds: total training time.
         size: a name of `mlbert.programs.pretrain_rules.SIZES`, or `AUTO`.
-            vocab: vocabulary to use instead of training one.
-            cased: keep case and accents in a new vocabulary.
-            start: weights to start from.
-            mlperf: write an MLPerf log.
+        vocab: vocabulary to use instead of training one.
+        cased: keep case and accents in a new vocabulary.
+        start: weights to start from.
+        mlperf: write an MLPerf log.
     """
 
     texts: list[Path]

@@ -31,10 +31,10 @@ class Durations:
     """Convert durations to steps.
 
     Attributes:
-            sequences_per_step: sequences per step over all ranks.
-            max_seq_length: maximum sequence length, tokens.
-            steps_per_epoch: called only for durations in epochs; may read data.
-            max_steps: steps of the training; None while max_duration itself is converted.
+        sequences_per_step: sequences per step over all ranks.
+        max_seq_length: maximum sequence length, tokens.
+        steps_per_epoch: called only for durations in epochs; may read data.
+        max_steps: steps of the training; None while max_duration itself is converted.
     """
 
     sequences_per_step: int
@@ -46,7 +46,7 @@ class Durations:
         """Return a duration in steps, rounded up; a fraction of the training is rounded down, as in Composer.
 
         Raises:
-                UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
+            UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
         """
         match = _FORM.fullmatch(str(text))
         units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]

@@ -106,10 +106,10 @@ def make_slots(num_gpus: int, visible: str | None, cores: Sequence[int], most: i
     """Return one slot per GPU, or per core if there is no GPU.
 
     Args:
-            num_gpus: GPUs visible to this process.
-            visible: CUDA_VISIBLE_DEVICES of this process.
-            cores: cores of this process, divided among the slots.
-            most: maximum number of slots.
+        num_gpus: GPUs visible to this process.
+        visible: CUDA_VISIBLE_DEVICES of this process.
+        cores: cores of this process, divided among the slots.
+        most: maximum number of slots.
     """
     names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(num_gpus)]
     count = max(1, min(most, num_gpus or len(cores)))
@@ -127,12 +127,12 @@ class Runner:
     """Run jobs as processes.
 
     Args:
-            jobs: in starting order.
-            done: jobs that need not run.
-            slots: places to run them.
-            prepare: called when a job starts; writes its files and returns its command.
-            folder: returns a job's folder.
-            environ: environment of this process.
+        jobs: in starting order.
+        done: jobs that need not run.
+        slots: places to run them.
+        prepare: called when a job starts; writes its files and returns its command.
+        folder: returns a job's folder.
+        environ: environment of this process.
 
     """
 

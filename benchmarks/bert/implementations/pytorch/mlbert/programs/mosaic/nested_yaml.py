@@ -32,11 +32,11 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
 
     Args:
         path: the file.
-            words: such as ``model.name=mosaic_bert``; values are parsed as YAML, later ones win.
-            known: legal dotted names; ``*`` matches one part of a name, ``.**`` at the end everything below.
+        words: such as ``model.name=mosaic_bert``; values are parsed as YAML, later ones win.
+        known: legal dotted names; ``*`` matches one part of a name, ``.**`` at the end everything below.
 
     Raises:
-            UserError: an unreadable file, a malformed word, an unknown name, or a ``${...}`` that does not resolve.
+        UserError: an unreadable file, a malformed word, an unknown name, or a ``${...}`` that does not resolve.
     """
     import yaml
     from omegaconf import OmegaConf

@@ -43,13 +43,13 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     """Return settings with origins by field name.
 
     Args:
-            leaves: leaves of the YAML.
-            world_size: number of ranks.
+        leaves: leaves of the YAML.
+        world_size: number of ranks.
         has_gpu: whether the run computes on GPUs.
-            count_sequences: called only if a duration is in epochs.
+        count_sequences: called only if a duration is in epochs.
 
     Raises:
-            UserError: a value is missing or illegal.
+        UserError: a value is missing or illegal.
     """
     layer = Layer({"recipe": ("masked_lm", "main.py"), "target_mlm_accuracy": (None, "main.py")})
     train, evaluation = (_dataset(leaves, loader) for loader in ("train_loader", "eval_loader"))

@@ -18,11 +18,11 @@ class MeasuredRun:
     """Measurements from a log.
 
     Attributes:
-            ranks: processes, one per GPU.
-            batch: sequences per step over all ranks.
-            sequences_per_second: median over the intervals between evaluations.
-            evaluation_seconds: median; None if no evaluation finished.
-            samples: samples to the target; None if the run did not reach it.
+        ranks: processes, one per GPU.
+        batch: sequences per step over all ranks.
+        sequences_per_second: median over the intervals between evaluations.
+        evaluation_seconds: median; None if no evaluation finished.
+        samples: samples to the target; None if the run did not reach it.
     """
 
     ranks: int
@@ -43,13 +43,13 @@ def measured(
     """Return the measurements of a run from times in seconds.
 
     Args:
-            ranks, batch: ranks and batch of the run.
-            run_start: start of the timed part.
-            evaluations: start, stop and training sequences so far of each evaluation.
-            samples: samples to the target, or None.
+        ranks, batch: ranks and batch of the run.
+        run_start: start of the timed part.
+        evaluations: start, stop and training sequences so far of each evaluation.
+        samples: samples to the target, or None.
 
     Raises:
-            ValueError: there is no training between evaluations.
+        ValueError: there is no training between evaluations.
     """
     ends = [(run_start, 0.0), *((stop, done) for _, stop, done in evaluations)]
     rates = [
@@ -91,7 +91,7 @@ def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> fl
     pays the constant cost of a step (mainly the optimizer) on its share of the cores.
 
     Raises:
-            UserError: a run has several ranks.
+        UserError: a run has several ranks.
     """
     if any(run.ranks != 1 for run in runs):
         raise UserError(
@@ -110,7 +110,7 @@ def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[M
     Logs with one batch per GPU set only the time per sequence; logs with several also set the constant part.
 
     Raises:
-            UserError: the logs cannot be from this GPU.
+        UserError: the logs cannot be from this GPU.
     """
     usual = {run: _like(job, run) for run in runs}
     outside = {run: timing.step(at, parameters) for run, at in usual.items()}

@@ -72,13 +72,13 @@ class Estimate:
     """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh; bands contain 90 %.
 
     Attributes:
-            samples: mean samples to the target of a score's runs; samples_spread: standard deviation of one run.
-            rules_samples: the rules' reference point, to which a score's samples are raised.
-            evaluations: evaluations of the mean run.
-            seconds: expected time to train, as in a score of ten runs (olympic mean).
-            score_band, run_band: bands of the score and of one run.
-            micro_batches: micro-batches per step so that the activations fit.
-            limit: the part that would save most if it were free; or memory, if a step must be split and
+        samples: mean samples to the target of a score's runs; samples_spread: standard deviation of one run.
+        rules_samples: the rules' reference point, to which a score's samples are raised.
+        evaluations: evaluations of the mean run.
+        seconds: expected time to train, as in a score of ten runs (olympic mean).
+        score_band, run_band: bands of the score and of one run.
+        micro_batches: micro-batches per step so that the activations fit.
+        limit: the part that would save most if it were free; or memory, if a step must be split and
             compute is not the largest part.
     """
 
@@ -116,12 +116,12 @@ def estimate(
     """Estimate a job.
 
     Args:
-            job: the job, with the factors of ``shape``.
-            needed: samples to the target; None uses the reference's, which apply only to BERT-large.
-            sharers: GPUs that share the optimizer state.
+        job: the job, with the factors of ``shape``.
+        needed: samples to the target; None uses the reference's, which apply only to BERT-large.
+        sharers: GPUs that share the optimizer state.
 
     Raises:
-            UserError: the batch is beyond the reference points, samples are unknown, or the weights do not fit.
+        UserError: the batch is beyond the reference points, samples are unknown, or the weights do not fit.
     """
     point = _reference_point(job.batch)
     if needed is None and not shape.is_large:

@@ -44,7 +44,7 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
     """Return the cheapest and the fastest estimate that cost at most ``budget`` dollars.
 
     Raises:
-            UserError: no estimate is that cheap.
+        UserError: no estimate is that cheap.
     """
     priced = [(estimate.dollars, estimate) for estimate in found if estimate.dollars is not None]
     affordable = [pair for pair in priced if pair[0] <= budget]
@@ -99,11 +99,11 @@ class Given:
     """The user's options; None if not given.
 
     Attributes:
-            gpus, nodes: totals of the job.
-            port_gbps: network speed per GPU.
-            batch: sequences per step over all GPUs.
-            batch_per_gpu: alternative to ``batch``.
-            precision: precision of matrix products.
+        gpus, nodes: totals of the job.
+        port_gbps: network speed per GPU.
+        batch: sequences per step over all GPUs.
+        batch_per_gpu: alternative to ``batch``.
+        precision: precision of matrix products.
     """
 
     gpu: str
@@ -126,7 +126,7 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     """Return the job; without a given batch, use the fastest of the reference's.
 
     Raises:
-            UserError: the options contradict each other.
+        UserError: the options contradict each other.
     """
     gpus = given.gpus or (given.nodes or 1) * given.per_node
     nodes = given.nodes or nodes_for(gpus, given.per_node)

@@ -22,9 +22,9 @@ class Balance:
     """Tokens of the fullest rank relative to the mean of all ranks.
 
     Attributes:
-            name: how sequences are distributed.
-            mean, worst: ratio over `STEPS` steps.
-            sequences: mean sequences per step over all ranks.
+        name: how sequences are distributed.
+        mean, worst: ratio over `STEPS` steps.
+        sequences: mean sequences per step over all ranks.
     """
 
     name: str
@@ -37,10 +37,10 @@ def balances(ranks: int, sequences: int, group: int, seed: int = 1) -> list[Bala
     """Return the load balance for each way to distribute sequences.
 
     Args:
-            ranks: total ranks.
-            sequences: nominal sequences per rank and step: two make a pack.
-            group: consecutive ranks that exchange sequences; divides ``ranks``.
-            seed: seed of lengths and orders.
+        ranks: total ranks.
+        sequences: nominal sequences per rank and step: two make a pack.
+        group: consecutive ranks that exchange sequences; divides ``ranks``.
+        seed: seed of lengths and orders.
     """
     lengths = lengths_at(np.random.default_rng(seed).random(max(SEQUENCES, 4 * ranks * sequences)), MAX_TOKENS)
     packs = pack_lengths(lengths, MAX_TOKENS, MAX_SEQUENCES, seed)

@@ -33,13 +33,13 @@ class Gpu:
     """Facts about a GPU.
 
     Attributes:
-            memory_gb: memory per GPU, in 10^9 bytes.
+        memory_gb: memory per GPU, in 10^9 bytes.
         peak_tflops: dense 16-bit peak.
-            port_gbps: network bandwidth per GPU in a typical node.
-            per_node: GPUs in a typical node.
-            domain: GPUs connected by NVLink (or the vendor's own links).
-            constant: name of its constant time in `Parameters`.
-            has_fp8: whether its published results use FP8 products.
+        port_gbps: network bandwidth per GPU in a typical node.
+        per_node: GPUs in a typical node.
+        domain: GPUs connected by NVLink (or the vendor's own links).
+        constant: name of its constant time in `Parameters`.
+        has_fp8: whether its published results use FP8 products.
     """
 
     memory_gb: float
@@ -70,17 +70,17 @@ class Parameters:
     """Fitted parameters; times in milliseconds, the others are factors.
 
     Attributes:
-            sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
-            constant_ms: per step, independent of the batch: LAMB, reduction inside a node, launches.
-            pcie_ms: per step, for the reduction among many GPUs without NVLink.
-            network_ms: per step, for the reduction between nodes, by fabric, at `REFERENCE_GBPS` per node.
-            evaluation_gpu_seconds: GPU seconds per evaluation, by GPU.
-            samples_share: samples to the target relative to the rules' interpolated point; a score counts no fewer.
-            old_software: factor on ``sequence_ms`` of round 1.1.
-            old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
-            blackwell_samples: factor on the samples of B200 and GB200 with batches above 1,024.
-            own_settings: factor on the samples from 192 sequences per GPU, for which no tuned recipe is published.
-            error_90: 90 % of the fitted rows are within exp(-error_90) to exp(error_90) of the prediction.
+        sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
+        constant_ms: per step, independent of the batch: LAMB, reduction inside a node, launches.
+        pcie_ms: per step, for the reduction among many GPUs without NVLink.
+        network_ms: per step, for the reduction between nodes, by fabric, at `REFERENCE_GBPS` per node.
+        evaluation_gpu_seconds: GPU seconds per evaluation, by GPU.
+        samples_share: samples to the target relative to the rules' interpolated point; a score counts no fewer.
+        old_software: factor on ``sequence_ms`` of round 1.1.
+        old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
+        blackwell_samples: factor on the samples of B200 and GB200 with batches above 1,024.
+        own_settings: factor on the samples from 192 sequences per GPU, for which no tuned recipe is published.
+        error_90: 90 % of the fitted rows are within exp(-error_90) to exp(error_90) of the prediction.
     """
 
     sequence_ms: Mapping[str, float]
@@ -118,14 +118,14 @@ class TrainingJob:
 
     Attributes:
         gpu: name in `GPUS`.
-            gpus, nodes: totals of the job.
-            batch: sequences per step over all GPUs.
-            network_gbps: bandwidth of one node's ports together; None assumes one typical port per GPU.
-            fp8: whether the encoder uses FP8 products.
-            round: round of the software; "1.1", or anything later.
-            work: FLOPs per sequence relative to BERT-large on the benchmark's lengths.
-            gradient: bytes of the gradient relative to BERT-large's.
-            imbalance: tokens of the slowest GPU over the mean, beyond that of the published runs.
+        gpus, nodes: totals of the job.
+        batch: sequences per step over all GPUs.
+        network_gbps: bandwidth of one node's ports together; None assumes one typical port per GPU.
+        fp8: whether the encoder uses FP8 products.
+        round: round of the software; "1.1", or anything later.
+        work: FLOPs per sequence relative to BERT-large on the benchmark's lengths.
+        gradient: bytes of the gradient relative to BERT-large's.
+        imbalance: tokens of the slowest GPU over the mean, beyond that of the published runs.
     """
 
     gpu: str
@@ -194,7 +194,7 @@ def samples(job: TrainingJob, parameters: Parameters) -> float:
     """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
 
     Raises:
-            ValueError: the batch is beyond the reference points.
+        ValueError: the batch is beyond the reference points.
     """
     point, p = rules.reference_point(job.batch), parameters
     if point is None:
@@ -250,7 +250,7 @@ def named(name: str) -> ModelShape:
     """Return a shape from the configs folder, or from a ``bert_config.json``.
 
     Raises:
-            UserError: neither exists.
+        UserError: neither exists.
     """
     path = CONFIGS / f"{name}.json"
     if path.is_file():
