@@ -97,9 +97,9 @@ def store_rows(value, scale, row, column, tokens, columns, out_rows, E5M2: tl.co
 
 
 @triton.jit
-def store_columns(row0, row1, row2, row3, group, column, padded, columns, out_columns):
-    """Write the bytes of four rows, 0 past T, transposed to out_columns int32 [F, U / 4]; `group`: rows / 4 [G]."""
-    words = column_words(row0, row1, row2, row3)
+def store_columns(rows, group, column, padded, columns, out_columns):
+    """Write the bytes of four ``rows``, 0 past T, transposed to out_columns int32 [F, U / 4]; `group`: rows / 4 [G]."""
+    words = column_words(rows[0], rows[1], rows[2], rows[3])
     # Also write zeros up to U: products read them.
     inside = (column < columns)[:, None] & (group < padded // 4)[None, :]
     place = column[:, None].to(tl.int64) * (padded // 4) + group[None, :]
@@ -235,17 +235,15 @@ def cast_kernel(
     shift = None
     if bias is not None:
         shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
-    value0 = operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION, EXACT)
-    value1 = operation_on(x, d_out, shift, row + 1, column, tokens, columns, OPERATION, EXACT)
-    value2 = operation_on(x, d_out, shift, row + 2, column, tokens, columns, OPERATION, EXACT)
-    value3 = operation_on(x, d_out, shift, row + 3, column, tokens, columns, OPERATION, EXACT)
-    raise_amax(amax, largest_magnitude(value0, value1, value2, value3))
+    values = tl.tuple(())
+    for number in tl.static_range(4):
+        values += (operation_on(x, d_out, shift, row + number, column, tokens, columns, OPERATION, EXACT),)
+    raise_amax(amax, largest_magnitude(values[0], values[1], values[2], values[3]))
     if partial is not None:
-        total = tl.sum((value0 + value1) + (value2 + value3), 0)
+        total = tl.sum((values[0] + values[1]) + (values[2] + values[3]), 0)
         tl.store(partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns)
     factor = tl.load(scale)
-    bytes0 = store_rows(value0, factor, row, column, tokens, columns, out_rows, E5M2)
-    bytes1 = store_rows(value1, factor, row + 1, column, tokens, columns, out_rows, E5M2)
-    bytes2 = store_rows(value2, factor, row + 2, column, tokens, columns, out_rows, E5M2)
-    bytes3 = store_rows(value3, factor, row + 3, column, tokens, columns, out_rows, E5M2)
-    store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, columns, out_columns)
+    small = tl.tuple(())
+    for number in tl.static_range(4):
+        small += (store_rows(values[number], factor, row + number, column, tokens, columns, out_rows, E5M2),)
+    store_columns(small, group, column, padded, columns, out_columns)

@@ -117,24 +117,15 @@ def fp8_norm_forward_kernel(
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     column = tl.arange(0, BLOCK)
     scale, largest = tl.load(quantisation_scale), tl.zeros([GROUPS], tl.float32)
-    bytes0, largest = forward_rows(
-        x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group, column,
-        tokens, hidden, eps, largest, threshold, BLOCK,
-    )  # fmt: skip
-    bytes1, largest = forward_rows(
-        x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 1,
-        column, tokens, hidden, eps, largest, threshold, BLOCK,
-    )  # fmt: skip
-    bytes2, largest = forward_rows(
-        x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 2,
-        column, tokens, hidden, eps, largest, threshold, BLOCK,
-    )  # fmt: skip
-    bytes3, largest = forward_rows(
-        x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 3,
-        column, tokens, hidden, eps, largest, threshold, BLOCK,
-    )  # fmt: skip
+    small = tl.tuple(())
+    for number in tl.static_range(4):
+        row, largest = forward_rows(
+            x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale,
+            4 * group + number, column, tokens, hidden, eps, largest, threshold, BLOCK,
+        )  # fmt: skip
+        small += (row,)
     raise_amax(amax, largest[:, None])
-    store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, hidden, out_columns)
+    store_columns(small, group, column, padded, hidden, out_columns)
 
 
 @triton.jit
@@ -180,23 +171,14 @@ def fp8_norm_backward_kernel(
     # Every program sums its tiles in order, so the results are the same in every run.
     while start * 4 < tokens:
         group = start + tl.arange(0, GROUPS)
-        bytes0, sum_weight, sum_bias, sum_x, largest = backward_rows(
-            d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, 4 * group, column,
-            tokens, hidden, sum_weight, sum_bias, sum_x, largest, threshold, BLOCK,
-        )  # fmt: skip
-        bytes1, sum_weight, sum_bias, sum_x, largest = backward_rows(
-            d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, 4 * group + 1, column,
-            tokens, hidden, sum_weight, sum_bias, sum_x, largest, threshold, BLOCK,
-        )  # fmt: skip
-        bytes2, sum_weight, sum_bias, sum_x, largest = backward_rows(
-            d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, 4 * group + 2, column,
-            tokens, hidden, sum_weight, sum_bias, sum_x, largest, threshold, BLOCK,
-        )  # fmt: skip
-        bytes3, sum_weight, sum_bias, sum_x, largest = backward_rows(
-            d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, 4 * group + 3, column,
-            tokens, hidden, sum_weight, sum_bias, sum_x, largest, threshold, BLOCK,
-        )  # fmt: skip
-        store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, hidden, out_columns)
+        small = tl.tuple(())
+        for number in tl.static_range(4):
+            row, sum_weight, sum_bias, sum_x, largest = backward_rows(
+                d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale,
+                4 * group + number, column, tokens, hidden, sum_weight, sum_bias, sum_x, largest, threshold, BLOCK,
+            )  # fmt: skip
+            small += (row,)
+        store_columns(small, group, column, padded, hidden, out_columns)
         start += tl.num_programs(0) * GROUPS
     raise_amax(amax, largest[:, None])
     base, inside = partial + tl.program_id(0) * 3 * hidden + column, column < hidden
