@@ -101,7 +101,8 @@ def merged(defaults: list[str]) -> list[str]:
     for one in defaults:
         recipe, _, value = one.partition(": ")
         recipes_of.setdefault(value, []).append(recipe)
-    return [f"{', '.join(names)}: {value}" for value, names in recipes_of.items()]
+    texts = [f"{', '.join(names)}: {value}" for value, names in recipes_of.items()]
+    return [text.replace("masked_lm_stored, masked_lm_text", "masked_lm") for text in texts]
 
 
 def errors_text() -> str:
