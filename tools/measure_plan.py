@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlbert.cli.plan import read_measured
 from mlbert.host.provenance import git_state
-from mlbert.report.planner.calibrate import Measured, shared_cores_rate
+from mlbert.report.planner.calibrate import MeasuredRun, shared_cores_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
@@ -28,7 +28,7 @@ ONE_RANK = ((1, 32), (1, 8))  # (ranks, packs per rank) used for calibration
 PREDICTED = ((1, 32), (2, 16), (4, 8))
 
 
-def train(folder: Path, data: Path, ranks: int, packs: int, seconds: int) -> Measured:
+def train(folder: Path, data: Path, ranks: int, packs: int, seconds: int) -> MeasuredRun:
     """Run once without a target and keep the log as FOLDER.txt."""
     settings = {
         "DGXNGPU": ranks,
@@ -69,7 +69,7 @@ def main() -> None:
     data = ROOT / "runs/quickstart/data"
     subprocess.run(["mlbert", "prepare", "python-text", "--out", data], check=True, stdout=subprocess.DEVNULL)
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    runs: dict[tuple[int, int], list[Measured]] = {shape: [] for shape in (*ONE_RANK, *PREDICTED)}
+    runs: dict[tuple[int, int], list[MeasuredRun]] = {shape: [] for shape in (*ONE_RANK, *PREDICTED)}
     for number in range(arguments.rounds):
         for (ranks, packs), found in runs.items():
             name = folder / f"round_{number}_ranks_{ranks}_packs_{packs}"

@@ -68,3 +68,31 @@ def test_few_class_names_are_reused(package: Modules) -> None:
 def test_few_module_names_are_reused(package: Modules) -> None:
     stems = Counter(name.rpartition(".")[2] for name in package)
     assert len([stem for stem, count in stems.items() if count > 1]) <= MAX_REPEATED_STEMS, stems.most_common(20)
+
+
+def test_programs_import_names_that_exist(
+    syntax_trees: dict[Path, ast.Module], package: Modules, tree_root: Path
+) -> None:
+    """Tools and launchers are not all run by tests, so a renamed definition could break one unnoticed."""
+    inside = tree_root / PACKAGE
+    missing = [
+        f"{path.relative_to(tree_root)}: {node.module}.{alias.name}"
+        for path, tree in syntax_trees.items()
+        if not {inside, tree_root / "records", tree_root / "tests"} & set(path.parents)  # tests are run
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlbert.")
+        for alias in node.names
+        if not exists(str(node.module).removeprefix("mlbert."), alias.name, package)
+    ]
+    assert missing == []
+
+
+def exists(base: str, name: str, package: Modules) -> bool:
+    """Return True if a package has a module of this name, or a module defines or imports it."""
+    if base not in package:
+        return f"{base}.{name}" in package
+    nodes = list(ast.walk(package[base]))
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    imported_names = {a.asname or a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
+    return name in defined | imported_names
