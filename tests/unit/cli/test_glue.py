@@ -112,7 +112,7 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
         ("max_seq_len=many", "config.value", "glue.yaml"),
     ],
 )
-def test_mistakes_are_told_before_a_job_begins(
+def test_mistakes_are_reported_before_a_job_begins(
     folder: Path, capfd: pytest.CaptureFixture[str], word: str, code: str, subject: str
 ) -> None:
     assert run(folder, word, "base_run_name=refused") == 2

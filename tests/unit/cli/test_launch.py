@@ -44,7 +44,7 @@ def test_each_link_waits_for_the_one_before(sbatch, capsys):
     ]
 
 
-def test_a_chain_passes_on_what_sbatch_says(sbatch, capsys):
+def test_a_chain_prints_sbatchs_output(sbatch, capsys):
     (sbatch.parent / "fails").touch()
     assert run("chain", 2, "run.sub") == 2
     error = capsys.readouterr().err
@@ -55,7 +55,7 @@ def test_a_chain_passes_on_what_sbatch_says(sbatch, capsys):
 @pytest.mark.parametrize(
     ("name", "value", "code"), [("CONFIG_FILE", "", "config.missing"), ("TIMED", "1", "config.conflict")]
 )
-def test_a_chain_that_makes_no_sense_is_refused(sbatch, monkeypatch, capsys, name, value, code):
+def test_an_impossible_chain_is_refused(sbatch, monkeypatch, capsys, name, value, code):
     monkeypatch.setenv(name, value)
     assert run("chain", 2, "run.sub") == 2
     assert_error_line(capsys.readouterr().err, code, name)

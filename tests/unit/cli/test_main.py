@@ -94,7 +94,7 @@ def bash(script, home):
         ("mlbert convert hf", {"hf-to-torch"}),
     ],
 )
-def test_bash_completes_what_is_installed(tmp_path, typed, offered):
+def test_bash_completion_is_installed(tmp_path, typed, offered):
     if typed == "mlbert rep":
         assert bash("mlbert --show-completion bash | bash -n", tmp_path) == ""
     press = f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _mlbert_completion mlbert"

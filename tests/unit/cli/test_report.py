@@ -125,7 +125,7 @@ def test_nothing_to_read_is_one_line(tmp_path, capsys):
         assert_error_line(out, code, path)
 
 
-def test_json_has_the_numbers_and_the_page_is_written_beside_it(tmp_path, capsys):
+def test_json_has_the_numbers_and_the_page_is_written(tmp_path, capsys):
     write_runs(tmp_path / "runs", [90.0, 100.0, 110.0])
     page = tmp_path / "new" / "report.html"
     with pytest.raises(SystemExit):

@@ -75,7 +75,7 @@ def test_an_export_is_traced_to_its_line(recipe, environ, tmp_path: Path) -> Non
     assert resolved.files == [config, tmp_path / "env.sh", tmp_path / "config_common.sh"]
 
 
-def test_a_bad_export_is_told_with_its_line(recipe, environ, tmp_path: Path) -> None:
+def test_a_bad_export_is_reported_with_its_line(recipe, environ, tmp_path: Path) -> None:
     config = tmp_path / "config_x_1x1x8x2.sh"
     config.write_text("\nexport LR=fast\n")
     with user_error("config.value"):
@@ -176,7 +176,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
-def test_a_bad_configuration_is_told_in_one_line(case, recipe, environ, tmp_path: Path) -> None:
+def test_a_bad_configuration_is_reported_in_one_line(case, recipe, environ, tmp_path: Path) -> None:
     exports, flags, yaml_text, overrides, code, subject = case
     environ = {name: value for name, value in (environ | exports).items() if value is not None}
     yaml_files = []
@@ -375,7 +375,7 @@ def test_gathering_without_exchange_is_odd(recipe: Recipe, environ: dict[str, st
 
 @example("average_packing_rate", "0\n")
 @given(st.sampled_from(sorted(settings_by_key())), st.text() | st.floats() | st.integers() | st.booleans())
-def test_any_value_is_taken_or_refused_in_one_line(key: str, value: object) -> None:
+def test_any_value_is_accepted_or_refused_in_one_line(key: str, value: object) -> None:
     setting, message = settings_by_key()[key], ""
     recipe = simple_recipe(sections=SECTIONS, tokenizer="t", masking_rate=0.1)
     try:
@@ -398,7 +398,7 @@ def test_an_unknown_flag_is_always_named(flags: dict[str, int]) -> None:
         resolve(ALL, {}, {unknown[0]: "1"}, [], [])
 
 
-def test_what_the_recipe_does_not_read_is_an_error_from_a_flag_a_yaml_or_a_sourced_config(tmp_path: Path) -> None:
+def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_sourced_config(tmp_path: Path) -> None:
     readers = list(RECIPES.values())
     config, yaml_file = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "x.yaml"
     config.write_text("export TASK=qnli\n")
@@ -411,7 +411,7 @@ def test_what_the_recipe_does_not_read_is_an_error_from_a_flag_a_yaml_or_a_sourc
         assert "only by classification" in caught.value.problem
 
 
-def test_what_the_recipe_does_not_read_is_a_warning_in_the_bare_environment(recipe: Recipe) -> None:
+def test_a_setting_the_recipe_does_not_read_is_a_warning_in_the_environment(recipe: Recipe) -> None:
     resolved = resolve(recipe, FOLDERS | {"TASK": "qnli"}, {}, [], [], readers=list(RECIPES.values()))
     assert resolved.warnings == ["TASK is not read by RECIPE=packed_lamb, only by classification"]
     assert resolved.as_configuration()["TASK"] == {"value": None, "origin": "not set"}
@@ -447,14 +447,14 @@ def test_masked_lm_is_one_of_two_recipes() -> None:
         find("tensorflow2", lambda key: None)
 
 
-def test_no_default_stands_in_two_files() -> None:
+def test_no_default_is_declared_in_two_files() -> None:
     for recipe in RECIPES.values():
         for setting in (one for section in recipe.sections for one in settings_of(section)):
             if setting.env in recipe.overrides and not setting.required:
                 assert recipe.overrides[setting.env] != setting.default, f"{recipe.name}: {setting.env}"
 
 
-def test_benchmark_recipes_require_what_a_submission_must_not_forget() -> None:
+def test_benchmark_recipes_require_the_settings_of_a_submission() -> None:
     needed = {"OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "WEIGHT_DECAY_RATE", "PACKING_FACTOR", "MLPERF_SUBMISSION_ORG"}
     for recipe in (packed_lamb.RECIPE, ddp_adam.RECIPE):
         required = {one.env for one in settings_by_key().values() if recipe.requires(one)}

@@ -75,7 +75,7 @@ def test_a_section_is_frozen_and_strict(section: type) -> None:
     assert section.model_config["extra"] == "forbid"
 
 
-def test_what_a_resumed_run_keeps() -> None:
+def test_a_resumed_run_keeps_the_fixed_settings() -> None:
     kept = simple_configuration(seed=3).fixed_on_resume()
     assert kept["OPT_LAMB_BETA_1"] == 0.9
     assert kept["GRADIENT_STEPS"] == 2

@@ -104,7 +104,7 @@ def test_nearest() -> None:
         ("env.sh", None),
     ],
 )
-def test_what_a_config_name_tells(name: str, parts: tuple | None) -> None:
+def test_a_config_name_is_parsed(name: str, parts: tuple | None) -> None:
     told = parse_config_name(name)
     if parts is None:
         assert told is None

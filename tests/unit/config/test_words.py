@@ -34,7 +34,7 @@ def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag() -> Non
         ("--seeed=1", "The nearest known one is --seed"),
     ],
 )
-def test_a_word_of_another_tool_is_told_what_it_is_called_here(word: str, said: str) -> None:
+def test_a_word_of_another_tool_gets_our_name_for_it(word: str, said: str) -> None:
     with user_error("config.unknown-name") as caught:
         split_arguments([word])
     assert said in str(caught.value)

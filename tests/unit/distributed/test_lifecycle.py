@@ -105,7 +105,7 @@ def test_a_warned_run_leaves_as_sigusr1(lifecycle: Lifecycle, log: MLPerfLogger)
     assert events(log.path)[-1]["metadata"]["reason"] == "SIGUSR1"
 
 
-def test_rank_0_alone_tells_of_a_missed_target() -> None:
+def test_only_rank_0_reports_a_missed_target() -> None:
     assert [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)] == [0, 0, 1, 0]
 
 

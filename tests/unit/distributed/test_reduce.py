@@ -46,7 +46,7 @@ def test_norm_is_that_of_float64(numel: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_norm_of_what_is_not_finite(bad: float) -> None:
+def test_norm_of_non_finite_gradients(bad: float) -> None:
     x = torch.ones(5000)
     x[4500] = bad
     assert not norm_of(x).isfinite()

@@ -169,7 +169,7 @@ def test_hostlist(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "n[3-1]", "n[a-b]", "n[1-2"])
-def test_what_is_no_hostlist_is_refused(text: str) -> None:
+def test_invalid_hostlists_are_refused(text: str) -> None:
     with user_error("distributed.identity", "SLURM_JOB_NODELIST"):
         expand_hostlist(text)
 

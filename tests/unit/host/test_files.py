@@ -48,7 +48,7 @@ def test_writing_into_no_folder(tmp_path: Path) -> None:
         write_atomically(tmp_path / "absent" / "file", b"")
 
 
-def test_a_file_whose_writing_fails_is_not_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     def write_half() -> None:
         with whole_file(tmp_path / "file") as file:
             file.write(b"half")

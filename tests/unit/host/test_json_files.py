@@ -32,7 +32,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_what_is_no_plain_object_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_anything_but_an_object_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with user_error("file.json", path):
@@ -61,7 +61,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
-def test_what_is_no_plain_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: object) -> None:
+def test_anything_but_a_regular_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: object) -> None:
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "a.json")
     with pytest.raises(UserError, match=r"a\.json: cannot be read"):

@@ -68,7 +68,7 @@ def test_files_name_themselves_where_nothing_else_does(checkout: Path, monkeypat
     assert provenance.git_state(checkout)[0].startswith("tree:sha256:")
 
 
-def test_only_what_is_installed_has_a_version() -> None:
+def test_only_installed_packages_have_a_version() -> None:
     versions = provenance.package_versions()
     assert {"torch", "numpy", "mlperf-logging"} <= set(versions)
     assert "unknown" not in versions.values()

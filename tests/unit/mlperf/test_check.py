@@ -193,7 +193,7 @@ DEEP = "[" * 20_000 + "]" * 20_000
 DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
 
 
-def test_everything_that_crashes_or_stops_a_tool_is_told_in_one_table(tmp_path: Path, new_tree: NewTree) -> None:
+def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path, new_tree: NewTree) -> None:
     """Nothing here hangs, stops the check, changes a file, or names the copy."""
     tree = new_tree(tmp_path / "my tree", "open")
     logs = tree / "results" / "machine" / "bert"
@@ -246,7 +246,7 @@ def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], code: str, 
         check(tmp_path / "log.txt")
 
 
-def test_what_is_given_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+def test_a_path_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
     """Links are judged within a tree, where they would break when it is handed in."""
     (tmp_path / "elsewhere").mkdir()
     log = new_log(tmp_path / "elsewhere" / "run.txt", division="open")

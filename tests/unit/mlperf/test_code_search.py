@@ -114,7 +114,7 @@ def test_defaults(search: CodeSearch) -> None:
     assert search.default_of(epsilon, f"{PACKAGE_HOME}/recipes/absent.py") == []
 
 
-def test_what_a_value_is_set_from_ends_at_a_section(search: CodeSearch) -> None:
+def test_origins_of_a_value_end_at_a_section(search: CodeSearch) -> None:
     build = RECIPE.replace("x.py", "x_build.py")
     found, names = search.origins(build, expressions("optimizer"))
     assert places(found) == ["recipes/x_build.py:5"]

@@ -136,7 +136,7 @@ def test_a_server_with_accelerators(server: Path) -> None:
     assert all(type(value) is str for value in facts.values())
 
 
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_facts(tmp_path: Path) -> None:
     facts = describe_system("SomeOrg", "open", 1, tmp_path, lambda command: "")
     assert tuple(facts) == FIELDS
     assert facts["accelerators_per_node"] == "0"
@@ -148,7 +148,7 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
         assert facts[name].isdecimal()
 
 
-def test_threads_are_told_by_their_cores(server: Path) -> None:
+def test_threads_are_recognised_by_their_cores(server: Path) -> None:
     for number in range(8):  # all of one socket of a processor that /proc/cpuinfo says nothing of
         for name, value in {"physical_package_id": 0, "core_id": number % 4}.items():
             file = server / f"sys/devices/system/cpu/cpu{number}/topology/{name}"

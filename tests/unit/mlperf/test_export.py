@@ -78,7 +78,7 @@ def test_a_checkout(tree: Path, tmp_path: Path) -> None:
     ],
     ids=["space", "link", "size"],
 )
-def test_what_the_repository_checker_refuses_is_named(make, code: str, name: str, tree: Path, tmp_path: Path) -> None:
+def test_files_the_repository_checker_refuses_are_named(make, code: str, name: str, tree: Path, tmp_path: Path) -> None:
     make(tree)
     with user_error(code, name):
         export_tree(tree, tmp_path / "out")
@@ -111,7 +111,7 @@ def test_this_tree(tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet"], cwd=target, input=listed, text=True, check=True)
 
 
-def test_an_export_of_an_export_says_the_same(tree: Path, tmp_path: Path) -> None:
+def test_an_export_of_an_export_is_the_same(tree: Path, tmp_path: Path) -> None:
     export_tree(tree, tmp_path / "once")
     export_tree(tmp_path / "once", tmp_path / "twice")
     once, twice = (json.loads((tmp_path / name / SOURCE_STATEMENT).read_text()) for name in ("once", "twice"))
@@ -119,7 +119,7 @@ def test_an_export_of_an_export_says_the_same(tree: Path, tmp_path: Path) -> Non
     assert set(once["files"]) == {"benchmarks/bert/tests/x.py"}
 
 
-def test_an_export_is_held_against_what_it_says_of_itself(tree: Path, tmp_path: Path) -> None:
+def test_an_export_is_checked_against_its_own_statement(tree: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     export_tree(tree, target)
     assert is_export(target)

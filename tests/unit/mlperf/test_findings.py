@@ -10,7 +10,7 @@ from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import ResultSet
 
 
-def test_what_ten_logs_have_in_common_is_said_once() -> None:
+def test_findings_shared_by_ten_logs_are_reported_once() -> None:
     common = [Complaint(Outcome.ERROR, f"result_{i}.txt: line {i + 3}: no seed", "rule") for i in range(10)]
     other = Complaint(Outcome.WARN, "result_2.txt: late")
     found = finding_of("own: x", ".", [other, *common], "")
@@ -20,7 +20,7 @@ def test_what_ten_logs_have_in_common_is_said_once() -> None:
     assert found.complaints == (*common, other)
 
 
-def test_a_log_without_events_is_told_once(tmp_path: Path) -> None:
+def test_a_log_without_events_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text("nothing\n")
     rows = run_checks(ResultSet([read_log(tmp_path / "result_0.txt")]), ".")
     assert [(row.check, row.outcome) for row in rows] == [("own: lines", Outcome.ERROR)]

@@ -11,7 +11,7 @@ from mlbert.mlperf.logs import read_log, unfit
 from user_errors import user_error
 
 
-def test_what_a_good_log_says(log: Path) -> None:
+def test_a_good_log_is_parsed(log: Path) -> None:
     read = read_log(log)
     assert read.broken == []
     assert read.status == "success"
@@ -53,14 +53,14 @@ def test_an_absent_log(tmp_path: Path) -> None:
     ("value", "word"),
     [("[" * 20_000 + "]" * 20_000, "RecursionError"), ("[" * 200 + "]" * 200, "nested more than 100")],
 )
-def test_what_would_exhaust_the_stack_is_a_broken_line(value: str, word: str, tmp_path: Path) -> None:
+def test_a_line_that_would_exhaust_the_stack_is_broken(value: str, word: str, tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
     (told,) = read_log(path).broken
     assert word in told
 
 
-def test_a_line_that_official_tools_never_finish_is_no_log(tmp_path: Path) -> None:
+def test_a_line_that_official_tools_never_finish_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("x" * 60_000 + "\n")
     assert unfit(path) is None

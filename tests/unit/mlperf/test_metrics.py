@@ -124,7 +124,7 @@ def _relog(old: str, new: str) -> Callable[[Texts], None]:
         (_set("config.json", "config", to=1), "config.json: config is missing"),
     ],
 )
-def test_a_deviation_is_told_with_its_place(change: Callable[[Texts], None], words: str, tmp_path: Path) -> None:
+def test_a_deviation_is_reported_with_its_place(change: Callable[[Texts], None], words: str, tmp_path: Path) -> None:
     texts = _texts()
     change(texts)
     found = _complaints(_write(tmp_path, texts))
@@ -133,7 +133,7 @@ def test_a_deviation_is_told_with_its_place(change: Callable[[Texts], None], wor
 
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 5000, b""])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "config.json"])
-def test_a_damaged_file_is_told(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(name: str, content: bytes, tmp_path: Path) -> None:
     results = _write(tmp_path, _texts())
     (tmp_path / "run_0" / name).write_bytes(content)
     assert any(f"run_0/{name}" in text for text in _complaints(results))

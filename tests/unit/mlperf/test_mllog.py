@@ -148,7 +148,7 @@ def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: 
     }
 
 
-def test_of_two_who_close_a_log_at_once_one_does(tmp_path: Path) -> None:
+def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     lost = MLPerfLogger(path, 0, tmp_path)
     lost.start(constants.RUN_START)

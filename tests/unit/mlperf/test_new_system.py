@@ -121,7 +121,7 @@ def test_bad_origins(other: str, config: str | None, code: str, subject: str, tr
     assert not (tree / IMPLEMENTATIONS / "acme").exists()
 
 
-def test_what_an_interrupted_start_left_is_made_again(tree: Path) -> None:
+def test_an_interrupted_start_is_repeated(tree: Path) -> None:
     partial = tree / IMPLEMENTATIONS / ".acme.partial"
     partial.mkdir()
     (partial / "junk").write_text("")
@@ -141,7 +141,7 @@ def test_a_template_of_somebody_else_stays(tree: Path) -> None:
     assert mine.read_text() == "{}"
 
 
-def test_the_command_says_what_comes_next(tree: Path) -> None:
+def test_the_command_names_the_next_step(tree: Path) -> None:
     done = CliRunner().invoke(app, ["new-system", "acme", "--from", "h200_n1", "--tree", str(tree)])
     assert done.exit_code == 0
     assert done.stdout.count("\ncreated ") == 5

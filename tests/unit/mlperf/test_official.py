@@ -72,7 +72,7 @@ def _lines(words: str) -> list[str]:
 
 
 @given(st.lists(st.lists(st.sampled_from([":::MLLOG ", ":::MLLOG", ":::", " ", "a", "\r", "\x85", "\\"])).map("".join)))
-def test_our_way_to_a_line_s_token_gives_what_the_parser_of_the_tools_gives(texts: list[str]) -> None:
+def test_our_token_search_agrees_with_the_tools_parser(texts: list[str]) -> None:
     lines = [f"{text}\n" for text in texts] + texts
     assert text_from_token(lines) == ruleset_500.strip_and_dedup(lines)
 
@@ -108,7 +108,7 @@ def test_tools_end_with_their_check(tmp_path: Path, scratch: Path) -> None:
         write_to_nobody()
 
 
-def test_a_name_that_says_the_opposite_changes_no_verdict(tmp_path: Path) -> None:
+def test_a_misleading_name_changes_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "tree" / "a\nINFO - ALL CHECKS PASSED.").mkdir(parents=True)
     assert official.run(official.repo_checker(tmp_path / "tree"))[0].outcome is Outcome.ERROR
 
@@ -139,7 +139,7 @@ def test_the_open_division_allows_an_accuracy_below_the_target(tmp_path: Path, n
     assert "Failed checks for eval_accuracy" in bad.words
 
 
-def test_missing_lines_are_told_in_the_tools_words(log: Path) -> None:
+def test_missing_lines_are_reported_in_the_tools_words(log: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if '"init_stop"' not in line))
     finding = official.run(official.compliance_checker(log, "x"))[0]

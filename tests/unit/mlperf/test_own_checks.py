@@ -54,7 +54,7 @@ def _claim(paths: list[Path]) -> None:
         _edit(path, "cache_clear", '"cache_clear"', '"recipe"')
 
 
-def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tree_root: Path) -> None:
+def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_root: Path) -> None:
     outcomes = _outcomes(three_logs, system=SYSTEM, tree=tree_root)
     assert list(outcomes) == [*CHECKS, *TREE_CHECKS]
     assert outcomes.pop("program") == (
@@ -67,7 +67,7 @@ def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tr
 
 
 @pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
-def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
+def test_a_resumed_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
     _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
     told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
     assert told[0] is outcome

@@ -87,5 +87,5 @@ def test_olympic_mean() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=3))
-def test_olympic_mean_lies_between_the_extremes(values: list[float]) -> None:
+def test_olympic_mean_is_between_the_extremes(values: list[float]) -> None:
     assert min(values) * (1 - 1e-12) <= rules.olympic_mean(values) <= max(values) * (1 + 1e-12)

@@ -10,7 +10,7 @@ from mlbert.mlperf.result_set import NAMES, run_file
 
 
 @pytest.mark.parametrize("place", ["bert/run_3/{}", "run_3.{}"])
-def test_a_runs_file_is_found_beside_its_log(tmp_path: Path, place: str) -> None:
+def test_a_runs_file_is_found_next_to_its_log(tmp_path: Path, place: str) -> None:
     log = tmp_path / "bert" / "result_3.txt"
     for name in NAMES:
         file = tmp_path / place.format(name)

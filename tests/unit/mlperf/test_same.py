@@ -109,7 +109,7 @@ def test_committed_results_raise_no_error(system: str, tree_root: Path, tmp_path
     assert {check: words for check, (outcome, words) in found.items() if outcome is Outcome.ERROR} == {}
 
 
-def test_a_run_left_out_of_a_series_is_told(tree_root: Path, tmp_path: Path) -> None:
+def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     del runs[4]
     outcome, said = told(runs, tmp_path)["series"]
@@ -117,7 +117,7 @@ def test_a_run_left_out_of_a_series_is_told(tree_root: Path, tmp_path: Path) -> 
     assert re.search(r"result_4\.txt: line \d+: EXPERIMENT is 5, the one before is 3: a run was left out", said), said
 
 
-def test_paths_seeds_and_experiments_differ_rightly(tree_root: Path, tmp_path: Path) -> None:
+def test_paths_seeds_and_experiments_may_differ(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     each(configure("LOGDIR", "/elsewhere"), configure("EVALDIR", "/job17/eval"), configure("SEED", 5))(runs)
     assert "same settings" not in told(runs, tmp_path)

@@ -95,7 +95,9 @@ def test_another_file_is_not_overwritten(tree: Path, logdir: Path) -> None:
         (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),
     ],
 )
-def test_what_breaks_a_seal_is_named(change: Callable[[Path], object], words: str, tree: Path, logdir: Path) -> None:
+def test_changes_that_break_a_seal_are_named(
+    change: Callable[[Path], object], words: str, tree: Path, logdir: Path
+) -> None:
     seal("machine", tree, logdir)
     change(tree / "results" / "machine")
     assert any(words in text for text in _errors(tree)), _errors(tree)
@@ -126,7 +128,7 @@ def test_no_seal_is_a_note(tree: Path) -> None:
     assert told.outcome is Outcome.NOTE
 
 
-def test_what_cannot_be_sealed_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:
+def test_an_unsealable_tree_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:
     (tmp_path / "bad_key").write_text("no key")
     (tmp_path / "bad_key").chmod(0o600)
     absent, bad_key = tmp_path / "absent", tmp_path / "bad_key"

@@ -180,7 +180,7 @@ def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
         ("gpu_driver", '"570.1"', {"other_software_stack": "NVIDIA driver 550.2"}, "the logs ran with 570.1"),
     ],
 )
-def test_the_machine_that_newer_logs_tell_of(key: str, value: str, changes: dict, words: str, ours: list[Path]) -> None:
+def test_the_machine_named_by_newer_logs(key: str, value: str, changes: dict, words: str, ours: list[Path]) -> None:
     add_line(ours[0], "ranks", key, value)
     outcome, text = describe(ours, **changes)["machine"]
     assert outcome is Outcome.ERROR

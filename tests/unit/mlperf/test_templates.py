@@ -16,7 +16,7 @@ from mlbert.mlperf.findings import Outcome
 NewTree = Callable[..., Path]
 
 
-def test_a_template_has_every_field_and_says_what_is_missing() -> None:
+def test_a_template_has_every_field_and_names_what_is_missing() -> None:
     made = template({"number_of_nodes": "8", "division": "closed"})
     assert tuple(made) == FIELDS
     assert made["number_of_nodes"] == "8"

@@ -350,7 +350,7 @@ def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_roo
     assert "tokens comes after run_stop" in told(runs, tmp_path)["order of events"][1]
 
 
-def test_runs_beside_each_other_on_other_machines(tree_root: Path, tmp_path: Path) -> None:
+def test_concurrent_runs_on_other_machines(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     for index, run in enumerate(runs):
         run.insert(9, nth(run, "recipe") | {"key": "hosts", "value": [f"node{index}"]})

@@ -86,7 +86,7 @@ def test_where_values_come_from(run: Path) -> None:
     assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
 
 
-def test_what_values_mean(run: Path) -> None:
+def test_the_meaning_of_values(run: Path) -> None:
     tracer = Tracer(read_log(run), ROOT)
     meaning = {key: [(link.step, link.text) for link in tracer.chain(key).meaning] for key in tracer.keys}
     assert ("setting", f"MAX_STEPS: {settings_by_key()['max_steps'].meaning}") in meaning["max_steps"]

@@ -91,7 +91,7 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED])
-def test_what_the_closed_division_does_not_allow(key, value, check, words, closed) -> None:
+def test_the_closed_division_limits_values(key, value, check, words, closed) -> None:
     number = set_value(closed, key, value)
     outcome, text = told([closed])[check]
     assert outcome is Outcome.ERROR
@@ -193,7 +193,7 @@ def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path
     assert f"result_1.txt: line {number}: cache_clear is null, in other logs true" in text
 
 
-def test_a_key_said_twice(closed: Path, ours: Path) -> None:
+def test_a_key_logged_twice(closed: Path, ours: Path) -> None:
     number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
     outcome, text = told([closed])["single lines"]
     assert outcome is Outcome.NOTE
@@ -259,7 +259,7 @@ def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: 
     assert words in text
 
 
-def test_evaluations_come_as_the_configuration_says(ours: Path) -> None:
+def test_evaluations_match_the_configuration(ours: Path) -> None:
     edit(ours, "eval_accuracy", r'"epoch_num": 30', '"epoch_num": 35')
     outcome, text = told([ours])["configuration"]
     assert outcome is Outcome.ERROR
@@ -279,7 +279,7 @@ def test_evaluations_come_as_the_configuration_says(ours: Path) -> None:
         ("experiment", "3", "EXPERIMENT = 0"),
     ],
 )
-def test_what_newer_logs_tell_is_as_set(key: str, value: str, words: str, ours: Path) -> None:
+def test_newer_logs_agree_with_their_settings(key: str, value: str, words: str, ours: Path) -> None:
     number = add_line(ours, "eval_samples", key, value)
     outcome, text = told([ours])["configuration"]
     assert outcome is Outcome.ERROR

@@ -76,7 +76,7 @@ def test_equals_hugging_face(activation, sparse):
         torch.testing.assert_close(gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name)
 
 
-def test_activations_are_told_apart():
+def test_activations_are_distinguished():
     peer = peer_model(NO_DROPOUT)
     exact = BertForPreTraining(dataclasses.replace(NO_DROPOUT, hidden_act="gelu_erf"))
     load_state(exact, peer.state_dict(), "peer")
@@ -148,7 +148,7 @@ def test_bfloat16_stays_near_float32():
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
 
 
-def test_query_key_and_value_lie_side_by_side():
+def test_query_key_and_value_are_contiguous():
     model = BertForPreTraining(SHAPE)
     model.initialize(seed=1)
     FlatParameters(model.ordered_parameters())

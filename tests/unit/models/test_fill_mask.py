@@ -77,12 +77,12 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bo
         ("[MASK]", 15, "config.range", "top 15"),
     ],
 )
-def test_what_cannot_be_answered_is_told(folder: Path, text: str, top: int, code: str, subject: str) -> None:
+def test_questions_without_an_answer_are_reported(folder: Path, text: str, top: int, code: str, subject: str) -> None:
     with user_error(code, subject):
         fill(*open_masked_lm(folder), text, top)
 
 
-def test_a_folder_without_a_model_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_reported(folder: Path, tmp_path: Path) -> None:
     with user_error("file.missing", tmp_path / "none"):
         open_masked_lm(tmp_path / "none")
     with user_error("checkpoint.missing", Path(__file__).parent):

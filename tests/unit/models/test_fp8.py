@@ -186,7 +186,7 @@ def test_linear_layers_are_switched_one_by_one(monkeypatch: pytest.MonkeyPatch) 
             assert counting.calls["fp8_product"] == 3 * SHAPE.num_hidden_layers * sum(linears)
 
 
-def test_the_model_keeps_what_it_derives_to_itself() -> None:
+def test_the_model_exports_no_derived_tensors() -> None:
     """Recording leaves no trace, scales travel with a checkpoint, and one of another precision is passed over."""
     model, _, batch = model_and_batch(Products())
     assert not model.is_calibrated

@@ -82,7 +82,7 @@ def test_masked_lm(tied: bool, sparse: bool) -> None:
     compare(model, peer, logits, expected, expected.logits[inputs["labels"] != -100], loss)
 
 
-def test_pre_training_with_a_decoder_of_its_own() -> None:
+def test_pre_training_with_an_untied_decoder() -> None:
     model = BertForPreTraining(dataclasses.replace(SHAPE, tie_word_embeddings=False))
     peer, batch = peer_of(model), batch_of()
     inputs = padded_inputs(batch)

@@ -234,7 +234,7 @@ def test_all_positions_go_through_the_whole_vocabulary() -> None:
     assert model.training_flops(batch) == BertForMaskedLM(SHAPE).training_flops(batch)
 
 
-def test_padded_vocabularies_are_taken() -> None:
+def test_padded_vocabularies_are_accepted() -> None:
     """NVIDIA's checkpoints have rows up to a multiple of 8."""
     start = BertForPreTraining(SHAPE)
     start.initialize(3)
@@ -269,7 +269,7 @@ def test_the_setting_chooses(implementation: str) -> None:
     assert model.architecture == "BertForMaskedLM"
 
 
-def test_what_it_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings_of()[ModelConfig]
     compute = compute_of(settings_of())
     with user_error("model.unsupported", "MODEL_IMPLEMENTATION=huggingface"):

@@ -136,7 +136,7 @@ def test_regression_metrics() -> None:
     assert evaluated(objective, model, [filled(b, math.nan) for b in given]) == pytest.approx(found, rel=1e-6)
 
 
-def test_parts_have_metrics_of_their_own() -> None:
+def test_each_part_has_its_own_metrics() -> None:
     model, given = classifier(2), labelled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
     together = Classification(2, "step", "accuracy", {"": given[0].num_samples, "other": given[1].num_samples})
     found = evaluated(together, model, given)

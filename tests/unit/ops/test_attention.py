@@ -238,7 +238,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_flash_form_fits_what_pytorch_offers(use_native) -> None:
+def test_flash_form_matches_pytorchs_interface(use_native) -> None:
     """On tensors without memory: the call and its derivative have the arguments and shapes that PyTorch expects, Q, K
     and V are read where they lie, and nothing but the gradients is copied. The numbers need a CUDA device."""
     flash = registry._implementations["attention"]["flash"]
@@ -273,7 +273,7 @@ def test_wrong_arguments_are_refused(use_native) -> None:
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])
 
 
-def test_what_cannot_be_captured_is_told(native_ops) -> None:
+def test_what_cannot_be_captured_is_reported(native_ops) -> None:
     device = torch.device("cpu")
     bfloat16, single = torch.bfloat16, torch.float32
     try:

@@ -89,7 +89,7 @@ def test_master_weights_get_gradients_that_were_never_rounded(emulator) -> None:
         assert (found[place] - exact[place]).norm() < 0.9 * (plain[place] - exact[place]).norm()
 
 
-def test_what_runs_where(emulator) -> None:
+def test_each_product_runs_on_its_implementation(emulator) -> None:
     """Forward: one product with an epilogue. Backward: two weight gradients and GELU's, each one product."""
     arguments = [x.requires_grad_() for x in feed_forward_arguments(9, 16, 24)]
     out = cublaslt.feed_forward(*arguments, False)
@@ -109,7 +109,7 @@ def test_what_runs_where(emulator) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pytorch_takes_over_what_cublaslt_has_not(emulator, error_rule, refused: tuple[int, ...], dtype: Any) -> None:
+def test_pytorch_replaces_unsupported_products(emulator, error_rule, refused: tuple[int, ...], dtype: Any) -> None:
     emulator.refuse(*refused)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -238,7 +238,7 @@ def test_descriptors_pass_nvidias_own_checks(epilogue: Epilogue, dtype: torch.dt
     library.close()
 
 
-def test_missing_libraries_are_told(tmp_path: Path) -> None:
+def test_missing_libraries_are_reported(tmp_path: Path) -> None:
     with pytest.raises(native.NativeUnavailable, match=r"libnothing.so: cannot open"):
         Library(tmp_path / "libnothing.so")
     with pytest.raises(native.NativeUnavailable, match="has no cublasLtMatmul"):

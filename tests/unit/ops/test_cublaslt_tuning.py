@@ -150,7 +150,7 @@ def test_ranks_take_the_choices_of_the_first(emulator_path: Path, emulator, monk
     assert "differ" in said
 
 
-def test_without_algorithms_the_run_goes_on(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_algorithms_the_run_continues(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator.refuse(Epilogue.BGRADB)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
         chosen, _ = tune_layer(monkeypatch, Clock(emulator, {1: 1.0}))
@@ -158,7 +158,7 @@ def test_without_algorithms_the_run_goes_on(emulator, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("alignments", [(64, 64, 64, 64, 0), (4, 2, 16, 4, 0), (64, 8, 32, 8, 0)])
-def test_operands_are_as_the_problem_says(emulator, alignments: tuple[int, ...]) -> None:
+def test_operands_match_the_problem(emulator, alignments: tuple[int, ...]) -> None:
     """So they meet the choice made for it."""
     types = torch.bfloat16, torch.bfloat16, torch.float32
     problem = MatmulProblem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)

@@ -152,7 +152,7 @@ def test_scores_far_below_zero(reports) -> None:
     assert gradient.isfinite().all()
 
 
-def test_what_the_kernels_cannot_do_runs_plain(reports) -> None:
+def test_unsupported_cases_run_plain(reports) -> None:
     qkv, bounds, longest, *rest = drawn([30], 2, 0.1)()
     for x, most in ((qkv, longest), (qkv[..., :32].bfloat16(), longest), (qkv.bfloat16(), 513)):
         want = reference.attention(x, bounds, longest, *rest)
@@ -206,7 +206,7 @@ def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
     fmha.load(target)
 
 
-def test_a_library_that_was_not_built_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_library_that_was_not_built_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with user_error("ops.unavailable", "OPS=fmha"):
         ops.select("fmha", "cuda")

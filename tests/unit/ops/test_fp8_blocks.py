@@ -122,7 +122,7 @@ def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bo
 
 
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_what_a_norm_hands_over_is_what_the_layer_would_make(choice: str, tokens: int) -> None:
+def test_the_bytes_of_a_norm_are_those_the_layer_would_compute(choice: str, tokens: int) -> None:
     arguments = block_arguments(tokens, 48)
     weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(3))
     results = []

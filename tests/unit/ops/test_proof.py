@@ -97,7 +97,7 @@ def raises(*_: Any) -> Tensor:
     ],
     ids=["result", "gradient", "NaN", "raises"],
 )
-def test_a_wrong_one_is_replaced_and_told(
+def test_a_wrong_implementation_is_replaced_and_reported(
     monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], words: str
 ) -> None:
     damage(monkeypatch, form)
@@ -134,7 +134,7 @@ def test_the_next_one_in_order_is_proven_in_its_turn(monkeypatch: pytest.MonkeyP
     assert second.startswith(f"ops: {OP} runs native: worse output")
 
 
-def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_result_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a device, a precision and these sources."""
     damage(monkeypatch, wrong)
     said = proven()
@@ -173,14 +173,14 @@ def test_a_damaged_cache_is_not_believed(
     assert json.loads(file.read_text()) == kept, "it is whole again"
 
 
-def test_what_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have lacked memory."""
     damage(monkeypatch, raises)
     proven()
     assert not (tmp_path / "mlbert").exists()
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert proven() == []

@@ -74,7 +74,7 @@ def test_choices_for_another_kind_of_device_are_refused(native_ops, monkeypatch:
     assert ops.select("auto")["attention"] == "native"
 
 
-def test_cuda_takes_cublaslt_and_triton_or_says_why_not(native_ops) -> None:
+def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops) -> None:
     """What would run on a CUDA device can be asked without one."""
     try:
         chosen = ops.select("auto", "cuda")
@@ -96,7 +96,7 @@ def test_cuda_takes_cublaslt_and_triton_or_says_why_not(native_ops) -> None:
         ops.select("auto")
 
 
-def test_without_compiler_plain_is_chosen_and_said(no_compiler: None) -> None:
+def test_without_compiler_plain_is_chosen_and_reported(no_compiler: None) -> None:
     assert ops.select("auto") == dict.fromkeys(OPS, "plain")
     assert "plain" in ops.describe()
     assert "no C compiler" in ops.describe()

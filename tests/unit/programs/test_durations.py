@@ -38,7 +38,7 @@ def test_a_share_of_the_training() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "ba", "-1ba", "1.5", "10 parsecs", "nanba", "0ba", "1e999tok", None])
-def test_what_is_no_duration_is_refused(text: object) -> None:
+def test_invalid_durations_are_refused(text: object) -> None:
     with pytest.raises(UserError, match="max_duration"):
         PLAIN.steps("max_duration", text)
 

@@ -74,7 +74,7 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     assert {note[3] for note in jobs.notes} == {"0", "1"}
 
 
-def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_job_is_named_and_the_others_continue(tmp_path: Path) -> None:
     cola = next(job for job in JOBS if job.task == "cola")
     jobs = Jobs(
         tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
@@ -87,14 +87,14 @@ def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert sum(state is State.DONE for state in runner.states.values()) == 4
 
 
-def test_who_waits_for_a_failed_mnli_does_not_start(tmp_path: Path) -> None:
+def test_jobs_that_depend_on_a_failed_mnli_do_not_start(tmp_path: Path) -> None:
     runner = Jobs(tmp_path, {FIRST: "sys.exit(1)"}).runner()
     runner.run(print)
     assert runner.states[RTE] is State.BLOCKED
     assert runner.states[JOBS[1]] is State.DONE
 
 
-def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     jobs.runner(done=(FIRST, JOBS[1])).run(jobs.tell)
     assert {note[1] for note in jobs.notes} == {"cola", "rte", "stsb"}

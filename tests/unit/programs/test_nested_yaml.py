@@ -49,7 +49,7 @@ def test_leaves_carry_their_place(path: Path) -> None:
     assert found["loader.dataset.local"].origin.endswith("main.yaml:8")
 
 
-def test_words_win_and_reach_what_is_made_of_them(path: Path) -> None:
+def test_command_line_words_win_and_reach_interpolations(path: Path) -> None:
     found = read_nested(path, ["data=/elsewhere", "model.name=mosaic_bert", "model.config.heads=4"], KNOWN)
     assert found["loader.dataset.local"].value == "/elsewhere/x"
     assert found["model.name"].value == "mosaic_bert"
@@ -68,7 +68,7 @@ def test_words_win_and_reach_what_is_made_of_them(path: Path) -> None:
         (["data=[1"], "cannot be resolved"),
     ],
 )
-def test_what_is_wrong_is_named(path: Path, words: list[str], said: str) -> None:
+def test_mistakes_are_named(path: Path, words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=None) as caught:
         read_nested(path, words, KNOWN)
     assert said in str(caught.value)

@@ -31,7 +31,7 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
         ({"recipe": "packed_lamb", "gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(
+def test_contradictory_settings_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -51,7 +51,7 @@ def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
     assert min(norms["after"]) > 0.5 >= max(norms["before"]) - 1e-6
 
 
-def test_a_resumed_float16_run_goes_on_with_its_scale(tmp_path: Path) -> None:
+def test_a_resumed_float16_run_keeps_its_loss_scale(tmp_path: Path) -> None:
     half = {"precision": "fp16", "loss_scale": 2**24, "save_checkpoint_steps": 3, "schedule": "constant"}
     whole = run(tmp_path, "whole", max_steps=12, **half)
     run(tmp_path, "parts", max_steps=6, **half)

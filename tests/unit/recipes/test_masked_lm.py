@@ -93,7 +93,7 @@ def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
         ({"model_implementation": "composer"}, "must be one of mlbert, huggingface"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(
+def test_contradictory_settings_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -38,7 +38,7 @@ def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
         ({"sharded_optimizer": "yes"}, "off, node, all"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(
+def test_contradictory_settings_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(SystemExit) as end:

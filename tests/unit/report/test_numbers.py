@@ -49,14 +49,14 @@ def test_speeds_and_times_leave_evaluations_out(tmp_path):
     assert run.times.training == pytest.approx(20.5)
 
 
-def test_a_log_without_eval_start_says_so(tmp_path):
+def test_a_log_without_eval_start_is_reported(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 10.5, 0.5), (300, 20.5, 0.72)], eval_seconds=None)
     (run,) = result_of(tmp_path).runs
     assert run.speeds == [(100, 10.0), (300, 20.0)]
     assert run.times.evaluation is None
 
 
-def test_the_summary_tells_pauses_between_steps_apart(tmp_path):
+def test_the_summary_shows_pauses_between_steps(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 11.5, 0.72)])
     (tmp_path / "run_0").mkdir()
     (tmp_path / "run_0" / "summary.json").write_text(json.dumps({"samples": 100, "samples_per_second": 12.5}))
@@ -97,7 +97,7 @@ def test_reference_and_score_factor_are_the_official_ones(tmp_path):
     assert result.scaling == pytest.approx(result.reference.mean_samples / 2_400_004.5)
 
 
-def test_hyperparameters_that_differ_are_told(tmp_path):
+def test_hyperparameters_that_differ_are_reported(tmp_path):
     batch, values = nearest_hyperparameters(460)
     assert (batch, values["opt_base_learning_rate"]) == (448, 0.000425)
     for index, rate in enumerate((0.000425, 0.0005)):
@@ -121,7 +121,7 @@ def test_share_of_a_published_peak(tmp_path):
     assert share == pytest.approx(0.502, abs=5e-4)
 
 
-def test_systems_of_a_tree_and_of_folders_of_one_name_are_told_apart(tmp_path):
+def test_systems_of_the_same_name_are_distinguished(tmp_path):
     for folder in ("a/results/x/bert", "a/results/y/bert", "b/results/x/bert"):
         write_log(tmp_path / folder / "result_0.txt")
     tree, other = tmp_path / "a", tmp_path / "b" / "results" / "x" / "bert"
@@ -140,7 +140,7 @@ def test_thin_keeps_both_ends():
 
 
 @pytest.mark.parametrize("value", [True, "x", None, [1], float("nan"), float("inf"), 10**400])
-def test_a_run_whose_values_are_no_numbers_has_none(tmp_path, value):
+def test_a_run_with_non_numeric_values_has_no_numbers(tmp_path, value):
     log = write_log(tmp_path / "result_0.txt", [(value, 10.0, value)], logged={"global_batch_size": value})
     result = result_of(log)
     assert result.batch is None

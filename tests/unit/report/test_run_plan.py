@@ -199,7 +199,7 @@ def test_bytes_are_those_of_rings(ranks: int, sharers: int, itemsize: int) -> No
     assert bytes_a_step(elements, ranks, sharers, itemsize) == pytest.approx(moved(ranks, elements, sharers, itemsize))
 
 
-def test_communication_is_told(tree_root: Path) -> None:
+def test_communication_is_reported(tree_root: Path) -> None:
     shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
     config = large_batch(bert_config_file=shape)
     words = "each rank sends and receives {} GB per step for 336,232,258 parameters"

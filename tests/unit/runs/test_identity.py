@@ -62,7 +62,7 @@ def resolved(recipe, environ, tmp_path: Path):
     return resolve(recipe, environ, {}, [], [])
 
 
-def test_what_a_run_is_made_of(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONT", "image:1")
     monkeypatch.setenv("NEXP", "5")
     monkeypatch.setenv("MLBERT_IMAGE_COMMIT", "c0ffee")
@@ -114,7 +114,7 @@ def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path:
     assert (made.starting_weights, made.starting_weights_sha256) == ("weights", hashlib.sha256(b"x").hexdigest())
 
 
-def test_no_password_is_told(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_not_logged(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
     corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
     hidden = replace(resolved, config=resolved.config.replace(corpus))

@@ -71,7 +71,7 @@ def test_log_points(tmp_path, every, points):
     assert [step for step in range(1, 25) if monitor.should_log(step)] == points
 
 
-def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):
+def test_resuming_drops_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first, second = (f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}' for n in (1, 2))
     path.write_text(f'{first}\n{second}\n{{"kind": "st')
@@ -133,7 +133,7 @@ def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
         assert line["samples_per_second"] == round(line["samples"] / (0.25 * line["step"]), 1)
 
 
-def test_no_time_is_no_rate(tmp_path):
+def test_there_is_no_rate_without_time(tmp_path):
     monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
     monitor.open(TrainState())
     monitor.step(TrainState(step=1, samples=5), 1.0, 0.1, 1.0)

@@ -38,7 +38,7 @@ def test_a_checkpoint_of_tensorflow_is_its_files(tmp_path: Path) -> None:
     assert name_weights(tmp_path / "b/model.ckpt-7") == ("model.ckpt-7", wanted)
 
 
-def test_what_is_not_here(tmp_path: Path) -> None:
+def test_missing_weights_are_reported(tmp_path: Path) -> None:
     assert name_weights(None) == ("none", "none")
     assert name_weights(Path("gs:/bucket/model.ckpt")) == ("model.ckpt", "unknown")
     assert name_weights(tmp_path) == (tmp_path.name, "unknown")

@@ -34,7 +34,7 @@ def test_newest_is_loaded_and_older_ones_go(tmp_path):
     assert sorted(p.name for p in target.path.iterdir()) == ["step_00000002", "step_00000003"]
 
 
-def test_nothing_saved_is_no_error(tmp_path):
+def test_no_checkpoint_is_no_error(tmp_path):
     assert folder(tmp_path).load_newest() == (None, [])
 
 
@@ -117,7 +117,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
         folder(tmp_path, model="b").load_newest()
 
 
-def test_half_written_folder_is_not_taken_for_a_checkpoint(tmp_path):
+def test_half_written_folder_is_not_a_checkpoint(tmp_path):
     target = saved(tmp_path)
     shutil.copytree(target.path / "step_00000003", target.path / ".partial_step_00000009")
     assert target.load_newest()[0].state == {"step": 3}

@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert config["seed"] == 5
 
 
-def test_the_log_tells_the_run_in_order(tmp_path):
+def test_the_log_has_the_events_in_order(tmp_path):
     run(tmp_path)
     log = events(tmp_path / "out" / "result_0.txt")
     keys = [event["key"] for event in log]
@@ -172,7 +172,7 @@ def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
     assert seeds == [drawn]
 
 
-def test_a_log_that_fills_the_disk_is_no_success(tmp_path):
+def test_a_log_that_fills_the_disk_fails_the_run(tmp_path):
     """A limit on the size of files stands for the disk: of all files only the log grows beyond it."""
     limit = 60_000
     words = {"max_steps": 400, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "num_eval_examples": 4}
@@ -192,7 +192,7 @@ def test_weights_are_readable_like_any_file(tmp_path):
     assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
 
 
-def test_an_evaluation_on_the_training_set_is_told(tmp_path, capsys, prepared_data):
+def test_an_evaluation_on_the_training_set_is_reported(tmp_path, capsys, prepared_data):
     same = prepared_data / "train"
     shape = {"vocab_size": read_manifest(same).vocab_size}
     changes = {"synthetic_data": 0, "input_dir": same, "num_eval_examples": 8, "shape": shape, "max_steps": 1}

@@ -41,7 +41,7 @@ CHANGES = {
 }
 
 
-def test_going_on_from_nothing_is_told_and_from_a_foreign_record_is_one_line(tmp_path, capfd):
+def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_path, capfd):
     """What stands for steps that were done is asked for RESUME; an attempt that made none is only set aside."""
     assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
     assert "warning: RESUME=1, but " in capfd.readouterr().out
@@ -81,7 +81,7 @@ IN_THE_WAY = {
 
 @pytest.mark.parametrize("resume", [0, 1])
 @pytest.mark.parametrize("name", IN_THE_WAY)
-def test_what_is_in_the_way_is_told_before_training(tmp_path, capfd, name, resume):
+def test_existing_files_are_reported_before_training(tmp_path, capfd, name, resume):
     for number, make in enumerate(IN_THE_WAY[name]):
         path = tmp_path / str(number) / name
         path.parent.mkdir(parents=True)

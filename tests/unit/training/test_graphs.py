@@ -103,7 +103,7 @@ def method(
     return SimpleNamespace(model=model, static_shape=static_shape, optimizer=optimizer)
 
 
-def test_what_graphs_need() -> None:
+def test_graphs_need_supported_ops() -> None:
     assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
     assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"

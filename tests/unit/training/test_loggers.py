@@ -40,7 +40,7 @@ def test_tensorboard_holds_speed_and_metrics(tmp_path: Path) -> None:
     assert {number.step for number in numbers.values()} == {3}
 
 
-def test_a_run_tells_both_by_one_setting_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_loggers_get_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY"):

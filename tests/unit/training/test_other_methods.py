@@ -162,7 +162,7 @@ class DamagedSentences(Sentences):
         raise UserError("data.checksum", "shard", "its checksum differs")
 
 
-def test_a_run_on_damaged_data_is_no_success(tmp_path: Path) -> None:
+def test_a_run_on_damaged_data_fails(tmp_path: Path) -> None:
     task, lines = DamagedSentences(is_class=True), []
     model, objective = BertForSequenceClassification(SHAPE, num_labels=2), Classification(2, "step", "accuracy")
     with user_error("data.checksum", "shard", wording=False):

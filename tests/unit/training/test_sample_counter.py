@@ -37,7 +37,7 @@ def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> N
     assert state.skipped_steps == len(told)
 
 
-def test_the_story_is_told_once() -> None:
+def test_each_line_is_printed_once() -> None:
     told = []
     sample_counter = SampleCounter(TrainState(), told.append)
     sample_counter.count(result(skipped=True), StepCounts(1, 1, 1))
@@ -47,6 +47,6 @@ def test_the_story_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("norm", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_skipped(norm: float) -> None:
+def test_non_finite_steps_are_skipped(norm: float) -> None:
     zero = torch.zeros((), dtype=torch.float64)
     assert StepResult(zero, torch.tensor(norm, dtype=torch.float64)).skipped

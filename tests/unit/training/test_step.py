@@ -120,7 +120,7 @@ def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_the_step_that_learns_scales_takes_no_memory_beside_the_graphs(mode: GraphMode) -> None:
+def test_the_step_that_finds_scales_shares_the_graphs_memory(mode: GraphMode) -> None:
     """Nothing that warming up made is left when recording starts; the first step works in the pool."""
     trainer = Trainer(torch.bfloat16, Products())
     trainer.optimizer.step(0.0)  # of no gradient: its state is there, and its temporaries are not counted below
@@ -270,7 +270,7 @@ def test_plain_attention_is_refused() -> None:
         trainer.graphed(GraphMode.SEGMENTED, 1, RecordedGraph())
 
 
-def test_steps_that_do_not_fit_are_told() -> None:
+def test_steps_that_do_not_fit_are_reported() -> None:
     trainer = Trainer()
     step = trainer.graphed(GraphMode.SEGMENTED, 2, NoCapture())
     batches = steps(2)[0]

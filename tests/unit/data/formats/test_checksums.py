@@ -99,7 +99,7 @@ def test_the_list_has_xxhsums_form(make_set):
     assert lines == [f"{file_xxh3(path)}  {path.name}" for path in sorted(folder.glob("*.h5"))]
 
 
-def test_ranks_share_the_work_and_closing_is_no_end(make_set):
+def test_ranks_share_the_work_and_closing_does_not_end_it(make_set):
     folder = make_set(30)
     sums = [FileSum(path, "0" * 32, "0" * 64) for path in sorted(folder.glob("*.h5"))]
     for part in range(2):

@@ -129,7 +129,7 @@ def test_the_whole_step_does_not_depend_on_the_number_of_ranks(case):
     assert of_many(0, positions).tolist() == alone(0, positions).tolist()
 
 
-def test_what_an_epoch_leaves_out_is_drawn_anew():
+def test_what_an_epoch_drops_is_drawn_again():
     order = ComposedOrder(np.asarray([0, 1000, 1010]), [1, 1], seed=3)
     assert order.length == 20
     taken = [set(order(epoch, np.arange(20)).tolist()) for epoch in range(40)]

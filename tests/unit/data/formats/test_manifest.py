@@ -83,7 +83,7 @@ def places(document: object) -> list[tuple]:
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data):
+def test_an_edited_manifest_is_refused_or_equivalent(make_set, tmp_path, data):
     folder = tmp_path / "set"
     if not folder.exists():
         (make_set(20) / "manifest.json").rename(tmp_path / "right.json")
@@ -106,7 +106,7 @@ def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data
     assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
 
 
-def test_what_is_no_file(make_set):
+def test_other_kinds_of_files_are_refused(make_set):
     folder = make_set()
     path = folder / "manifest.json"
     path.unlink()

@@ -31,7 +31,7 @@ def rewrite(folder: Path, target: Path, cache: Path | None) -> list[tuple[str, b
     return [(path.name, path.read_bytes() == (target / path.name).read_bytes()) for path in sorted(folder.iterdir())]
 
 
-def test_reads_text_and_bytes_beside_every_encoding_of_streaming():
+def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
     reader = MdsReader(ASSETS / "kitchen_sink")
     expected = json.loads((ASSETS / "kitchen_sink_samples.json").read_bytes())
     assert len(reader) == len(expected) == 40
@@ -86,7 +86,7 @@ def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]
 
 @settings(max_examples=60)
 @given(sets())
-def test_what_is_written_is_read(case):
+def test_written_files_are_read_back(case):
     columns, samples, limit = case
     with TemporaryDirectory() as folder:
         with MdsWriter(folder, columns, size_limit=limit, hashes=["sha256", "md5"]) as writer:

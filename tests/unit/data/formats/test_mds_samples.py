@@ -100,7 +100,7 @@ def test_predictions_out_of_order_are_sorted(tmp_path: Path, cache: Path, rows: 
     assert names(open_store(write_columns(tmp_path / "set", columns)).gather(np.arange(300))) == names(rows)
 
 
-def test_padding_is_no_prediction_and_what_the_published_counting_makes_of_it(tmp_path: Path, cache: Path) -> None:
+def test_padding_is_no_prediction_unlike_in_the_published_count(tmp_path: Path, cache: Path) -> None:
     """The published reader wrote [PAD] as the label of [CLS] into every sample with fewer than 76 predictions, and the
     published model was always right there. On lengths like those of the benchmark's Wikipedia (38.19 predictions a
     sample, 76.1 % with fewer than 76) a true accuracy of 0.7144 is told as 0.7200."""

@@ -66,7 +66,7 @@ def open_all(folder: Path) -> NvidiaStore:
 
 @pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
 @pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
-def test_what_h5py_wrote_comes_back(tmp_path, kind, options):
+def test_files_written_by_h5py_are_read(tmp_path, kind, options):
     expected = write(tmp_path / "set", kind, **options)
     store = open_all(tmp_path / "set")
     assert np.array_equal(store.lengths, expected.lengths)

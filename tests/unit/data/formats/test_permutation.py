@@ -35,7 +35,7 @@ def test_a_position_does_not_depend_on_which_others_are_asked(n, key, positions)
     assert len(set(together.tolist())) == len(set(wanted.tolist()))
 
 
-def test_the_order_of_a_key_is_fixed_for_good():
+def test_the_order_of_a_key_never_changes():
     # A change here changes the order of every run that is resumed.
     assert Permutation(1000, (5, 1))(np.arange(8)).tolist() == [616, 944, 118, 965, 330, 993, 106, 307]
 

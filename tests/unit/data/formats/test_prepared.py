@@ -35,7 +35,7 @@ def edit_manifest(folder: Path, change) -> None:
     (folder / "manifest.json").write_text(json.dumps(document))
 
 
-def test_what_is_written_comes_back(make_set):
+def test_written_rows_are_read_back(make_set):
     rows = ShardSet.open(make_set(300))
     assert same(rows.gather(np.arange(300)), random_rows(300))
     order = np.random.default_rng(1).permutation(300)[:77]

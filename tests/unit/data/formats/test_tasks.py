@@ -96,7 +96,7 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
         ("a,label\nx,1\n", PAIR, "data.columns", "'b'"),
     ],
 )
-def test_damage_is_told_in_one_line(tmp_path: Path, text: str, form: TaskForm, code: str, named: str) -> None:
+def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskForm, code: str, named: str) -> None:
     path = write(tmp_path, text)
     with user_error(code, path) as error:
         read_training(path, form)
@@ -124,7 +124,7 @@ def test_damaged_bytes(tmp_path: Path, name: str, content: bytes, code: str, nam
         read_columns(tmp_path / "none.csv", ("text",))
 
 
-def test_an_unknown_class_of_evaluation_is_told(tmp_path: Path) -> None:
+def test_an_unknown_class_of_evaluation_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
     with user_error("data.labels", path):
         read_evaluation(path, FORM, ("no", "yes"))

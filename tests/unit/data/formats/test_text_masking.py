@@ -98,7 +98,7 @@ def test_positions_random_ids_and_numbers_are_uniform():
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.data()
 )
-def test_a_sequence_is_masked_alike_wherever_it_stands(lengths, step, seed, data):
+def test_a_sequence_is_masked_the_same_in_any_position(lengths, step, seed, data):
     rng = np.random.default_rng(sum(lengths))
     tokens, offsets = rng.integers(0, VOCAB, sum(lengths)).astype(np.uint16), offsets_of(lengths)
     lanes = rng.permutation(1000)[: len(lengths)]

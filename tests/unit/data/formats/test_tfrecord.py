@@ -121,7 +121,7 @@ rows_strategy = st.lists(
 
 @settings(max_examples=60)
 @given(rows_strategy, st.integers(12, 200), st.integers(4, 20))
-def test_what_is_written_is_read(drawn, max_seq_length, max_predictions):
+def test_written_files_are_read_back(drawn, max_seq_length, max_predictions):
     rows = Ragged.from_rows(
         [
             (tokens, first, label, [p for p, _ in masked], [i for _, i in masked])

@@ -184,7 +184,7 @@ def test_missing_files(folder):
         TFRecordStore(folder)
 
 
-def test_a_folder_of_text_is_not_taken_for_tfrecords(tmp_path):
+def test_a_folder_of_text_is_not_read_as_tfrecords(tmp_path):
     (tmp_path / "part-00000-of-00001").write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
     with user_error("data.format", tmp_path / "part-00000-of-00001"):
         open_store(tmp_path)

@@ -168,7 +168,7 @@ print(*made)
     assert sorted(map(int, made)) == list(range(len(list(folder.glob("shard*")))))
 
 
-def test_one_process_makes_a_shard_and_the_others_wait_or_go_on(folder):
+def test_one_process_makes_a_shard_and_the_others_wait_or_continue(folder):
     shards = opened(folder)
     with module._locked(shards._path(0), wait=True) as is_mine:
         assert is_mine
@@ -193,7 +193,7 @@ def test_a_set_elsewhere_is_copied_once(folder, tmp_path):
     assert all_tokens(opened(folder, folder)) == EXPECTED
 
 
-def test_packed_shards_are_unpacked_beside(tmp_path):
+def test_packed_shards_are_unpacked_next_to_them(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = write_texts(tmp_path / "set", TEXTS, compression="zstd")
     assert all_tokens(opened(folder)) == EXPECTED

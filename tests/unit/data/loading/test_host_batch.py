@@ -100,7 +100,7 @@ def test_random_batches_are_the_same_in_new_tensors_and_in_a_target(expand):
         assert_same(batch.to("cpu", out=target), batch.to("cpu"))
 
 
-def test_the_host_sees_what_it_counts():
+def test_the_host_counts_match_the_batch():
     batch, expected = ugly("long and short")
     counts = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
     assert counts == (expected.num_tokens, expected.num_samples, expected.num_masked, expected.max_seqlen)

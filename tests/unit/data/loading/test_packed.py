@@ -212,7 +212,7 @@ def stored_packs(folder, tmp_path):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_stored_packs_are_taken_as_they_are(stored_packs, monkeypatch, in_memory):
+def test_stored_packs_are_used_as_they_are(stored_packs, monkeypatch, in_memory):
     monkeypatch.setattr(module, "IN_MEMORY_BYTES", (4 << 30) * in_memory)
     store = ShardSet.open(stored_packs)
     packs = set()

@@ -93,7 +93,7 @@ def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, ca
     assert_error_line(capsys.readouterr().err, "config.conflict", "BIN_COUNTS")
 
 
-def test_a_rank_alone_gathers_its_own():
+def test_a_single_rank_gathers_its_own():
     data = np.arange(5, dtype=np.uint8)
     (back,) = RankGroup().all_gather(data)
     assert back.tolist() == data.tolist()

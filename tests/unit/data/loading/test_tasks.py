@@ -79,7 +79,7 @@ def test_every_row_once_an_epoch_whatever_the_split(world: int, accumulation: in
     assert (epochs[0] == epochs[1] == list(range(45))) == (seed is None)
 
 
-def test_what_is_left_out() -> None:
+def test_incomplete_batches_are_dropped() -> None:
     share = RankSlice(4, 2, 0, 2)
     assert [steps_per_epoch(n, share, drop_last=False) for n in (7, 8, 11, 12, 3)] == [1, 1, 1, 2, 0]
     assert [steps_per_epoch(n, share, drop_last=True) for n in (8, 15, 16)] == [1, 1, 2]

@@ -124,7 +124,7 @@ def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_goes_on_with_other_ranks_in_the_middle_of_an_epoch(folder, mode):
+def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
     expected = steps([opened(folder, mode)], 60)
     found, state = [], None
     for world_size in (2, 1, 4):
@@ -256,7 +256,7 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch):
     source.close()
 
 
-def test_sets_of_tokens_are_taken_as_they_are(tmp_path):
+def test_token_sets_are_used_as_they_are(tmp_path):
     samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
     with MdsWriter(tmp_path / "set", {"tokens": "bytes"}) as writer:
         for sample in samples:
@@ -344,7 +344,7 @@ def test_fewer_texts_than_sequences_of_a_step(folder):
         make(folder, "truncate", lanes=96)
 
 
-def test_nothing_but_empty_texts(tmp_path):
+def test_a_set_of_empty_texts(tmp_path):
     folder = write_texts(tmp_path / "set", [""] * 20)
     with user_error("data.too-small", "texts"):
         opened(folder, "split").next_step()

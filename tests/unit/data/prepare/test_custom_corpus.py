@@ -106,7 +106,7 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     assert facts.train_tokens + facts.held_out_tokens + facts.near_repeats <= 20 * 6 * 450 * 1.2
 
 
-def test_a_cased_vocabulary_tells_words_by_case_and_accents(tmp_path: Path) -> None:
+def test_a_cased_vocabulary_distinguishes_case_and_accents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(texts_of(300)).replace("The river", "Die Türen"))
     sources = find_sources([tmp_path / "a.txt"], tmp_path / "out")
     for is_lower, known in ((False, "Türen"), (True, "turen")):
@@ -174,14 +174,14 @@ OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"
 
 
 @pytest.mark.parametrize(("name", "content", "code", "named"), BAD, ids=[name for name, *_ in BAD])
-def test_what_cannot_be_learnt_from_is_told(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
+def test_unusable_text_is_reported(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
     (tmp_path / name).write_bytes(content)
     with user_error(code, "the text" if code in OF_ALL_FILES else tmp_path / name) as caught:
         prepared(tmp_path / "out", tmp_path / name)
     assert named in str(caught.value)
 
 
-def test_places_without_text_are_told(tmp_path: Path) -> None:
+def test_paths_without_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, code in (
         (tmp_path / "no", "file.missing"),

@@ -158,7 +158,7 @@ def test_a_connection_dropped_in_the_middle_is_continued(tmp_path: Path, server:
     assert server.asked[2] == "bytes=1000000-"
 
 
-def test_a_connection_that_always_drops_keeps_what_came(tmp_path: Path) -> None:
+def test_a_dropped_connection_keeps_what_was_received(tmp_path: Path) -> None:
     with Server(ranges=False) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         server.breaks = 1000
@@ -187,14 +187,14 @@ def test_a_partial_file_that_is_complete_or_too_long(tmp_path: Path, server: Ser
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_wrong_content_is_never_taken(tmp_path: Path, server: Server, size: int | None) -> None:
+def test_wrong_content_is_never_accepted(tmp_path: Path, server: Server, size: int | None) -> None:
     server.content = bytes(len(CONTENT))
     with user_error("data.checksum", "files/sub/data.bin"):
         fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
     assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
 
 
-def test_a_truncated_file_of_a_mirror_is_never_taken(tmp_path: Path) -> None:
+def test_a_truncated_file_of_a_mirror_is_never_accepted(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT[:-1])
     with user_error("data.checksum", "mirror/data.bin"):
@@ -202,7 +202,7 @@ def test_a_truncated_file_of_a_mirror_is_never_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "out/sub/data.bin").exists()
 
 
-def test_an_unreachable_host_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
+def test_an_unreachable_host_lists_what_to_fetch_by_hand(tmp_path: Path) -> None:
     entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"]))
     with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:
         fetch_all(entries, tmp_path)
@@ -210,7 +210,7 @@ def test_an_unreachable_host_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
     assert f"(MD5 {md5(CONTENT)}, 3,000,000 bytes)" in error.value.remedy
 
 
-def test_what_was_put_there_by_hand_is_taken_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_placed_by_hand_are_accepted_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     path = tmp_path / "sub/data.bin"
     path.write_bytes(CONTENT)
@@ -228,7 +228,7 @@ def test_what_was_put_there_by_hand_is_taken_and_remembered(tmp_path: Path, monk
         fetch_all(entries, tmp_path)
 
 
-def test_a_full_disk_keeps_what_came(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_was_received(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT)
     command = ["prepare", "download", "--out", f"{tmp_path}/out", "--manifest", f"{listed(tmp_path)}"]

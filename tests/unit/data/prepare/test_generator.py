@@ -230,14 +230,14 @@ def test_bad_parts_give_the_same_error(tmp_path, content, code):
         GENERATORS[True][0].read(tmp_path / "absent")
 
 
-def test_after_a_bad_part_the_generator_goes_on(tmp_path):
+def test_the_generator_continues_after_a_bad_part(tmp_path):
     ours, plain = GENERATORS[True]
     with user_error("data.encoding", "part"):
         ours.parse(b"abc\nx\xff\n", Path("part"))
     assert to_lists(ours.parse(b"abc y\n", Path("part"))) == parse_documents(["abc y"], plain.tokenizer)
 
 
-def test_without_a_compiler_the_plain_one_is_taken(monkeypatch):
+def test_without_a_compiler_the_plain_form_is_used(monkeypatch):
     def unavailable() -> None:
         raise native.NativeUnavailable("no C compiler")
 

@@ -47,7 +47,7 @@ def test_fetched_rows_are_read_as_official_files(
     assert capsys.readouterr().out.count("wrote ") == len(splits)
 
 
-def test_without_a_network_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_one_line_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with user_error("network.unreachable", "nyu-mll/glue rte"):
         glue_files.fetch(tmp_path, ["rte"])

@@ -128,7 +128,7 @@ def test_export_refuses_what_the_layout_cannot_store(tmp_path, vocab):
         export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
 
 
-def test_export_keeps_what_is_there(tmp_path, vocab):
+def test_export_keeps_existing_files(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     paths = export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
@@ -220,7 +220,7 @@ def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
     assert not list((tmp_path / "ours").glob("skipped-*"))
 
 
-def test_what_was_left_out_survives_an_interruption(tmp_path, vocab, monkeypatch):
+def test_the_list_of_skipped_rows_survives_an_interruption(tmp_path, vocab, monkeypatch):
     write(tmp_path / "theirs", "variable")
     damage(tmp_path / "theirs")
     import_store(tmp_path / "theirs", vocab, tmp_path / "straight", skip_bad=True)

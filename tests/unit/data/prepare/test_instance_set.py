@@ -194,7 +194,7 @@ def test_a_part_that_became_bad_leaves_nothing_old(job, tmp_path):
     ]
 
 
-def test_one_document_is_taken_with_a_warning(job, tmp_path, said):
+def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     part = tmp_path / "one.txt"
     part.write_text("The lamp was lit.\nThe cat slept.\n")
     made = prepare_instances(replace(job, parts=(part, job.parts[0])), progress=said)
@@ -220,7 +220,7 @@ def test_output_that_cannot_be_made(job, tmp_path):
             prepare_instances(replace(job, out=tmp_path / "file" / "set", set_format=set_format))
 
 
-def test_without_a_compiler_it_says_so_and_makes_the_same(job, tmp_path, said, monkeypatch):
+def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, tmp_path, said, monkeypatch):
     prepare_instances(replace(job, out=tmp_path / "native"))
 
     def unavailable() -> None:
@@ -244,7 +244,7 @@ def test_a_damaged_mark(job, content):
         prepare_instances(job)
 
 
-def test_what_exports_ask_about_case(job, tmp_path):
+def test_exports_ask_about_case(job, tmp_path):
     beside = tmp_path / "data"
     beside.mkdir()
     vocabulary = beside / "vocab.txt"

@@ -58,7 +58,7 @@ def test_an_error_comes_back_as_it_is(workers):
         run(refuse_two, range(5), workers)
 
 
-def test_a_killed_worker_is_told():
+def test_a_killed_worker_is_reported():
     with user_error("machine.memory", "out"):
         run(be_killed, range(3), 2)
 

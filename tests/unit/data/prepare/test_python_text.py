@@ -83,7 +83,7 @@ def test_another_process_gives_the_same_and_imports_nothing(documents):
     assert done.stderr == ""
 
 
-def test_an_installation_without_text_says_so(tmp_path, monkeypatch):
+def test_an_installation_without_text_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(python_text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     monkeypatch.setattr(python_text, "_from_compiled_modules", lambda: iter(()))
     with user_error("data.too-small", tmp_path):

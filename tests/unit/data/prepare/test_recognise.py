@@ -72,7 +72,7 @@ def test_anything_else_is_refused(tmp_path: Path) -> None:
         recognise(tmp_path / "none")
 
 
-def test_text_in_another_encoding_is_no_text(tmp_path: Path) -> None:
+def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes("schön\n".encode("latin-1") * 100)
     with user_error("data.format", tmp_path):

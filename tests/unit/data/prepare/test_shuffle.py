@@ -106,7 +106,7 @@ def test_small_pieces_give_the_same_set(source, tmp_path, monkeypatch):
     assert names(everything(tmp_path / "one")) == names(everything(tmp_path / "two"))
 
 
-def test_the_manifest_tells_the_fill(source, tmp_path):
+def test_the_manifest_states_the_fill(source, tmp_path):
     manifest = shuffle_set(source, tmp_path / "out", packing=Packing())
     packs = json.loads(manifest.path.read_text())["packs"]
     assert packs["max_tokens"] == 32
@@ -116,7 +116,7 @@ def test_the_manifest_tells_the_fill(source, tmp_path):
     assert manifest.provenance["input"] == {"options": {}}
 
 
-def test_packs_and_bins_are_taken_apart_and_that_is_said(source, tmp_path, said):
+def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
     shuffle_set(source, tmp_path / "packed", packing=Packing(), progress=said)
     make_bins(source, tmp_path / "bins", edges=(16, 32), progress=said)
     assert said.lines == []
@@ -141,7 +141,7 @@ def test_a_finished_folder_is_left_alone(source, tmp_path, said):
     assert tree(out) == before
 
 
-def test_a_full_disk_leaves_nothing_that_is_taken_for_good(source, tmp_path):
+def test_a_full_disk_leaves_nothing_that_looks_finished(source, tmp_path):
     shuffle_set(source, tmp_path / "good", num_shards=1, packing=Packing())
     largest = max(path.stat().st_size for path in (tmp_path / "good").iterdir())
     with user_error("file.unwritable", "out/shard-00000-of-00001.h5"), largest_file(largest - 1):

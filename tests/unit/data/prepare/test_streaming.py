@@ -53,7 +53,7 @@ def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     assert "val: truncation to 128 tokens drops 0.0% of the tokens" in "".join(said.lines)
 
 
-def test_what_truncation_drops(tmp_path, said):
+def test_truncation_drops_the_rest(tmp_path, said):
     texts = ["river " * 252, "river " * 126, ""]
     convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, progress=said)
     assert "drops 33.3% of the tokens and the ends of 33.3% of the texts (the first 3)" in said.lines[-1]
@@ -112,7 +112,7 @@ def test_a_split_that_is_there(tmp_path, there):
     assert [path.name for path in tmp_path.iterdir()] == ["val"]
 
 
-def test_an_empty_folder_is_no_split(tmp_path):
+def test_an_empty_folder_is_not_a_split(tmp_path):
     (tmp_path / "val").mkdir()
     convert(texts_of, ["val"], tmp_path, tokenizer=TOKENIZER)
     assert len(in_set(tmp_path / "val")) == 30

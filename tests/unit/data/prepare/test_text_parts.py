@@ -29,7 +29,7 @@ def test_a_folder_gives_its_parts_sorted(tmp_path):
     assert names(expand_inputs([folder])) == ["more.txt", "part-00000-of-00002", "part-00001-of-00002"]
 
 
-def test_files_are_taken_as_named_and_in_that_order(tmp_path):
+def test_files_are_read_in_the_order_given(tmp_path):
     one, two = make(tmp_path / "one", "eval.txt", "b"), make(tmp_path / "two", "a.txt")
     assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"]
 
@@ -58,7 +58,7 @@ def test_sizes_and_checksums(tmp_path):
         assert part.problem is None
 
 
-def test_what_cannot_be_a_part(tmp_path):
+def test_invalid_parts_are_refused(tmp_path):
     folder = make(tmp_path / "text", "a", "b")
     (folder / "copy").write_bytes((folder / "a").read_bytes())
     (folder / "empty").write_bytes(b"")

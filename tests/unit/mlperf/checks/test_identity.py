@@ -224,7 +224,7 @@ def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Pat
     assert words in text
 
 
-def test_a_line_said_twice(ours: Path) -> None:
+def test_a_line_logged_twice(ours: Path) -> None:
     number = edit(ours, "commit", "(.*\n)", r"\1\1")
     outcome, text = told([ours])["writer"]
     assert outcome is Outcome.ERROR

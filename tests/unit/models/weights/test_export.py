@@ -73,7 +73,7 @@ def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
         assert torch.equal(a, b), name
 
 
-def test_a_shape_that_hugging_face_lacks_has_no_copy_and_says_so(tmp_path: Path) -> None:
+def test_a_shape_that_hugging_face_lacks_has_no_copy_and_is_reported(tmp_path: Path) -> None:
     model = BertForMaskedLM(MOSAIC)
     model.initialize(1)
     write_weights(model, tmp_path, {}, None)

@@ -63,7 +63,7 @@ def test_forms(tmp_path, state, form):
         assert torch.equal(found, expected), name
 
 
-def test_values_in_the_vocabulary_padding_are_not_taken(tmp_path, state):
+def test_values_in_the_vocabulary_padding_are_ignored(tmp_path, state):
     rows = {name: tensor.clone() for name, tensor in padded(state, SHAPE).items()}
     rows["bert.embeddings.word_embeddings.weight"][101:] = 3.0
     torch.save({"model": rows}, tmp_path / "model.pt")
@@ -116,7 +116,7 @@ def written(model, folder, form):
     ],
 )
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification])
-def test_what_a_run_leaves_starts_another(tmp_path, form, shape, kind):
+def test_the_weights_of_a_run_start_another(tmp_path, form, shape, kind):
     numbers = () if kind is BertForMaskedLM else (3,)
     model = drawn(kind, shape, *numbers)
     started = drawn(kind, shape, *numbers, seed=2)
@@ -138,7 +138,7 @@ def test_what_a_run_leaves_starts_another(tmp_path, form, shape, kind):
         ((BertForSequenceClassification, 2), [], []),
     ],
 )
-def test_heads_that_do_not_fit_are_told(tmp_path, form, theirs, start, missing, unused):
+def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missing, unused):
     """A classifier from a masked-LM model, from one of another task and from one of its own."""
     kind, *numbers = start
     path = written(drawn(kind, SHAPE, *numbers), tmp_path, form)
@@ -204,7 +204,7 @@ def test_another_model_is_one_line_and_nothing_changes(tmp_path, form, case):
     [(MOSAIC, SHAPE), (SHAPE, MOSAIC), (SHAPE, SHAPE.with_options("position_embedding_type=alibi"))],
     ids=["mosaic into plain", "plain into mosaic", "absolute into alibi"],
 )
-def test_tensors_alone_tell_the_kind(tmp_path, theirs, ours):
+def test_the_kind_is_recognised_by_its_tensors(tmp_path, theirs, ours):
     """Without a configuration beside them."""
     save_file(to_huggingface(drawn(BertForMaskedLM, theirs)), tmp_path / "a.safetensors")
     with user_error("checkpoint.shape", tmp_path / "a.safetensors"):
@@ -234,7 +234,7 @@ def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
 @pytest.mark.parametrize(
     ("content", "code"), [('{"model_type": "roberta"}', "model.unsupported"), ("[1]", "file.json"), ("{", "file.json")]
 )
-def test_a_bad_configuration_beside_the_weights(tmp_path, state, content, code):
+def test_a_bad_configuration_next_to_the_weights(tmp_path, state, content, code):
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(content)
     with user_error(code, tmp_path / "config.json"):
@@ -255,7 +255,7 @@ def test_other_files_are_sent_to_convert(tmp_path, name):
         load_weights(model(2), tmp_path / name)
 
 
-def test_weights_without_a_checksum_are_told_and_a_wrong_bit_is_found(tmp_path):
+def test_weights_without_a_checksum_are_reported_and_a_flipped_bit_is_found(tmp_path):
     path = written(drawn(BertForPreTraining, SHAPE), tmp_path, "weights")
     assert load_weights(model(2), path).warnings(path) == []
     file = path / "model.safetensors"

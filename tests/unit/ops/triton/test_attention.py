@@ -234,7 +234,7 @@ def test_tokens_behind_the_last_sequence_give_zero(lengths: list[int], tail: int
     assert used == 0 or bool(out[:used].any() and gradient[:used].any())
 
 
-def test_runs_are_bit_equal_and_keys_may_lie_on_the_device() -> None:
+def test_runs_are_bit_equal_and_keys_may_be_on_the_device() -> None:
     qkv, *rest = stream([64, 1, 30], 2, 32)
     key = 0xF1234567
     on_device = torch.tensor([mask.key_argument(key)], dtype=torch.int32)

@@ -56,7 +56,7 @@ def test_the_padded_twin_has_the_same_loss_and_gradients(batch: HostBatch, lengt
         torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_comparison_tells_what_was_compared(batch: HostBatch) -> None:
+def test_a_comparison_names_what_was_compared(batch: HostBatch) -> None:
     record = run(SHAPE, batch, 48, 5, torch.float32, torch.device("cpu"), seed=1)
     assert record["tokens"] == 63
     assert record["padded_tokens"] == 192

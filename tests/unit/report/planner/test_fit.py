@@ -16,7 +16,7 @@ def rows():
     return fit_plan.read()
 
 
-def test_table_holds_no_resubmission_twice_and_sane_figures(rows):
+def test_table_has_no_resubmission_twice_and_plausible_figures(rows):
     assert len(rows) == 171
     keys = {(row.name.split()[1], row.job.gpus, row.job.batch, row.seconds, row.samples) for row in rows}
     assert len(keys) == len(rows)

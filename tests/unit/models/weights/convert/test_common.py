@@ -23,7 +23,7 @@ def full_disk():
 
 
 @FORMS
-def test_full_disk_is_one_line_and_nothing_is_left(tmp_path, own_folder, full_disk, refused, command):
+def test_full_disk_is_reported_and_leaves_no_file(tmp_path, own_folder, full_disk, refused, command):
     out = tmp_path / "out"
     refused(command, own_folder, out, target=out, code="file.unwritable", subject=out, wording=False)
 

@@ -57,7 +57,7 @@ def test_older_folders_give_the_same(tmp_path, peer_folder):
 
 
 @pytest.mark.parametrize("is_lower", [True, False])
-def test_the_vocabulary_of_a_tokenizer_json_comes_along(tmp_path, peer_folder, is_lower):
+def test_the_vocabulary_of_a_tokenizer_json_is_copied(tmp_path, peer_folder, is_lower):
     """Such a folder has no vocab.txt: fast tokenizers save that file only."""
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]
     (tmp_path / "vocab.txt").write_text("\n".join(entries))

@@ -76,7 +76,7 @@ def test_tensors_come_out_bit_for_bit(file):
     assert tensors["whole"].data_ptr() == tensors["transposed"].data_ptr()
 
 
-def test_nothing_but_plain_values_and_stand_ins_is_made(file):
+def test_only_plain_values_and_stand_ins_are_created(file):
     def kinds(value):
         if isinstance(value, dict):
             return {type(value)}.union(*(kinds(item) for item in value.values()))
