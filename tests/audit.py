@@ -63,7 +63,9 @@ def system_of(logs: Sequence[Path]) -> Path:
     return logs[0].parents[3] / "systems" / f"{logs[0].parents[1].name}.json"
 
 
-def told(logs: Sequence[Path], tree: Path | None = None, division: str | None = None) -> dict[str, tuple[Outcome, str]]:
+def report(
+    logs: Sequence[Path], tree: Path | None = None, division: str | None = None
+) -> dict[str, tuple[Outcome, str]]:
     """Return {check: (outcome, message)} of checks that do not pass; with a tree, read the system description too."""
     system = json.loads(system_of(logs).read_text()) if tree is not None else None
     results = ResultSet([read_log(log) for log in logs], system, division, tree)

@@ -24,7 +24,7 @@ _CHECKS = (
 Line = dict[str, Any]
 Run = list[Line]
 Edit = Callable[[list[Run]], None]
-Told = dict[str, tuple[Outcome, str]]
+Report = dict[str, tuple[Outcome, str]]
 
 OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
 
@@ -92,7 +92,7 @@ class _Writer:
         self.lines.append({"time_ms": self.now, "key": key, "value": value, "metadata": about})
 
 
-def told(runs: list[Run], folder: Path, **about: Any) -> Told:
+def report(runs: list[Run], folder: Path, **about: Any) -> Report:
     """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
     logs = []
     for index, run in enumerate(runs):
@@ -109,7 +109,7 @@ def expect_fault_of_another_program(fault: tuple[Edit, Outcome, str, str], folde
     edit, expected, check, words = fault
     runs = simulated(1)
     edit(runs)
-    outcome, message = told(runs, folder)[check]
+    outcome, message = report(runs, folder)[check]
     assert outcome is expected, message
     assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), message), message
 

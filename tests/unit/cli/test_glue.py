@@ -66,10 +66,10 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     good = dev.read_text()
     dev.write_text(good.replace("\t1\t", "\tone\t", 1))
     assert run(folder) == 1
-    told = capfd.readouterr()
-    assert "cola seed 7 failed" in told.out
-    assert "glue.py: cola seed 7: mlbert: error:" in told.err
-    assert "[data.labels]" in told.err
+    output = capfd.readouterr()
+    assert "cola seed 7 failed" in output.out
+    assert "glue.py: cola seed 7: mlbert: error:" in output.err
+    assert "[data.labels]" in output.err
     found = json.loads((out / "glue_scores.json").read_text())
     assert found["glue"] is None
     assert found["missing"] == [{"task": "cola", "seed": 7}]

@@ -45,8 +45,8 @@ def one_cpu() -> Iterator[None]:
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     with pytest.raises(SystemExit) as end:
         main(["pretrain", *map(str, words)])
-    told = capsys.readouterr()
-    return int(end.value.code or 0), told.out + told.err
+    output = capsys.readouterr()
+    return int(end.value.code or 0), output.out + output.err
 
 
 def test_interrupted_continued_and_made_longer(
@@ -65,18 +65,18 @@ def test_interrupted_continued_and_made_longer(
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < limit:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, told
-    assert "a checkpoint is saved. Run the same command to resume." in told
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "a checkpoint is saved. Run the same command to resume." in output
     assert not (out / "model").exists()
 
-    status, told = run(capsys, *words, "--minutes", "0.05")
-    assert status == 0, told
-    assert "was interrupted; resuming" in told
-    assert "resumed at step" in told
-    assert "finished: held-out accuracy" in told
-    assert told.count("[MASK]") >= 10
-    assert f"mlbert fill-mask {out}/model" in told
+    status, output = run(capsys, *words, "--minutes", "0.05")
+    assert status == 0, output
+    assert "was interrupted; resuming" in output
+    assert "resumed at step" in output
+    assert "finished: held-out accuracy" in output
+    assert output.count("[MASK]") >= 10
+    assert f"mlbert fill-mask {out}/model" in output
     assert not list(out.glob("result_*")), "no MLPerf log"
     tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")
     model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")
@@ -85,26 +85,26 @@ def test_interrupted_continued_and_made_longer(
     assert "held-out text are predicted" in (out / "report.html").read_text()
     trained = json.loads((out / "run_0/summary.json").read_text())
 
-    status, told = run(capsys, *words, "--minutes", "0.05")
-    assert (status, "is finished" in told) == (0, True)
+    status, output = run(capsys, *words, "--minutes", "0.05")
+    assert (status, "is finished" in output) == (0, True)
     monkeypatch.chdir(tmp_path)
-    status, told = run(capsys, text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
+    status, output = run(capsys, text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
     assert status == 2
-    assert "[run.other-settings]" in told
-    status, told = run(
+    assert "[run.other-settings]" in output
+    status, output = run(
         capsys, text, "--out", "out", "--size", "tiny", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf"
     )
-    assert status == 0, told
-    assert "is finished and will be extended" in told
+    assert status == 0, output
+    assert "is finished and will be extended" in output
     longer = json.loads((out / "run_0/summary.json").read_text())
     assert longer["steps"] > trained["steps"]
     assert longer["seconds_to_train"] > 1.5 * trained["seconds_to_train"]
     assert "run_stop" in (out / "result_0.txt").read_text()
 
     # From the model that was made, with its vocabulary.
-    status, told = run(capsys, text, "--out", tmp_path / "more", "--from", out / "model", "--minutes", "0.05")
-    assert status == 0, told
-    assert "starting from a model: 2 layers x 128" in told
+    status, output = run(capsys, text, "--out", tmp_path / "more", "--from", out / "model", "--minutes", "0.05")
+    assert status == 0, output
+    assert "starting from a model: 2 layers x 128" in output
     assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
 
 

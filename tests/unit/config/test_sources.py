@@ -105,9 +105,9 @@ def test_nearest() -> None:
     ],
 )
 def test_a_config_name_is_parsed(name: str, parts: tuple | None) -> None:
-    told = parse_config_name(name)
+    reported = parse_config_name(name)
     if parts is None:
-        assert told is None
+        assert reported is None
     else:
-        assert told is not None
-        assert (*vars(told).values(), told.shape) == parts
+        assert reported is not None
+        assert (*vars(reported).values(), reported.shape) == parts

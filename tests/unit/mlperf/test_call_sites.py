@@ -54,7 +54,7 @@ def tree(tmp_path: Path) -> Path:
     return tree
 
 
-def told(tree: Path) -> tuple[Outcome, str]:
+def reported(tree: Path) -> tuple[Outcome, str]:
     """What the check says of the tree's log."""
     results = ResultSet([read_log(tree / "results/result_0.txt")], {}, None, tree)
     (finding,) = (finding for finding in run_checks(results, "here") if finding.check == "own: call sites")
@@ -68,17 +68,17 @@ def edit(tree: Path, name: str, old: str, new: str) -> None:
 
 
 def test_the_commit_of_the_log_is_read_from_the_history(tree: Path) -> None:
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
     edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
     git(tree, "commit", "-qam", "second")
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
     (tree / "program.py").unlink()
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
 
 
 def test_a_line_that_logs_another_key_fails(tree: Path) -> None:
     edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
-    assert told(tree) == (
+    assert reported(tree) == (
         Outcome.ERROR,
         "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]",
     )
@@ -88,10 +88,10 @@ def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
     shutil.rmtree(tree / ".git")
     commit = read_log(tree / "results/result_0.txt").value("commit")
     (tree / "source.json").write_text(json.dumps({"commit": commit, "dirty": False}))
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
     (tree / "source.json").unlink()
     edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
-    outcome, words = told(tree)
+    outcome, words = reported(tree)
     assert outcome is Outcome.WARN
     assert words.startswith(f"result_0.txt: commit {commit} is not available, so its lines are looked up in the tree")
     assert "program.py:8 does not log configuration" in words
@@ -101,7 +101,7 @@ def test_a_modified_tree_is_named(tree: Path) -> None:
     edit(tree, "program.py", "0.1", "0.2")
     (tree / "results/result_0.txt").unlink()
     subprocess.run([sys.executable, tree / "program.py"], check=True)
-    outcome, words = told(tree)
+    outcome, words = reported(tree)
     assert outcome is Outcome.WARN
     assert "the tree had been modified since commit" in words
     assert "does not log" not in words
@@ -110,9 +110,9 @@ def test_a_modified_tree_is_named(tree: Path) -> None:
 def test_other_peoples_logs_raise_no_false_alarm(tree: Path) -> None:
     edit(tree, "results/result_0.txt", '"configuration"', '"other"')
     edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
     edit(tree, "results/result_0.txt", '"program.py"', '"/elsewhere.py"')
-    assert told(tree)[0] is Outcome.PASS
+    assert reported(tree)[0] is Outcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(n
     (tree / "dangling.py").symlink_to("nothing")
     edit(tree, "results/result_0.txt", '"program.py"', f'"{name}"')
     for expected in (Outcome.ERROR, Outcome.WARN):
-        outcome, words = told(tree)
+        outcome, words = reported(tree)
         assert outcome is expected
         assert "is not in the tree" in words
         shutil.rmtree(tree / ".git", ignore_errors=True)
@@ -157,11 +157,11 @@ def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool, tmp
 )
 def test_a_name_that_no_file_of_a_tree_has_is_not_looked_up(name: str, log: Path) -> None:
     lines = log.read_text().splitlines()
-    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in lines]
-    for line in told:
+    reported = [json.loads(line.partition(":::MLLOG ")[2]) for line in lines]
+    for line in reported:
         line["metadata"] |= {"file": name, "lineno": 1}
-    told.append({**told[0], "key": "recipe", "value": "packed_lamb"})
-    log.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in told))
+    reported.append({**reported[0], "key": "recipe", "value": "packed_lamb"})
+    log.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in reported))
     for tree in (None, log.parent):
         assert run_checks(ResultSet([read_log(log)], None, None, tree), "x")
     assert Sources(log.parent, read_log(log)).text(name) is None

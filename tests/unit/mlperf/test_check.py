@@ -41,11 +41,11 @@ def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path,
     not_passed = [(finding.check, finding.outcome) for finding in findings if finding.outcome is not Outcome.PASS]
     assert not_passed == [("own: program", Outcome.NOTE)]
     assert _snapshot(tree) == before
-    told = _by_check(findings)
-    assert told["package_checker"].words == "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
-    assert told["rcp_checker"].words == "RCP found, RCP test PASSED"
-    assert told["result_summarizer"].words.endswith("minutes (closed)")
-    assert told["repo_checker"].words == "ALL CHECKS PASSED"
+    reported = _by_check(findings)
+    assert reported["package_checker"].words == "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
+    assert reported["rcp_checker"].words == "RCP found, RCP test PASSED"
+    assert reported["result_summarizer"].words.endswith("minutes (closed)")
+    assert reported["repo_checker"].words == "ALL CHECKS PASSED"
     assert "package_checker" in steps
 
 
@@ -79,14 +79,14 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree
     system.write_text(json.dumps(json.loads(system.read_text()) | {"status": "onprem"}))
     (tree / ".hidden").write_text("")
     (tree / "results" / "machine" / "unknown").mkdir()
-    told = _by_check(check(tree))
-    assert "Field status contains a non valid value" in told["system_desc_checker"].words
-    assert "Incorrect number of files in dir" in told["package_checker"].words
-    assert "result_9.txt is missing" in told["own: layout"].words
-    assert "results/machine/unknown is not the benchmark bert" in told["own: layout"].words
-    assert told["rcp_checker"].outcome is Outcome.SKIP
-    assert told["result_summarizer"].outcome is Outcome.ERROR
-    assert told["repo_checker"].outcome is Outcome.ERROR
+    reported = _by_check(check(tree))
+    assert "Field status contains a non valid value" in reported["system_desc_checker"].words
+    assert "Incorrect number of files in dir" in reported["package_checker"].words
+    assert "result_9.txt is missing" in reported["own: layout"].words
+    assert "results/machine/unknown is not the benchmark bert" in reported["own: layout"].words
+    assert reported["rcp_checker"].outcome is Outcome.SKIP
+    assert reported["result_summarizer"].outcome is Outcome.ERROR
+    assert reported["repo_checker"].outcome is Outcome.ERROR
 
 
 def test_a_checkout_is_judged_by_its_export(tmp_path: Path, new_tree: NewTree) -> None:
@@ -124,9 +124,9 @@ def test_the_command_prints_one_table_and_exits_with_the_verdict(log: Path) -> N
     log.write_text(log.read_text().replace('"success"', '"aborted"'))
     bad = runner.invoke(app, ["check", str(log)])
     assert bad.exit_code == 1
-    told = " ".join(bad.stdout.split())
-    assert ": 1 of" in told
-    assert "status is 'aborted'" in told
+    reported = " ".join(bad.stdout.split())
+    assert ": 1 of" in reported
+    assert "status is 'aborted'" in reported
 
 
 def test_bad_input_exits_with_2(tmp_path: Path) -> None:
@@ -149,22 +149,22 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     (results / "result_0.txt").rename(results / "result_10.txt")
     findings = check(tmp_path)
     assert not failed(findings)
-    told = _by_check(findings)
-    assert told["compliance_checker"].outcome is Outcome.WARN
-    assert told["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
-    assert told["own: status"].outcome is Outcome.WARN
-    assert told["own: program"].outcome is Outcome.NOTE
-    assert told["own: evaluations"].outcome is Outcome.PASS
-    assert "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official" in told["own: layout"].words
-    assert "warning: benchmarks/bert/implementations is missing" in told["own: layout"].words
+    reported = _by_check(findings)
+    assert reported["compliance_checker"].outcome is Outcome.WARN
+    assert reported["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
+    assert reported["own: status"].outcome is Outcome.WARN
+    assert reported["own: program"].outcome is Outcome.NOTE
+    assert reported["own: evaluations"].outcome is Outcome.PASS
+    assert "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official" in reported["own: layout"].words
+    assert "warning: benchmarks/bert/implementations is missing" in reported["own: layout"].words
 
     (results / "result_3.txt").write_text((results / "result_3.txt").read_text().replace('"success"', '"aborted"'))
     (tmp_path / "results" / "other").mkdir()
-    told = _by_check(check(results))  # a system's folder: with its description, and without the other system
-    assert told["own: status"].outcome is Outcome.ERROR
-    assert told["rcp_checker"].outcome is Outcome.ERROR
-    assert told["system_desc_checker"].outcome is Outcome.PASS
-    assert "other" not in told["own: layout"].words
+    reported = _by_check(check(results))  # a system's folder: with its description, and without the other system
+    assert reported["own: status"].outcome is Outcome.ERROR
+    assert reported["rcp_checker"].outcome is Outcome.ERROR
+    assert reported["system_desc_checker"].outcome is Outcome.PASS
+    assert "other" not in reported["own: layout"].words
 
 
 def _fifo(path: Path) -> None:
@@ -227,9 +227,9 @@ def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path,
 
 def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
     (tmp_path / "tree" / "systems").mkdir(parents=True)
-    told = _by_check(check(tmp_path / "tree"))
-    assert "results/ is missing" in told["own: layout"].words
-    assert told["package_checker"].outcome is Outcome.ERROR
+    reported = _by_check(check(tmp_path / "tree"))
+    assert "results/ is missing" in reported["own: layout"].words
+    assert reported["package_checker"].outcome is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
         for name in NAMES:
             (results / f"run_{index}.{name}").write_text("{}")
     seal("machine", tree)
-    told = _by_check(check(results))
-    assert told["own: seal"].outcome is Outcome.PASS
-    assert told["own: layout"].outcome is Outcome.PASS
-    assert told["result_summarizer"].outcome is Outcome.PASS
+    reported = _by_check(check(results))
+    assert reported["own: seal"].outcome is Outcome.PASS
+    assert reported["own: layout"].outcome is Outcome.PASS
+    assert reported["result_summarizer"].outcome is Outcome.PASS
     with official.started(
         official.jobs([official.package_checker(tree), official.repo_checker(tree)]), tmp_path
     ) as answers:

@@ -136,9 +136,9 @@ def test_published_logs_and_the_printed_report(tmp_path: Path) -> None:
     words = " ".join(result.output.split())
     for wanted in ("9 reached the target", "Not like for like", "the batch sizes", "speed: B is", "Not verified"):
         assert wanted.lower() in words.lower(), wanted
-    told = json.loads(CliRunner().invoke(app, ["diff", str(DEMO), str(published), "--json"]).output)
-    assert told["successes"] == [10, 9]
-    assert told["measures"][0]["ratio"]["p"] < 0.001
+    reported = json.loads(CliRunner().invoke(app, ["diff", str(DEMO), str(published), "--json"]).output)
+    assert reported["successes"] == [10, 9]
+    assert reported["measures"][0]["ratio"]["p"] < 0.001
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from edited_logs import (
     nth,
     put,
     repeat,
+    report,
     simulated,
-    told,
 )
 from mlbert.mlperf.findings import Outcome
 
@@ -104,7 +104,7 @@ def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     edit, wanted, check, words = OURS[name]
     runs = committed(tree_root / OWN_LOGS)
     edit(runs)
-    outcome, said = told(runs, tmp_path)[check]
+    outcome, said = report(runs, tmp_path)[check]
     assert outcome is wanted, said
     assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
 
@@ -148,7 +148,7 @@ def test_success_without_a_known_target_at_the_first_evaluation(tmp_path: Path) 
         nth(run, "submission_division")["value"] = "open"
     only(1)(runs)
     put("train_samples", nth(runs[3], "eval_accuracy")["metadata"]["epoch_num"])(runs)
-    outcome, said = told(runs, tmp_path)["accuracies"]
+    outcome, said = report(runs, tmp_path)["accuracies"]
     assert outcome is WARN
     assert "success at the very first evaluation; the target is not known" in said
 
@@ -160,7 +160,7 @@ def test_epoch_numbers_that_count_no_samples_are_a_warning(tmp_path: Path) -> No
         for line in run:
             if "epoch_num" in line["metadata"]:
                 line["metadata"]["epoch_num"] = 1
-    said = told(runs, tmp_path)
+    said = report(runs, tmp_path)
     assert said["evaluations"][0] is WARN
     assert "every evaluation has epoch_num 1" in said["evaluations"][1]
     assert not [check for check, (outcome, _) in said.items() if outcome is ERROR]
@@ -170,6 +170,6 @@ def test_an_aborted_run_may_end_anywhere(tree_root: Path, tmp_path: Path) -> Non
     runs = committed(tree_root / OWN_LOGS)
     edits = [drop(key) for key in ("block_stop", "epoch_stop", "train_samples", "eval_samples")]
     each(only(4), *edits, mark("run_stop", "status", "aborted"), drop("eval_accuracy", 3))(runs)
-    said = told(runs, tmp_path)
+    said = report(runs, tmp_path)
     assert said["status"][0] is WARN
     assert set(said) - {"status", "speed"} == {"same settings"}  # which misses eval_samples

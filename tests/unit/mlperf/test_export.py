@@ -133,6 +133,6 @@ def test_an_export_is_checked_against_its_own_statement(tree: Path, tmp_path: Pa
         ('{"commit": "x", "dirty": false}', Outcome.NOTE, "lists no files"),
     ):
         (target / SOURCE_STATEMENT).write_text(statement)
-        (told,) = check_source(target)
-        assert told.outcome is outcome
-        assert words in told.text
+        (found,) = check_source(target)
+        assert found.outcome is outcome
+        assert words in found.text

@@ -18,8 +18,8 @@ def test_a_good_log_is_parsed(log: Path) -> None:
     assert read.value("seed") == 1
     assert read.minutes is not None
     assert read.minutes > 0
-    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines()]
-    accuracies = [fields for fields in told if fields["key"] == "eval_accuracy"]
+    found = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines()]
+    accuracies = [fields for fields in found if fields["key"] == "eval_accuracy"]
     assert read.evaluations == [(fields["metadata"]["epoch_num"], fields["value"]) for fields in accuracies]
     assert read.evaluations[-1][1] == 0.721
     assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
@@ -56,8 +56,8 @@ def test_an_absent_log(tmp_path: Path) -> None:
 def test_a_line_that_would_exhaust_the_stack_is_broken(value: str, word: str, tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
-    (told,) = read_log(path).broken
-    assert word in told
+    (found,) = read_log(path).broken
+    assert word in found
 
 
 def test_a_line_that_official_tools_never_finish_is_refused(tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ def test_texts_that_the_official_tools_misread_are_spelt_otherwise(log: MLPerfLo
         assert text not in first
         assert (text in second) == (text == "eval_accuracy")
     assert first.count(":::MLLOG") == 1
-    told = _events(log.path)
-    assert told[0]["value"] == value
-    assert told[1]["metadata"]["note"] == "submission_benchmark"
+    found = _events(log.path)
+    assert found[0]["value"] == value
+    assert found[1]["metadata"]["note"] == "submission_benchmark"
 
 
 def test_append_continues_a_file(tmp_path: Path) -> None:

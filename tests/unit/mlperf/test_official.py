@@ -82,10 +82,10 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, scratch: Path, log: Path) ->
     os.mkfifo(hanging)
     calls = [official.compliance_checker(path, "x") for path in (hanging, log)]
     with official.started(official.jobs(calls), scratch, seconds=3) as answers:
-        told = [call.judge(answer)[0] for call, answer in zip(calls, answers(lambda step: None), strict=True)]
-    assert told[0].outcome is Outcome.ERROR
-    assert "no answer within 3 seconds" in told[0].words
-    assert told[1].outcome is Outcome.PASS
+        found = [call.judge(answer)[0] for call, answer in zip(calls, answers(lambda step: None), strict=True)]
+    assert found[0].outcome is Outcome.ERROR
+    assert "no answer within 3 seconds" in found[0].words
+    assert found[1].outcome is Outcome.PASS
 
 
 def test_tools_end_with_their_check(tmp_path: Path, scratch: Path) -> None:

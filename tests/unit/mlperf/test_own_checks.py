@@ -36,7 +36,7 @@ def _outcomes(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, st
 
 
 def _complaining(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, str]]:
-    return {name: told for name, told in _outcomes(paths, **about).items() if told[0] is not Outcome.PASS}
+    return {name: found for name, found in _outcomes(paths, **about).items() if found[0] is not Outcome.PASS}
 
 
 def _edit(path: Path, key: str, pattern: str, replacement: str) -> None:
@@ -69,9 +69,9 @@ def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_r
 @pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
 def test_a_resumed_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
     _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
-    told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
-    assert told[0] is outcome
-    assert "result_1.txt: line 1: resumed from a checkpoint" in told[1]
+    found = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
+    assert found[0] is outcome
+    assert "result_1.txt: line 1: resumed from a checkpoint" in found[1]
 
 
 # (key of the line, pattern, replacement, name of the check, what it must say)
@@ -112,10 +112,10 @@ def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: li
     assert three_logs[1].read_text() != before
     complaining = _complaining(three_logs, division="closed")
     assert check in complaining
-    outcome, told = complaining[check]
+    outcome, found = complaining[check]
     assert outcome is Outcome.ERROR
-    assert words in told
-    assert "result_1.txt" in told
+    assert words in found
+    assert "result_1.txt" in found
 
 
 def test_a_schedule_with_gaps_is_off_the_grid(tmp_path: Path, new_log: Callable[..., Path]) -> None:
@@ -132,8 +132,8 @@ def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Pat
         _edit(path, "seed", r"(.*\n)", r"\1\1")
         _edit(path, "opt_epsilon", '"time_ms": 175', '"time_ms": 174')
         _edit(path, "cache_clear", r'"file": "[^"]*"', '"file": "/elsewhere/run.py"')
-    told = _complaining(three_logs, system=SYSTEM | {"submitter": "SOMEORG"}, tree=tree_root)
-    assert {name: outcome for name, (outcome, _) in told.items()} == {
+    found = _complaining(three_logs, system=SYSTEM | {"submitter": "SOMEORG"}, tree=tree_root)
+    assert {name: outcome for name, (outcome, _) in found.items()} == {
         "program": Outcome.NOTE,
         "plain numbers": Outcome.WARN,
         "time stamps": Outcome.NOTE,

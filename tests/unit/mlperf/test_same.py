@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, shift, simulated, told
+from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, report, shift, simulated
 from mlbert.mlperf.checks.duplicate_runs import check_copies_between
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import Log, read_log
@@ -98,21 +98,21 @@ def test_a_run_that_does_not_belong_is_named(name: str, tree_root: Path, tmp_pat
     edit, check, words = OURS[name]
     runs = committed(tree_root / OWN_LOGS)
     edit(runs)
-    outcome, said = told(runs, tmp_path)[check]
+    outcome, said = report(runs, tmp_path)[check]
     assert outcome is Outcome.ERROR
     assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
 
 
 @pytest.mark.parametrize("system", ["cpu_demo", "cpu_cluster", "tf2_cpu_demo"])
 def test_committed_results_raise_no_error(system: str, tree_root: Path, tmp_path: Path) -> None:
-    found = told(committed(tree_root / "results" / system / "bert"), tmp_path)
+    found = report(committed(tree_root / "results" / system / "bert"), tmp_path)
     assert {check: words for check, (outcome, words) in found.items() if outcome is Outcome.ERROR} == {}
 
 
 def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     del runs[4]
-    outcome, said = told(runs, tmp_path)["series"]
+    outcome, said = report(runs, tmp_path)["series"]
     assert outcome is Outcome.WARN
     assert re.search(r"result_4\.txt: line \d+: EXPERIMENT is 5, the one before is 3: a run was left out", said), said
 
@@ -120,7 +120,7 @@ def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) 
 def test_paths_seeds_and_experiments_may_differ(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     each(configure("LOGDIR", "/elsewhere"), configure("EVALDIR", "/job17/eval"), configure("SEED", 5))(runs)
-    assert "same settings" not in told(runs, tmp_path)
+    assert "same settings" not in report(runs, tmp_path)
 
 
 def test_the_first_log_is_named_when_it_differs(tree_root: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_first_log_is_named_when_it_differs(tree_root: Path, tmp_path: Path)
     put("ranks", 2, which=0)(runs)
     put("python", None, which=2)(runs)
     runs[5].remove(nth(runs[5], "commit"))
-    _, said = told(runs, tmp_path)["same settings"]
+    _, said = report(runs, tmp_path)["same settings"]
     assert "result_0.txt: line 27: ranks is 2, in result_1.txt 1" in said
     assert "result_2.txt: line 22: python is None, in result_0.txt '3.11.7'" in said
     assert "result_5.txt: commit is None, in result_0.txt '" in said
@@ -146,13 +146,13 @@ def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: 
     runs = committed(tree_root / "results" / "cpu_demo" / "bert") if ours else simulated(5)
     runs[3][:] = [line for line in runs[3] if line is not nth(runs[3], "eval_accuracy", 1)]
     moved_accuracies(runs)
-    outcome, said = told(runs, tmp_path)["copies"]
+    outcome, said = report(runs, tmp_path)["copies"]
     assert outcome is Outcome.ERROR
     assert re.search(r"result_3\.txt: line \d+: 3 accuracies, up to line \d+, are those of result_1\.txt", said), said
 
 
 def _set_of(runs: list[Run], folder: Path) -> list[Log]:
-    told(runs, folder)  # writes them
+    report(runs, folder)  # writes them
     return [read_log(path) for path in sorted(folder.glob("result_*.txt"))]
 
 
@@ -189,7 +189,7 @@ def other_data(runs: list[Run]) -> None:
 def test_another_version_or_other_data_of_another_program(edit: Edit, words: str, tmp_path: Path) -> None:
     runs = simulated(5)
     edit(runs)
-    outcome, said = told(runs, tmp_path)["same settings"]
+    outcome, said = report(runs, tmp_path)["same settings"]
     assert outcome is Outcome.WARN
     assert re.search(r"^result_3\.txt: line \d+: " + re.escape(words), said), said
 
@@ -208,7 +208,7 @@ def test_another_version_or_other_data_of_another_program(edit: Edit, words: str
 def test_copies_of_other_programs_are_found(edit: Edit, words: str, tmp_path: Path) -> None:
     runs = simulated(5)
     edit(runs)
-    outcome, said = told(runs, tmp_path)["copies"]
+    outcome, said = report(runs, tmp_path)["copies"]
     assert outcome is Outcome.ERROR
     assert re.search(r"result_3\.txt: line \d+: \d+ " + re.escape(words[3:] if words[0] == "1" else words), said), said
 
@@ -224,7 +224,7 @@ def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:
                 line["metadata"]["epoch_num"] = count if line["key"] != "epoch_start" else 0
             if line["key"] == "train_samples":
                 line["value"] = count
-    assert "copies" not in told(runs, tmp_path)
+    assert "copies" not in report(runs, tmp_path)
 
 
 @pytest.mark.parametrize("noise", [0, 2, 5])
@@ -235,4 +235,4 @@ def test_steady_intervals_of_thousands_of_accelerators_are_no_copies(noise: int,
         for line in run[run.index(nth(run, "run_start")) :]:
             now += 350 + chance.randint(-noise, noise) if line["key"] == "eval_start" else 1
             line["time_ms"] = now
-    assert "copies" not in told(runs, tmp_path)
+    assert "copies" not in report(runs, tmp_path)

@@ -112,9 +112,9 @@ def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
     fingerprint = subprocess.run(
         ["ssh-keygen", "-l", "-f", f"{key}.pub"], capture_output=True, text=True, check=True
     ).stdout.split()[1]
-    (told,) = check_seal(results)
-    assert told.outcome is Outcome.NOTE
-    assert fingerprint in told.text
+    (found,) = check_seal(results)
+    assert found.outcome is Outcome.NOTE
+    assert fingerprint in found.text
     sums = (results / SUMS).read_text()
     (results / SUMS).write_text(sums + f"{'0' * 64}  nothing\n")
     assert f"{SUMS}.sig is not a signature of {SUMS}" in _errors(tree)
@@ -124,8 +124,8 @@ def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
 
 def test_no_seal_is_a_note(tree: Path) -> None:
     (tree / "results" / "machine").mkdir(parents=True)
-    (told,) = check_seal(tree / "results" / "machine")
-    assert told.outcome is Outcome.NOTE
+    (found,) = check_seal(tree / "results" / "machine")
+    assert found.outcome is Outcome.NOTE
 
 
 def test_an_unsealable_tree_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:

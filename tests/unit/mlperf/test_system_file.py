@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from audit import ROOT, add_line, copy_of_ours, edit, system_of, told
+from audit import ROOT, add_line, copy_of_ours, edit, report, system_of
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
 
@@ -36,7 +36,7 @@ def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]
     system = {**json.loads(before), **changes}
     path.write_text(json.dumps({key: value for key, value in system.items() if value is not None}, indent=2))
     try:
-        return told(logs, ROOT)
+        return report(logs, ROOT)
     finally:
         path.write_text(before)
 
@@ -105,7 +105,7 @@ def test_a_mutation_is_found_and_its_file_named(mutation: tuple[dict[str, Any], 
 def test_a_field_that_is_there_twice(ours: list[Path]) -> None:
     path = system_of(ours)
     path.write_text(path.read_text().replace('"cooling"', '"number_of_nodes": "2",\n  "cooling"'))
-    outcome, text = told(ours, ROOT)["system description"]
+    outcome, text = report(ours, ROOT)["system description"]
     assert outcome is Outcome.ERROR
     assert "number_of_nodes occurs 2 times: ['1', '2']" in text
 
@@ -152,7 +152,7 @@ def test_counts_of_any_length_are_read(published: list[Path]) -> None:
 
 def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
     edit(ours[0], "packages", r"\+cpu", "+cu130")
-    outcome, text = told(ours, ROOT)["machine"]
+    outcome, text = report(ours, ROOT)["machine"]
     assert outcome is Outcome.ERROR
     assert "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line " in text
     assert "warning: result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran" in text
@@ -160,7 +160,7 @@ def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
 
 def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
     edit(ours[0], "ops", r'\\"native\\"', r'\\"triton\\"')
-    outcome, text = told(ours, ROOT)["machine"]
+    outcome, text = report(ours, ROOT)["machine"]
     assert outcome is Outcome.ERROR
     assert "result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran kernels" in text
 

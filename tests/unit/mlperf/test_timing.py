@@ -22,10 +22,10 @@ from edited_logs import (
     nth,
     put,
     repeat,
+    report,
     shift,
     simulated,
     stamp,
-    told,
 )
 from mlbert.mlperf.findings import Outcome
 
@@ -209,7 +209,7 @@ def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     if name == "continued":
         runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step"})
     edit(runs)
-    outcome, said = told(runs, tmp_path)[check]
+    outcome, said = report(runs, tmp_path)[check]
     assert outcome is wanted, said
     assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
 
@@ -288,7 +288,7 @@ def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
     slow=st.booleans(),
 )
 def test_honest_packed_runs_raise_no_error(tmp_path_factory, seed: int, batch: int, speed: float, slow: bool) -> None:
-    said = told(simulated(seed, batch, speed, slow), tmp_path_factory.mktemp("honest"))
+    said = report(simulated(seed, batch, speed, slow), tmp_path_factory.mktemp("honest"))
     if slow and said.get("speed", (NOTE, ""))[0] is WARN:  # the slow interval, where it is long
         assert "usually" in said.pop("speed")[1]
     assert {check: words for check, (outcome, words) in said.items() if outcome in (ERROR, WARN)} == {}
@@ -299,13 +299,13 @@ def test_a_run_faster_than_a_steady_set(tmp_path: Path) -> None:
     for which, run in enumerate(runs):
         ms = nth(run, "run_stop")["time_ms"] - nth(run, "run_start")["time_ms"]
         squeezed(nth(run, "train_samples")["value"] / ms / (0.112 if which == 3 else 0.1), which)(runs)
-    outcome, said = told(runs, tmp_path)["speed"]
+    outcome, said = report(runs, tmp_path)["speed"]
     assert outcome is WARN
     assert re.search(r"^result_3\.txt: line \d+: the whole run trained 112 samples a second, the others 100,", said), (
         said
     )
     squeezed(1.05)(runs)
-    assert "speed" not in told(runs, tmp_path)
+    assert "speed" not in report(runs, tmp_path)
 
 
 def test_data_opened_before_the_clock(tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_data_opened_before_the_clock(tmp_path: Path) -> None:
     for run in runs:
         start = run.index(nth(run, "run_start"))
         run.insert(start, run[start] | {"key": "data_file", "value": "/data/part_1"})
-    assert "order of events" not in told(runs, tmp_path)
+    assert "order of events" not in report(runs, tmp_path)
     stamp(lambda ms: ms - 2, "data_file")(runs)
-    outcome, said = told(runs, tmp_path)["order of events"]
+    outcome, said = report(runs, tmp_path)["order of events"]
     assert outcome is WARN
     assert re.fullmatch(r"result_3\.txt: line \d+: data_file is opened before run_start", said)
 
@@ -336,7 +336,7 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
         begins = repeat("epoch_start", which=index), put("train_samples", 4_000_000, which=index)
         each(*ends, *begins, shift("run_start", 40_000, which=index))(runs)
         run.insert(8, nth(run, "epoch_start") | {"key": "block_start"})
-    said = told(runs, tmp_path)
+    said = report(runs, tmp_path)
     assert {check: words for check, (outcome, words) in said.items() if outcome in (ERROR, WARN)} == {}
 
 
@@ -345,9 +345,9 @@ def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_roo
     for run in runs:
         run.insert(len(run) - 2, nth(run, "train_samples") | {"key": "steps"})
         run.insert(9, nth(run, "recipe") | {"key": "cpu"})
-    assert set(told(runs, tmp_path)) == {"speed"}  # the note of a pause
+    assert set(report(runs, tmp_path)) == {"speed"}  # the note of a pause
     runs[3].append(nth(runs[3], "steps") | {"key": "tokens", "time_ms": runs[3][-1]["time_ms"]})
-    assert "tokens comes after run_stop" in told(runs, tmp_path)["order of events"][1]
+    assert "tokens comes after run_stop" in report(runs, tmp_path)["order of events"][1]
 
 
 def test_concurrent_runs_on_other_machines(tree_root: Path, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_concurrent_runs_on_other_machines(tree_root: Path, tmp_path: Path) -> N
     for index, run in enumerate(runs):
         run.insert(9, nth(run, "recipe") | {"key": "hosts", "value": [f"node{index}"]})
     beside(7)(runs)
-    said = told(runs, tmp_path)
+    said = report(runs, tmp_path)
     assert said["runs apart"][0] is NOTE
     assert "same settings" not in said
 
@@ -379,5 +379,5 @@ def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, da
             )
         else:
             line[place] = odd
-    said = told(runs, tmp_path_factory.mktemp("odd"))
+    said = report(runs, tmp_path_factory.mktemp("odd"))
     assert [words for _, words in said.values() if not re.match(r"(ERROR: |warning: )?result_\d\.txt: ", words)] == []

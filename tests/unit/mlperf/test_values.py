@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import ROOT, add_line, copy_of_ours, edit, set_value, told
+from audit import ROOT, add_line, copy_of_ours, edit, report, set_value
 from mlbert.mlperf.findings import Outcome
 
 
@@ -25,8 +25,8 @@ def ours(tmp_path: Path) -> Path:
 
 def test_good_logs_pass(closed: Path, ours: Path) -> None:
     names = ("rules", "values", "single lines", "plain numbers", "configuration")
-    assert {name: told([closed]).get(name) for name in names} == dict.fromkeys(names)
-    assert {name: told([ours]).get(name) for name in names} == dict.fromkeys(names)
+    assert {name: report([closed]).get(name) for name in names} == dict.fromkeys(names)
+    assert {name: report([ours]).get(name) for name in names} == dict.fromkeys(names)
 
 
 # In any division: key, value, check, what it must say.
@@ -73,7 +73,7 @@ IMPOSSIBLE = [
 def test_impossible_values_are_found_at_their_line(key, value, check, words, program, request) -> None:
     path = request.getfixturevalue(program)
     number = set_value(path, key, value)
-    outcome, text = told([path])[check]
+    outcome, text = report([path])[check]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: {key}" in text
     assert words in text
@@ -93,7 +93,7 @@ CLOSED = [
 @pytest.mark.parametrize(("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED])
 def test_the_closed_division_limits_values(key, value, check, words, closed) -> None:
     number = set_value(closed, key, value)
-    outcome, text = told([closed])[check]
+    outcome, text = report([closed])[check]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: " in text
     assert words in text
@@ -114,17 +114,17 @@ METHOD = [
 @pytest.mark.parametrize(("key", "value", "words"), METHOD, ids=[case[0] for case in METHOD])
 def test_another_method_is_for_the_open_division(key, value, words, closed) -> None:
     number = add_line(closed, "opt_lamb_beta_2", key, value)
-    outcome, text = told([closed])["rules"]
+    outcome, text = report([closed])["rules"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: {key} is" in text
     assert words in text
-    assert "rules" not in told([closed], division="open")
+    assert "rules" not in report([closed], division="open")
 
 
 def test_the_closed_method_may_be_logged(closed: Path) -> None:
     for key, value in (("opt_name", '"LAMB"'), ("opt_gradient_clip_norm", "1"), ("max_sequence_length", "512")):
         add_line(closed, "opt_lamb_beta_2", key, value)
-    assert "rules" not in told([closed])
+    assert "rules" not in report([closed])
 
 
 def test_a_ramp_longer_than_the_training(closed: Path) -> None:
@@ -132,28 +132,28 @@ def test_a_ramp_longer_than_the_training(closed: Path) -> None:
         number = set_value(closed, key, "7000")
     assert (
         f"line {number}: opt_learning_rate_warmup_steps is 7000, longer than the 6700 steps"
-        in told([closed])["values"][1]
+        in report([closed])["values"][1]
     )
     set_value(closed, "start_warmup_step", "-200000.0")  # as NVIDIA logs it, in samples
-    assert "values" not in told([closed])
+    assert "values" not in report([closed])
 
 
 def test_caches_are_cleared_before_the_run(closed: Path, ours: Path) -> None:
     line = next(line for line in closed.read_text().splitlines() if '"cache_clear"' in line)
     edit(closed, "cache_clear", ".*\n", "")
     number = edit(closed, "run_start", "(.*\n)", rf"\1{line}\n") + 1
-    assert f"result_0.txt: line {number}: cache_clear comes after run_start" in told([closed])["rules"][1]
+    assert f"result_0.txt: line {number}: cache_clear comes after run_start" in report([closed])["rules"][1]
     edit(ours, "cache_clear", ".*\n", "")
-    assert told([ours])["rules"][0] is Outcome.ERROR
-    assert "result_0.txt: cache_clear is missing" in told([ours])["rules"][1]
+    assert report([ours])["rules"][0] is Outcome.ERROR
+    assert "result_0.txt: cache_clear is missing" in report([ours])["rules"][1]
 
 
 def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
     for key, value in (("opt_learning_rate_training_steps", "6700.0"), ("start_warmup_step", "0.0")):
         set_value(closed, key, value)
-    assert "values" not in told([closed])
+    assert "values" not in report([closed])
     number = set_value(closed, "opt_lamb_weight_decay_rate", '"0.01"')
-    outcome, text = told([closed])["plain numbers"]
+    outcome, text = report([closed])["plain numbers"]
     assert outcome is Outcome.WARN
     assert f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number" in text
 
@@ -161,26 +161,26 @@ def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
 @pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
 def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
     number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
-    outcome, text = told([closed])["lines"]
+    outcome, text = report([closed])["lines"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: ValueError the name '{line}' occurs twice" in text
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
     """Changes the time of a key's lines; the first of them."""
-    return edit(path, key, r'"time_ms": (\d+)', lambda told: f'"time_ms": {int(told[1]) + milliseconds}')
+    return edit(path, key, r'"time_ms": (\d+)', lambda report: f'"time_ms": {int(report[1]) + milliseconds}')
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["ours", "others"])
 def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., Path]) -> None:
     logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
-    assert "rules" not in told(logs)
+    assert "rules" not in report(logs)
     number = move(logs[1], "cache_clear", -700_000)
-    outcome, text = told(logs[1:2])["rules"]
+    outcome, text = report(logs[1:2])["rules"]
     assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
     assert f"result_1.txt: line {number}: cache_clear comes 700" in text
     move(logs[1], "cache_clear", -(10**10))
-    outcome, text = told(logs[:2])["rules"]
+    outcome, text = report(logs[:2])["rules"]
     assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
     assert f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line " in text
 
@@ -188,22 +188,22 @@ def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., 
 def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
     logs = [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     number = set_value(logs[1], "cache_clear", "null")
-    outcome, text = told(logs)["rules"]
+    outcome, text = report(logs)["rules"]
     assert outcome is Outcome.WARN
     assert f"result_1.txt: line {number}: cache_clear is null, in other logs true" in text
 
 
 def test_a_key_logged_twice(closed: Path, ours: Path) -> None:
     number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
-    outcome, text = told([closed])["single lines"]
+    outcome, text = report([closed])["single lines"]
     assert outcome is Outcome.NOTE
     assert f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}" in text
     lines = closed.read_text().splitlines(keepends=True)
     lines[number - 1] = lines[number - 1].replace("0.999", "0.99")
     closed.write_text("".join(lines))
-    assert told([closed])["single lines"][0] is Outcome.ERROR
+    assert report([closed])["single lines"][0] is Outcome.ERROR
     add_line(ours, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
-    assert told([ours])["single lines"][0] is Outcome.ERROR
+    assert report([ours])["single lines"][0] is Outcome.ERROR
 
 
 # This code's log against its own configuration: key, value, what it must say.
@@ -244,7 +244,7 @@ NOT_AS_SET = [
 )
 def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, words: str, ours: Path) -> None:
     edit(ours, "configuration", rf'("{name}": {{"value": )[^,]*', rf"\g<1>{value}")
-    said, text = told([ours])["configuration"]
+    said, text = report([ours])["configuration"]
     assert said is outcome
     assert "result_0.txt: line " in text
     assert words in text
@@ -253,7 +253,7 @@ def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, 
 @pytest.mark.parametrize(("key", "value", "words"), NOT_AS_SET, ids=lambda part: str(part)[:40])
 def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: Path) -> None:
     number = set_value(ours, key, value)
-    outcome, text = told([ours])["configuration"]
+    outcome, text = report([ours])["configuration"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: {key} is" in text
     assert words in text
@@ -261,7 +261,7 @@ def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: 
 
 def test_evaluations_match_the_configuration(ours: Path) -> None:
     edit(ours, "eval_accuracy", r'"epoch_num": 30', '"epoch_num": 35')
-    outcome, text = told([ours])["configuration"]
+    outcome, text = report([ours])["configuration"]
     assert outcome is Outcome.ERROR
     assert "evaluation 3 is at 35" in text
     assert "its configuration says 30000" in text
@@ -281,21 +281,21 @@ def test_evaluations_match_the_configuration(ours: Path) -> None:
 )
 def test_newer_logs_agree_with_their_settings(key: str, value: str, words: str, ours: Path) -> None:
     number = add_line(ours, "eval_samples", key, value)
-    outcome, text = told([ours])["configuration"]
+    outcome, text = report([ours])["configuration"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: " in text
     assert words in text
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:
-    assert "closed requires 0.72" in told([ours], division="closed")["accuracies"][1]
+    assert "closed requires 0.72" in report([ours], division="closed")["accuracies"][1]
     edit(ours, "configuration", r'"value": \{.*\}, "metadata"', '"value": {"LR": 1}, "metadata"')
-    assert "not a mapping of settings" in told([ours])["configuration"][1]
+    assert "not a mapping of settings" in report([ours])["configuration"][1]
 
 
 def test_all_committed_results_agree_with_themselves() -> None:
     for folder in sorted(ROOT.glob("results/*/bert")):
         failed = {
-            check: said for check, said in told(sorted(folder.glob("result_*.txt"))).items() if said[0] == "ERROR"
+            check: said for check, said in report(sorted(folder.glob("result_*.txt"))).items() if said[0] == "ERROR"
         }
         assert failed == {}, folder

@@ -280,7 +280,7 @@ def test_what_cannot_be_captured_is_reported(native_ops) -> None:
         for form in ("plain", "native"):
             ops.select(form)
             assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False, 512))
-        for form, told in (
+        for form, found in (
             (
                 "triton",
                 {(bfloat16, 64, True, 999): False, (bfloat16, 48, False, 9): True, (single, 32, False, 9): False},
@@ -289,7 +289,7 @@ def test_what_cannot_be_captured_is_reported(native_ops) -> None:
             ("fmha", {(bfloat16, 64, True, 512): False, (bfloat16, 64, False, 513): True}),
         ):
             registry.select_each({"attention": form})
-            for kind, expected in told.items():
+            for kind, expected in found.items():
                 assert (capture_obstacle(device, *kind) is not None) == expected, (form, kind)
     finally:
         ops.select("auto")

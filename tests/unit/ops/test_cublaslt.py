@@ -189,19 +189,19 @@ def test_model_takes_the_form(emulator) -> None:
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
 
 
-def flat_gradients(micro_batches: int, fast: bool, told: Counter[str]) -> Tensor:
+def flat_gradients(micro_batches: int, fast: bool, reported: Counter[str]) -> Tensor:
     """The flat gradient after a step's micro-batches, twice; what was told of it in the last backward pass."""
     model = BertForPreTraining(SMALL)
     model.initialize(seed=1)
     flat = FlatParameters(model.ordered_parameters())
     for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
-        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: told.update([name]))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: reported.update([name]))
     registry.select_each(dict.fromkeys(FORMS, "cublaslt") if fast else {})
     try:
         for _ in range(2):
             flat.zero_grad()
             for step in range(micro_batches):
-                told.clear()
+                reported.clear()
                 batch = made_up_batches(1, seed=3, vocab_size=99, max_tokens=32, step=step)[0].to("cpu")
                 loss_of(model, batch, (1, step)).backward()
     finally:
@@ -214,16 +214,16 @@ def flat_gradients(micro_batches: int, fast: bool, told: Counter[str]) -> Tensor
 )
 def test_gradients_go_straight_into_the_flat_buffer(emulator, micro_batches: int, refused: tuple[int, ...]) -> None:
     """The same gradients as autograd's, tied embeddings among them; everybody who waits for one is told once."""
-    told: Counter[str] = Counter()
-    expected = flat_gradients(micro_batches, False, told)
-    names = dict(told)
+    reported: Counter[str] = Counter()
+    expected = flat_gradients(micro_batches, False, reported)
+    names = dict(reported)
     emulator.refuse(*refused)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = flat_gradients(micro_batches, True, told)
+        found = flat_gradients(micro_batches, True, reported)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert told.keys() == names.keys()
-    assert set(told.values()) == {1}
+    assert reported.keys() == names.keys()
+    assert set(reported.values()) == {1}
 
 
 def test_products_read_the_copy_of_the_weights(emulator) -> None:

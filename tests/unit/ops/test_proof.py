@@ -167,8 +167,8 @@ def test_a_damaged_cache_is_not_believed(
         content = json.dumps({**kept, "found": {**kept["found"], f"{OP} native": ""}}).encode()
     file.write_bytes(content)
     monkeypatch.setattr(registry, "_refused", {})
-    told, *others = proven()
-    assert re.fullmatch(rf"cache {file} is damaged or unreadable and will be rebuilt", told)
+    reported, *others = proven()
+    assert re.fullmatch(rf"cache {file} is damaged or unreadable and will be rebuilt", reported)
     assert others == said
     assert json.loads(file.read_text()) == kept, "it is whole again"
 

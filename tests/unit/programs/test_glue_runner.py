@@ -23,7 +23,7 @@ class Jobs:
 
     def __init__(self, folder: Path, bodies: dict[GlueJob, str] | None = None) -> None:
         self.base, self.bodies = folder, bodies or {}
-        self.told: list[tuple[GlueJob, State]] = []
+        self.found: list[tuple[GlueJob, State]] = []
 
     def folder(self, job: GlueJob) -> Path:
         return job.folder(self.base)
@@ -50,7 +50,7 @@ class Jobs:
 
     def tell(self, job: GlueJob | None) -> None:
         if job is not None:
-            self.told.append((job, self.states[job]))
+            self.found.append((job, self.states[job]))
 
     @property
     def notes(self) -> list[list[str]]:
@@ -65,7 +65,7 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     runner.run(jobs.tell)
     assert set(runner.states.values()) == {State.DONE}
     places = [note[:3] for note in jobs.notes]
-    assert jobs.told[0] == (FIRST, State.RUNNING)
+    assert jobs.found[0] == (FIRST, State.RUNNING)
     assert places.index(["begin", "rte", "1"]) > places.index(["end", "mnli", "1"])
     running = 0
     for what, *_ in places:

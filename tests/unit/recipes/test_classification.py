@@ -103,8 +103,8 @@ def test_a_task_is_learnt_exported_and_predicted(
 ) -> None:
     plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
     assert run(folder, name, f"model.name={name}", plain) == 0
-    told = capsys.readouterr().out
-    assert "matthews correlation" in told
+    output = capsys.readouterr().out
+    assert "matthews correlation" in output
     steps, evaluations = lines(folder, name, "step"), lines(folder, name, "evaluation")
     assert len(steps) == 3 * 16
     assert [line["samples"] for line in evaluations] == [250, 500, 750]

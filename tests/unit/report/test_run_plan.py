@@ -70,7 +70,7 @@ def planned(config: Configuration, ranks: int, speed: float | None, exports: dic
     return make_plan(*sections, submission, ranks, JOB | exports, speed)
 
 
-def told(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+def found(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
     return "\n".join(planned(config, ranks, speed, environ).lines)
 
 
@@ -79,7 +79,7 @@ def warned(config: Configuration, ranks: int = 8, speed: float | None = None, **
 
 
 def test_numbers_of_the_published_single_node_config() -> None:
-    text = told(closed())
+    text = found(closed())
     assert "global_batch_size 768 = BATCHSIZE 48 x 8 ranks x PACKING_FACTOR 2" in text
     assert "3680 steps of about 768 samples, no warm-up; training ends after 2,826,240 samples" in text
     assert "between batch 448 and 4608: 2,443,934 samples on average, at least 2,306,738" in text
@@ -93,19 +93,19 @@ def test_numbers_of_the_published_single_node_config() -> None:
     [(1, "that of batch 448, the smallest"), (48, "recorded at batch 4608"), (400, "none at batch 38400")],
 )
 def test_which_reference_point(ranks: int, words: str) -> None:
-    assert words in told(closed(), ranks)
+    assert words in found(closed(), ranks)
 
 
 def test_time_only_where_a_speed_is_given() -> None:
-    text = told(closed(), speed=8500.0)
+    text = found(closed(), speed=8500.0)
     assert "about 300 s per run at 8500 samples/s, 10 runs 50.0 minutes" in text
     assert warned(closed(), speed=8500.0) == ""
     assert "WALLTIME 85 (85 minutes) is too short: 10 runs of about 510 s take 85.0 minutes" in warned(
         closed(), speed=5000.0
     )
     own_target = closed(target_mlm_accuracy=0.3, submission_division="open")
-    assert "expected samples: unknown" in told(own_target)
-    assert "at most 2,826 s per run" in told(own_target, speed=1000.0)
+    assert "expected samples: unknown" in found(own_target)
+    assert "at most 2,826 s per run" in found(own_target, speed=1000.0)
     limited = closed(max_seconds=600.0)
     assert "10 runs of MAX_SECONDS 600 take 100.0 minutes" in warned(limited)
 
@@ -160,11 +160,11 @@ def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
 
 
 def test_schedule_that_ends_before_the_training() -> None:
-    text = told(large_batch(), ranks=1024)
+    text = found(large_batch(), ranks=1024)
     assert "schedule's end: 179 steps / 9 evaluations / about 2.93 M samples (2,932,736)" in text
     assert "expected samples: 2,925,000, at evaluation 9, the last before the schedule's end" in text
-    assert "about 22 s per run" in told(large_batch(), ranks=1024, speed=131_000.0)
-    beyond = told(large_batch(train_batch_size=17), ranks=1024)
+    assert "about 22 s per run" in found(large_batch(), ranks=1024, speed=131_000.0)
+    beyond = found(large_batch(train_batch_size=17), ranks=1024)
     assert "none at batch 17408" in beyond
     assert "expected samples: 2,925,000, at evaluation 9" in beyond
 
@@ -173,11 +173,11 @@ def test_schedule_that_ends_before_the_training() -> None:
     "changes", [{"lr_decay_end": None}, {"lr_decay_end": 299}, {"schedule": "constant"}, {"lr_decay_end": 10_000}]
 )
 def test_schedule_that_ends_with_the_training_or_never(changes: dict[str, object]) -> None:
-    assert "schedule's end" not in told(large_batch(**changes), ranks=1024)
+    assert "schedule's end" not in found(large_batch(**changes), ranks=1024)
 
 
 def test_schedule_that_ends_before_any_evaluation() -> None:
-    text = told(large_batch(lr_decay_end=3), ranks=1068)
+    text = found(large_batch(lr_decay_end=3), ranks=1068)
     assert "schedule's end: 3 steps / 0 evaluations" in text
     assert "expected samples: unknown" in text
 
@@ -203,9 +203,9 @@ def test_communication_is_reported(tree_root: Path) -> None:
     shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
     config = large_batch(bert_config_file=shape)
     words = "each rank sends and receives {} GB per step for 336,232,258 parameters"
-    assert words.format("2.687") in told(config, ranks=1024)
+    assert words.format("2.687") in found(config, ranks=1024)
     sharded = large_batch(bert_config_file=shape, sharded_optimizer="node", weights_allgather="bf16")
     # Of 1.345 GB: 7/8 scattered, 2 * 127/128 of an eighth summed, 7/8 of a half gathered.
-    assert words.format("2.099") in told(sharded, ranks=1024)
-    assert "communication: none, one rank" in told(config, ranks=1)
-    assert "communication: unknown; bert_config.json cannot be read" in told(large_batch(), ranks=1024)
+    assert words.format("2.099") in found(sharded, ranks=1024)
+    assert "communication: none, one rank" in found(config, ranks=1)
+    assert "communication: unknown; bert_config.json cannot be read" in found(large_batch(), ranks=1024)

@@ -134,7 +134,7 @@ def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeyp
     """Not before a checkpoint, whose position is that of the steps which were taken."""
     events = []
 
-    def told(owner: type, name: str) -> None:
+    def reported(owner: type, name: str) -> None:
         original = getattr(owner, name)
 
         def call(*args):
@@ -144,7 +144,7 @@ def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeyp
         monkeypatch.setattr(owner, name, call)
 
     for owner, name in ((BatchReader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
-        told(owner, name)
+        reported(owner, name)
     settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
     with pytest.raises(SystemExit):
         main(train_arguments(tmp_path, ops="plain", **settings))

@@ -17,7 +17,7 @@ from user_errors import user_error
 STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
 
 
-def told(tmp_path: Path, **settings: object) -> None:
+def found(tmp_path: Path, **settings: object) -> None:
     config = SimpleNamespace(**{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings})
     loggers = make_loggers(config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9)
     for logger in loggers:
@@ -29,7 +29,7 @@ def told(tmp_path: Path, **settings: object) -> None:
 
 def test_tensorboard_holds_speed_and_metrics(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    told(tmp_path, tensorboard_dir=tmp_path / "events")
+    found(tmp_path, tensorboard_dir=tmp_path / "events")
     events = accumulator.EventAccumulator(str(tmp_path / "events/mine"))
     events.Reload()
     numbers = {name: events.Scalars(name)[0] for name in events.Tags()["scalars"]}
@@ -63,9 +63,9 @@ def test_both_loggers_get_the_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", "TENSORBOARD_DIR"):
-        told(tmp_path, tensorboard_dir=tmp_path / "file")
+        found(tmp_path, tensorboard_dir=tmp_path / "file")
 
 
 def test_nothing_is_measured_where_nothing_is_logged(tmp_path: Path) -> None:
-    told(tmp_path)
+    found(tmp_path)
     assert json.loads(json.dumps(list(map(str, tmp_path.iterdir())))) == []

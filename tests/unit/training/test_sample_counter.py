@@ -22,8 +22,8 @@ def result(skipped: bool) -> StepResult:
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 50)), max_size=20))
 def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> None:
     """However often the ledger is asked in between."""
-    state, told = TrainState(), []
-    sample_counter = SampleCounter(state, lambda now: told.append(now.step))
+    state, found = TrainState(), []
+    sample_counter = SampleCounter(state, lambda now: found.append(now.step))
     for skipped, asks, samples in steps:
         sample_counter.count(result(skipped), StepCounts(samples, 2 * samples, 3 * samples))
         if asks:
@@ -33,17 +33,17 @@ def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> N
     kept = sum(samples for skipped, _, samples in steps if not skipped)
     assert (state.samples, state.tokens, state.flops) == (kept, 2 * kept, 3 * kept)
     assert state.step == len(steps)
-    assert told == [number for number, (skipped, *_) in enumerate(steps, start=1) if skipped]
-    assert state.skipped_steps == len(told)
+    assert found == [number for number, (skipped, *_) in enumerate(steps, start=1) if skipped]
+    assert state.skipped_steps == len(found)
 
 
 def test_each_line_is_printed_once() -> None:
-    told = []
-    sample_counter = SampleCounter(TrainState(), told.append)
+    found = []
+    sample_counter = SampleCounter(TrainState(), found.append)
     sample_counter.count(result(skipped=True), StepCounts(1, 1, 1))
     sample_counter.settle()
     sample_counter.settle()
-    assert len(told) == 1
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("norm", [math.inf, -math.inf, math.nan])

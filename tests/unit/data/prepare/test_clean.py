@@ -131,11 +131,11 @@ def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path) -> None:
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
     said: list[str] = []
 
-    class Told(module.Progress):
+    class Report(module.Progress):
         def __call__(self, line: str) -> None:
             said.append(line)
 
-    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=Told())
+    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=Report())
     drawn, by_md5 = contents(tmp_path / "drawn"), contents(tmp_path / "by_md5")
     texts = [a for a in drawn["eval.txt"].split(b"\n\n") if a.strip()]
     assert [a for a in by_md5["eval.txt"].split(b"\n\n") if a.strip()] == texts

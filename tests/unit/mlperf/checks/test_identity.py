@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import ROOT, copy_of_ours, edit, set_value, told
+from audit import ROOT, copy_of_ours, edit, report, set_value
 from mlbert.data.formats.base import named_by_files
 from mlbert.host.provenance import SOURCE_STATEMENT
 from mlbert.mlperf.checks.run_identity import check_whose
@@ -37,7 +37,7 @@ def swap(path: Path, first: str, second: str) -> None:
 
 
 def test_a_good_log_passes(ours: Path) -> None:
-    said = told([ours], ROOT)
+    said = report([ours], ROOT)
     assert "72.16 s since the evaluation before" in said.pop("speed")[1]  # another job had the cores
     assert {outcome for outcome, _ in said.values()} <= {Outcome.NOTE}
 
@@ -49,7 +49,7 @@ def test_a_run_before_its_commit(ours: Path) -> None:
         for line in lines
     ]
     ours.write_text("\n".join(early) + "\n")
-    outcome, text = told([ours], ROOT)["code"]
+    outcome, text = report([ours], ROOT)["code"]
     assert outcome is Outcome.ERROR
     assert re.match(r"result_0\.txt: line 48: run_start is 167\.8 hours before commit 457f900ece", text)
 
@@ -57,7 +57,7 @@ def test_a_run_before_its_commit(ours: Path) -> None:
 @pytest.mark.parametrize(("limit", "is_wrong"), [("190.0", False), ("60.0", True)])
 def test_a_run_beyond_its_time(ours: Path, limit: str, is_wrong: bool) -> None:
     edit(ours, "configuration", r'("MAX_SECONDS": \{"value": )200\.0', rf"\g<1>{limit}")
-    outcome, text = told([ours]).get("configuration", (Outcome.PASS, ""))
+    outcome, text = report([ours]).get("configuration", (Outcome.PASS, ""))
     assert (outcome is Outcome.ERROR) == is_wrong
     assert not is_wrong or text.startswith(
         "result_0.txt: line 85: the run took 200 s, its configuration says MAX_SECONDS"
@@ -70,7 +70,7 @@ def test_a_log_stays_ours_without_its_provenance(deleted: str, ours: Path, log: 
     edit(ours, "configuration" if deleted == "recipe" else "recipe", ".*\n", "")
     assert is_ours(read_log(ours))
     assert not is_ours(read_log(log))
-    outcome, text = told([ours], ROOT)["writer"]
+    outcome, text = report([ours], ROOT)["writer"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: {deleted} is missing, which {IDENTITY}:" in text
 
@@ -86,9 +86,9 @@ def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
 def test_an_image_of_another_commit(ours: Path) -> None:
     commit = read_log(ours).value("commit")
     set_value(ours, "image_commit", f'"{commit[:12]}-dirty"')
-    assert "writer" not in told([ours], ROOT)
+    assert "writer" not in report([ours], ROOT)
     number = set_value(ours, "image_commit", f'"{"4" * 40}"')
-    outcome, text = told([ours], ROOT)["writer"]
+    outcome, text = report([ours], ROOT)["writer"]
     assert outcome is Outcome.WARN
     assert f"result_0.txt: line {number}: image_commit is 4444" in text
 
@@ -116,7 +116,7 @@ def test_a_platform_of_another_system(platform, folder, name, is_warned, tmp_pat
 @pytest.mark.parametrize("content", [None, "1" * 64])
 def test_data_known_by_its_files_is_data(content: str | None, ours: Path) -> None:
     set_value(ours, "train_data", f'"{named_by_files("0" * 64, content)}"')
-    assert "writer" not in told([ours], ROOT)
+    assert "writer" not in report([ours], ROOT)
 
 
 # Every key of the identity, the submission and the hyper-parameters that one function writes.
@@ -141,7 +141,7 @@ DELETED = (
 @pytest.mark.parametrize("key", DELETED)
 def test_a_deleted_key_is_missed(key: str, ours: Path) -> None:
     edit(ours, key, ".*\n", "")
-    outcome, text = told([ours])["writer"]  # even without a tree
+    outcome, text = report([ours])["writer"]  # even without a tree
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: {key} is missing" in text
 
@@ -149,7 +149,7 @@ def test_a_deleted_key_is_missed(key: str, ours: Path) -> None:
 @pytest.mark.parametrize("key", ["opt_name", "opt_lamb_beta_1", "num_warmup_steps"])
 def test_a_key_that_the_recipe_logs_is_missed_by_the_code_of_the_commit(key: str, ours: Path) -> None:
     edit(ours, key, ".*\n", "")
-    outcome, text = told([ours], ROOT)["writer"]
+    outcome, text = report([ours], ROOT)["writer"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: {key} is missing" in text
 
@@ -200,7 +200,7 @@ MUTATIONS = {
 def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) -> None:
     key, pattern, replacement, check, words = mutation
     number = edit(ours, key, pattern, replacement)
-    outcome, text = told([ours], ROOT)[check]
+    outcome, text = report([ours], ROOT)[check]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: line {number}: " in text
     assert words in text
@@ -218,7 +218,7 @@ def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) 
 )
 def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Path) -> None:
     swap(ours, first, second)
-    outcome, text = told([ours])["writer"]
+    outcome, text = report([ours])["writer"]
     assert outcome is Outcome.ERROR
     assert "result_0.txt: line " in text
     assert words in text
@@ -226,7 +226,7 @@ def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Pat
 
 def test_a_line_logged_twice(ours: Path) -> None:
     number = edit(ours, "commit", "(.*\n)", r"\1\1")
-    outcome, text = told([ours])["writer"]
+    outcome, text = report([ours])["writer"]
     assert outcome is Outcome.ERROR
     assert f"line {number + 1}: commit is logged again, after line {number}" in text
 
@@ -234,7 +234,7 @@ def test_a_line_logged_twice(ours: Path) -> None:
 def test_a_call_that_other_logs_make_elsewhere_needs_no_history(tmp_path: Path) -> None:
     logs = copy_of_ours(tmp_path, num_logs=4)
     edit(logs[2], "seed", r'"lineno": \d+', '"lineno": 1')
-    outcome, text = told(logs, tmp_path)["call sites"]
+    outcome, text = report(logs, tmp_path)["call sites"]
     assert outcome is Outcome.ERROR
     assert "result_2.txt: line 8: seed is logged at benchmarks/" in text
     assert "in other logs at benchmarks/" in text
@@ -242,7 +242,7 @@ def test_a_call_that_other_logs_make_elsewhere_needs_no_history(tmp_path: Path) 
 
 def test_a_modified_tree_outside_of_one_is_a_warning(ours: Path) -> None:
     edit(ours, "tree_modified", "false", "true")
-    assert told([ours])["code"][0] is Outcome.WARN
+    assert report([ours])["code"][0] is Outcome.WARN
 
 
 def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path) -> None:
@@ -257,18 +257,18 @@ def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path)
         files[name] = hashlib.sha256((export / name).read_bytes()).hexdigest()
     statement = {"commit": log.value("commit"), "dirty": False, "files": files}
     (export / SOURCE_STATEMENT).write_text(json.dumps(statement))
-    assert "is not available" not in told([ours], export).get("call sites", ("", ""))[1]
+    assert "is not available" not in report([ours], export).get("call sites", ("", ""))[1]
     (export / IDENTITY).write_text("changed")
-    outcome, text = told([ours], export)["call sites"]
+    outcome, text = report([ours], export)["call sites"]
     assert outcome is Outcome.ERROR
     assert f"result_0.txt: {IDENTITY} is not the file of source.json" in text
     (export / SOURCE_STATEMENT).write_text(json.dumps(statement | {"dirty": True}))
-    assert "modified since commit" in told([ours], export)["call sites"][1]
+    assert "modified since commit" in report([ours], export)["call sites"][1]
 
 
 def test_other_programs_are_not_asked_for_our_form(log: Path, new_tree: Callable[..., Path], tmp_path: Path) -> None:
     edit(log, "seed", '"namespace": ""', '"namespace": "worker0"')
     edit(log, "submission_status", "research", "onprem")
-    assert {"writer", "code", "event types", "configuration"}.isdisjoint(told([log]))
+    assert {"writer", "code", "event types", "configuration"}.isdisjoint(report([log]))
     edit(log, "run_start", "INTERVAL_START", "POINT_IN_TIME")
-    assert told([log])["event types"][0] is Outcome.WARN
+    assert report([log])["event types"][0] is Outcome.WARN
