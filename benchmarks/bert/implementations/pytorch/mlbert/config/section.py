@@ -1,7 +1,7 @@
 """Sections of settings. Each room declares its own in its ``config.py``, which imports only this module.
 
     class OptimizerConfig(Section):
-        optimizer: Literal["lamb", "adamw"] = setting("OPTIMIZER", "Update rule.", key="optimizer", default="lamb")
+        optimizer: Literal["lamb", "adamw"] = setting("OPTIMIZER", "Update rule.", default="lamb")
 
 A field without a default is required. Values are never coerced: `Setting.parse` parses text, then pydantic checks type
 and limits strictly.
@@ -61,7 +61,7 @@ def setting(
     env: str,
     meaning: str,
     *,
-    key: str,
+    key: str | None = None,
     default: Any = ...,
     unit: str = "",
     fixed_on_resume: bool = False,
@@ -72,7 +72,7 @@ def setting(
     Args:
         env: name of the export.
         meaning: one sentence.
-        key: YAML key, and the flag without dashes; empty if only the launchers read it.
+        key: YAML key, and the flag without dashes, if it is not the field's name; empty if only the launchers read it.
         default: of the right type; without it the setting is required.
         unit: of a number.
         fixed_on_resume: a resumed run must not change the value.
@@ -170,7 +170,7 @@ def _setting(section: type[Section], name: str) -> Setting:
     required = field.default is PydanticUndefined
     return Setting(
         env=public["env"],
-        key=public["key"],
+        key=name if public["key"] is None else public["key"],
         section=section,
         field=name,
         kind=kind,

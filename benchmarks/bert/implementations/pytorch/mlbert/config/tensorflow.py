@@ -13,79 +13,56 @@ class TensorFlowConfig(Section):
     input_files: str | None = setting(
         "INPUT_FILES",
         "TFRecords for tf.data, comma-separated globs; none: DATADIR_PHASE2, read by mlbert.data.formats.",
-        key="input_files",
         default=None,
     )
     eval_files: str | None = setting(
-        "EVAL_FILES",
-        "The same for evaluation; none: the training files, or EVALDIR if there are none.",
-        key="eval_files",
-        default=None,
+        "EVAL_FILES", "The same for evaluation; none: the training files, or EVALDIR if there are none.", default=None
     )
     deterministic: bool = setting(
-        "DETERMINISTIC",
-        "Make tf.data's order reproducible, at some cost in speed.",
-        key="deterministic",
-        default=True,
+        "DETERMINISTIC", "Make tf.data's order reproducible, at some cost in speed.", default=True
     )
     distribution_strategy: Literal[
         "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"
-    ] = setting(
-        "DISTRIBUTION_STRATEGY", "tf.distribute's strategy; off: none.", key="distribution_strategy", default="mirrored"
-    )
-    tpu: str | None = setting("TPU", "Name or address of the TPU.", key="tpu", default=None)
+    ] = setting("DISTRIBUTION_STRATEGY", "tf.distribute's strategy; off: none.", default="mirrored")
+    tpu: str | None = setting("TPU", "Name or address of the TPU.", default=None)
     all_reduce_alg: Literal["nccl", "hierarchical_copy", "ring"] | None = setting(
         "ALL_REDUCE_ALG",
         "All-reduce algorithm: nccl or hierarchical_copy with mirrored, ring or nccl with multi_worker_mirrored.",
-        key="all_reduce_alg",
         default=None,
     )
     explicit_allreduce: bool = setting(
         "EXPLICIT_ALLREDUCE",
         "All-reduce gradients before unscaling and clipping, in their own precision.",
-        key="explicit_allreduce",
         default=False,
     )
     allreduce_bytes_per_pack: int = setting(
         "ALLREDUCE_BYTES_PER_PACK",
         "Size of the packs for the gradient all-reduce; 0: one pack.",
-        key="allreduce_bytes_per_pack",
         default=0,
         unit="bytes",
         ge=0,
         le=1099511627776,
     )
-    scale_loss: bool = setting(
-        "SCALE_LOSS", "Divide each replica's loss by the number of replicas.", key="scale_loss", default=False
-    )
-    loss_scale_fixed: bool = setting(
-        "LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", key="loss_scale_fixed", default=False
-    )
+    scale_loss: bool = setting("SCALE_LOSS", "Divide each replica's loss by the number of replicas.", default=False)
+    loss_scale_fixed: bool = setting("LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", default=False)
     device_warmup: bool = setting(
         "DEVICE_WARMUP",
         "Compile and run one step on zeros before the clock starts; the weights are restored.",
-        key="device_warmup",
         default=False,
     )
     steps_per_loop: int = setting(
         "STEPS_PER_LOOP",
         "Steps that run on the device without returning to the host.",
-        key="steps_per_loop",
         default=200,
         unit="steps",
         ge=1,
         le=1000000,
     )
-    do_eval: bool = setting("DO_EVAL", "Evaluate while training.", key="do_eval", default=True)
+    do_eval: bool = setting("DO_EVAL", "Evaluate while training.", default=True)
     eval_schedule: Literal["steps", "mlperf"] = setting(
         "EVAL_SCHEDULE",
         "Evaluate at the sample counts of the settings (steps), or on ruleset 5.0.0's grid (mlperf).",
-        key="eval_schedule",
         default="steps",
     )
-    run_eagerly: bool = setting(
-        "RUN_EAGERLY", "Run each step op by op, for debugging.", key="run_eagerly", default=False
-    )
-    enable_xla: bool = setting(
-        "ENABLE_XLA", "Compile forward, backward and update with XLA.", key="enable_xla", default=False
-    )
+    run_eagerly: bool = setting("RUN_EAGERLY", "Run each step op by op, for debugging.", default=False)
+    enable_xla: bool = setting("ENABLE_XLA", "Compile forward, backward and update with XLA.", default=False)

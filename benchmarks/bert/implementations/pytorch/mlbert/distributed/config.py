@@ -13,41 +13,28 @@ class DistributedConfig(Section):
     gradient_clipping: Literal["after", "before", "buckets"] = setting(
         "GRADIENT_CLIPPING",
         "Clip the gradient after or before the sum over the ranks, or each rank's buckets separately.",
-        key="gradient_clipping",
         default="after",
         fixed_on_resume=True,
     )
     gradient_reduction: Literal["fp32", "bf16"] = setting(
         "GRADIENT_REDUCTION",
         "Format in which ranks exchange gradients; sums are computed in float32 either way.",
-        key="gradient_reduction",
         default="fp32",
     )
-    bucket_mib: int = setting(
-        "BUCKET_MIB",
-        "Size of the gradient buckets.",
-        key="bucket_mib",
-        default=25,
-        unit="MiB",
-        ge=1,
-        le=4096,
-    )
+    bucket_mib: int = setting("BUCKET_MIB", "Size of the gradient buckets.", default=25, unit="MiB", ge=1, le=4096)
     sharded_optimizer: Literal["off", "node", "all"] = setting(
         "SHARDED_OPTIMIZER",
         "Shard the optimizer's state and update over no ranks, the ranks of a node, or all ranks.",
-        key="sharded_optimizer",
         default="off",
     )
     weights_allgather: Literal["fp32", "bf16", "e5m2"] = setting(
         "WEIGHTS_ALLGATHER",
         "Format in which a sharded optimizer sends new weights; the owning rank keeps the exact ones.",
-        key="weights_allgather",
         default="fp32",
     )
     join_timeout: float | None = setting(
         "JOIN_TIMEOUT",
         "Longest wait of a rank for the others at start-up; none means 120 * (1 + (ranks / 1024)^2).",
-        key="join_timeout",
         default=None,
         unit="seconds",
         ge=1,

@@ -11,22 +11,17 @@ from mlbert.config.section import Section, setting
 class ModelConfig(Section):
     """The model: shape, implementation and starting weights."""
 
-    bert_config_file: Path = setting("BERT_CONFIG", "Model shape, a bert_config.json.", key="bert_config_file")
+    bert_config_file: Path = setting("BERT_CONFIG", "Model shape, a bert_config.json.")
     model_options: str | None = setting(
-        "MODEL_OPTIONS",
-        "Values that override BERT_CONFIG: name=value, separated by spaces.",
-        key="model_options",
-        default=None,
+        "MODEL_OPTIONS", "Values that override BERT_CONFIG: name=value, separated by spaces.", default=None
     )
     model_implementation: Literal["mlbert", "huggingface"] | None = setting(
         "MODEL_IMPLEMENTATION",
         "mlbert: our unpadded model; huggingface: Hugging Face's padded model of the same shape.",
-        key="model_implementation",
         default=None,
     )
     init_checkpoint: Path | None = setting(
         "INIT_CHECKPOINT",
         "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer; none: random.",
-        key="init_checkpoint",
         default=None,
     )

@@ -13,28 +13,20 @@ class ComputeConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = setting(
         "PRECISION",
         "Number format of matrix products. fp8: in the encoder; fp8-forward: without the gradients' products.",
-        key="precision",
         default="auto",
         fixed_on_resume=True,
     )
     fp8_fast_accumulation: Literal["forward", "all"] = setting(
         "FP8_FAST_ACCUMULATION",
         "FP8 products that Hopper's tensor cores accumulate with fewer bits; all: also the gradients' products.",
-        key="fp8_fast_accumulation",
         default="forward",
     )
     loss_scale: float = setting(
-        "LOSS_SCALE",
-        "Initial loss scale of fp16; halved on overflow.",
-        key="loss_scale",
-        default=131072.0,
-        gt=0,
-        le=16777216,
+        "LOSS_SCALE", "Initial loss scale of fp16; halved on overflow.", default=131072.0, gt=0, le=16777216
     )
     loss_scale_window: int = setting(
         "LOSS_SCALE_WINDOW",
         "Steps without overflow after which LOSS_SCALE doubles.",
-        key="loss_scale_window",
         default=2000,
         unit="steps",
         ge=1,
@@ -43,24 +35,19 @@ class ComputeConfig(Section):
     cpu_threads: int | None = setting(
         "CPU_THREADS",
         "none: every core that the rank may use.",
-        key="cpu_threads",
         default=None,
         unit="threads per rank",
         ge=1,
         le=MOST_CPUS,
     )
     ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"] = setting(
-        "OPS", "Implementation of the ops.", key="ops", default="auto"
+        "OPS", "Implementation of the ops.", default="auto"
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
         "CUDA_GRAPH_MODE",
         "What to replay as a CUDA graph: forward and backward of a micro-batch, or the full step.",
-        key="cuda_graph_mode",
         default="none",
     )
     auto_micro_batch: bool | None = setting(
-        "AUTO_MICRO_BATCH",
-        "Double GRADIENT_STEPS when the device runs out of memory.",
-        key="auto_micro_batch",
-        default=None,
+        "AUTO_MICRO_BATCH", "Double GRADIENT_STEPS when the device runs out of memory.", default=None
     )

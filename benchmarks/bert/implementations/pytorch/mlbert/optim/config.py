@@ -24,10 +24,7 @@ class OptimizerConfig(Section):
     optimizer: Literal[
         "lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw", "acclip", "madgrad", "sgd"
     ] = setting(
-        "OPTIMIZER",
-        "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
-        key="optimizer",
-        default="lamb",
+        "OPTIMIZER", "Update rule; in the decoupled ones the decay does not depend on the size of LR.", default="lamb"
     )
     beta1: float = setting(
         "OPT_LAMB_BETA_1",
@@ -57,18 +54,16 @@ class OptimizerConfig(Section):
     weight_decay_rate: float = setting(
         "WEIGHT_DECAY_RATE",
         "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.",
-        key="weight_decay_rate",
         ge=0,
         le=100,
         fixed_on_resume=True,
     )
     decay_all: bool | None = setting(
-        "DECAY_ALL", "Also decay biases and LayerNorm.", key="decay_all", default=None, fixed_on_resume=True
+        "DECAY_ALL", "Also decay biases and LayerNorm.", default=None, fixed_on_resume=True
     )
     max_grad_norm: float | None = setting(
         "MAX_GRAD_NORM",
         "Limit of the global gradient norm; none disables clipping.",
-        key="max_grad_norm",
         default=1.0,
         gt=0,
         le=1e9,
@@ -77,7 +72,6 @@ class OptimizerConfig(Section):
     optimizer_implementation: Literal["ops", "auto", "plain", "native", "triton", "apex"] = setting(
         "OPTIMIZER_IMPLEMENTATION",
         "Implementation of the optimizer; ops selects the one that matches OPS.",
-        key="optimizer_implementation",
         default="ops",
     )
 
@@ -85,17 +79,14 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate of each step, and how many steps there are."""
 
-    learning_rate: float = setting("LR", "Base learning rate.", key="learning_rate", gt=0, le=100, fixed_on_resume=True)
+    learning_rate: float = setting("LR", "Base learning rate.", gt=0, le=100, fixed_on_resume=True)
     max_steps: int = setting(
-        "MAX_STEPS", "Length of the schedule; training ends there.", key="max_steps", unit="steps", ge=1, le=MOST_STEPS
+        "MAX_STEPS", "Length of the schedule; training ends there.", unit="steps", ge=1, le=MOST_STEPS
     )
-    warmup_steps: int = setting(
-        "WARMUP_STEPS", "Length of the warm-up.", key="warmup_steps", default=0, unit="steps", ge=0, le=MOST_STEPS
-    )
+    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, unit="steps", ge=0, le=MOST_STEPS)
     warmup_proportion: float | None = setting(
         "WARMUP_PROPORTION",
         "Length of the warm-up; replaces WARMUP_STEPS.",
-        key="warmup_proportion",
         default=None,
         unit="share of MAX_STEPS",
         ge=0,
@@ -104,7 +95,6 @@ class ScheduleConfig(Section):
     start_warmup_step: int = setting(
         "START_WARMUP_STEP",
         "First step of the warm-up ramp; negative to start partway up the ramp.",
-        key="start_warmup_step",
         default=0,
         unit="steps",
         ge=-MOST_STEPS,
@@ -114,23 +104,15 @@ class ScheduleConfig(Section):
     schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = setting(
         "SCHEDULE",
         "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
-        key="schedule",
         default="polynomial",
         fixed_on_resume=True,
     )
     poly_power: float = setting(
-        "LR_POLY_POWER",
-        "Exponent of the polynomial decay.",
-        key="poly_power",
-        default=1.0,
-        gt=0,
-        le=100,
-        fixed_on_resume=True,
+        "LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100, fixed_on_resume=True
     )
     end_lr: float | None = setting(
         "END_LR",
         "Learning rate at the end of the decay (all but multistep, constant); none means 0.",
-        key="end_lr",
         default=None,
         ge=0,
         le=100,
@@ -139,7 +121,6 @@ class ScheduleConfig(Section):
     lr_decay_end: int | None = setting(
         "LR_DECAY_END",
         "Step at which the decay ends (all but multistep, constant); none means MAX_STEPS.",
-        key="lr_decay_end",
         default=None,
         unit="steps",
         ge=1,
@@ -148,7 +129,6 @@ class ScheduleConfig(Section):
     lr_decay_steps: int | None = setting(
         "LR_DECAY_STEPS",
         "Length of the decay after the plateau of wsd.",
-        key="lr_decay_steps",
         default=None,
         unit="steps",
         ge=1,
@@ -158,24 +138,16 @@ class ScheduleConfig(Section):
     lr_milestones: str | None = setting(
         "LR_MILESTONES",
         "Steps at which multistep multiplies the rate, separated by commas.",
-        key="lr_milestones",
         default=None,
         unit="steps",
         fixed_on_resume=True,
     )
     lr_gamma: float | None = setting(
-        "LR_GAMMA",
-        "Factor by which multistep multiplies the rate.",
-        key="lr_gamma",
-        default=None,
-        gt=0,
-        le=1,
-        fixed_on_resume=True,
+        "LR_GAMMA", "Factor by which multistep multiplies the rate.", default=None, gt=0, le=1, fixed_on_resume=True
     )
     lr_first_step: int = setting(
         "LR_FIRST_STEP",
         "Number of the first update in the schedule; with -1 the first two use 0, as in Composer.",
-        key="lr_first_step",
         default=0,
         ge=-1,
         le=1,

@@ -22,62 +22,41 @@ class EvaluationConfig(Section):
     num_eval_examples: int | None = setting(
         "NUM_EVAL_EXAMPLES",
         "Number of evaluation sequences; none uses all of them.",
-        key="num_eval_examples",
         default=10000,
         unit="sequences",
         ge=1,
         le=MOST_SAMPLES,
     )
     eval_batch_size: int = setting(
-        "EVAL_BATCH_SIZE",
-        "Packs in one evaluation batch.",
-        key="eval_batch_size",
-        default=16,
-        unit="packs per rank",
-        ge=1,
-        le=MOST_PACKS,
+        "EVAL_BATCH_SIZE", "Packs in one evaluation batch.", default=16, unit="packs per rank", ge=1, le=MOST_PACKS
     )
     eval_iter_start_samples: int = setting(
         "EVAL_ITER_START_SAMPLES",
         "Training sequences before the first evaluation.",
-        key="eval_iter_start_samples",
         unit="sequences",
         ge=1,
         le=MOST_SAMPLES,
     )
     eval_iter_samples: int = setting(
-        "EVAL_ITER_SAMPLES",
-        "Training sequences between evaluations.",
-        key="eval_iter_samples",
-        unit="sequences",
-        ge=1,
-        le=MOST_SAMPLES,
+        "EVAL_ITER_SAMPLES", "Training sequences between evaluations.", unit="sequences", ge=1, le=MOST_SAMPLES
     )
 
 
 class RunConfig(Section):
     """The run: its folder, limits, checkpoints and logs."""
 
-    recipe: str = setting("RECIPE", "Method: a module of mlbert.recipes.", key="recipe")
-    run_name: str | None = setting("RUN_NAME", "Name of the run in loggers and displays.", key="run_name", default=None)
-    output_dir: Path = setting(
-        "LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.", key="output_dir"
-    )
+    recipe: str = setting("RECIPE", "Method: a module of mlbert.recipes.")
+    run_name: str | None = setting("RUN_NAME", "Name of the run in loggers and displays.", default=None)
+    output_dir: Path = setting("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
     seed: int | None = setting(
-        "SEED", "Random seed; none draws one from the system.", key="seed", default=None, ge=0, le=4294967295
+        "SEED", "Random seed; none draws one from the system.", default=None, ge=0, le=4294967295
     )
     max_samples_termination: int = setting(
-        "MAX_SAMPLES_TERMINATION",
-        "Training ends after this many sequences.",
-        key="max_samples_termination",
-        unit="sequences",
-        ge=1,
-        le=MOST_SAMPLES,
+        "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", unit="sequences", ge=1, le=MOST_SAMPLES
     )
     max_seconds: float | None = setting(
         "MAX_SECONDS",
         "Time limit counted from run_start; none for no limit.",
-        key="max_seconds",
         default=None,
         unit="seconds",
         gt=0,
@@ -86,7 +65,6 @@ class RunConfig(Section):
     max_skipped_steps: int = setting(
         "MAX_SKIPPED_STEPS",
         "Non-finite losses tolerated before the run ends.",
-        key="max_skipped_steps",
         default=20,
         unit="steps",
         ge=0,
@@ -95,7 +73,6 @@ class RunConfig(Section):
     save_checkpoint_steps: int = setting(
         "SAVE_CHECKPOINT_STEPS",
         "Steps between checkpoints; 0 saves none.",
-        key="save_checkpoint_steps",
         default=0,
         unit="steps",
         ge=0,
@@ -104,40 +81,28 @@ class RunConfig(Section):
     keep_checkpoints: int = setting(
         "KEEP_CHECKPOINTS",
         "How many of the newest checkpoints to keep.",
-        key="keep_checkpoints",
         default=2,
         unit="checkpoints",
         ge=0,
         le=MOST_STEPS,
     )
-    resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", key="resume", default=False)
+    resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False)
     log_freq: int = setting(
-        "LOG_FREQ",
-        "Steps between metric lines; 0 writes none.",
-        key="log_freq",
-        default=10,
-        unit="steps",
-        ge=0,
-        le=MOST_STEPS,
+        "LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, unit="steps", ge=0, le=MOST_STEPS
     )
     tensorboard_dir: Path | None = setting(
         "TENSORBOARD_DIR",
         "Folder for TensorBoard event files, with a subfolder for each run; none writes none.",
-        key="tensorboard_dir",
         default=None,
     )
     wandb_project: str | None = setting(
         "WANDB_PROJECT",
         "Weights & Biases project; logs offline, in the run folder, if not logged in. none disables it.",
-        key="wandb_project",
         default=None,
     )
-    experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", key="experiment", default=0, ge=0, le=9999)
+    experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", default=0, ge=0, le=9999)
     caches_cleared: bool = setting(
-        "CACHES_CLEARED",
-        "Set by the launcher when it dropped the page caches before this run.",
-        key="caches_cleared",
-        default=False,
+        "CACHES_CLEARED", "Set by the launcher when it dropped the page caches before this run.", default=False
     )
 
     def contradictions(self) -> Iterator[Contradiction]:

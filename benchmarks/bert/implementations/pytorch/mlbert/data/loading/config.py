@@ -13,26 +13,18 @@ class DataConfig(Section):
     """Data sets, batches and packing."""
 
     input_dir: Path = setting(
-        "DATADIR_PHASE2",
-        "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts.",
-        key="input_dir",
+        "DATADIR_PHASE2", "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts."
     )
-    eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same formats.", key="eval_dir")
+    eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same formats.")
     data_reader: Literal["auto", "dali"] = setting(
-        "DATA_READER", "dali: read TFRecord training sets with NVIDIA DALI.", key="data_reader", default="auto"
+        "DATA_READER", "dali: read TFRecord training sets with NVIDIA DALI.", default="auto"
     )
     train_batch_size: int = setting(
-        "BATCHSIZE",
-        "Packs per optimizer step.",
-        key="train_batch_size",
-        unit="packs per rank and step",
-        ge=1,
-        le=MOST_PACKS,
+        "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", ge=1, le=MOST_PACKS
     )
     gradient_accumulation_steps: int = setting(
         "GRADIENT_STEPS",
         "Parts of a step's batch; divides BATCHSIZE.",
-        key="gradient_accumulation_steps",
         default=1,
         unit="micro-batches",
         ge=1,
@@ -42,7 +34,6 @@ class DataConfig(Section):
     average_packing_rate: float = setting(
         "PACKING_FACTOR",
         "Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
-        key="average_packing_rate",
         unit="sequences per pack",
         ge=1,
         le=MOST_IN_PACK,
@@ -50,7 +41,6 @@ class DataConfig(Section):
     max_sequences_per_pack: int = setting(
         "MAX_SEQUENCES_PER_PACK",
         "Maximum number of sequences in a pack; 1 disables packing.",
-        key="max_sequences_per_pack",
         default=1,
         unit="sequences",
         ge=1,
@@ -60,7 +50,6 @@ class DataConfig(Section):
     max_seq_length: int | None = setting(
         "MAX_SEQ_LENGTH",
         "Maximum length of sequences made from text.",
-        key="max_seq_length",
         default=None,
         unit="tokens",
         ge=8,
@@ -70,7 +59,6 @@ class DataConfig(Section):
     max_predictions_per_seq: int | None = setting(
         "MAX_PREDICTIONS_PER_SEQ",
         "Maximum number of masked tokens per sequence.",
-        key="max_predictions_per_seq",
         default=None,
         unit="tokens",
         ge=1,
@@ -79,7 +67,6 @@ class DataConfig(Section):
     bin_counts: str | None = setting(
         "BIN_COUNTS",
         "Sequences of BATCHSIZE to take from each length bin, shortest first: 6 3 2 5; none: in proportion.",
-        key="bin_counts",
         default=None,
         unit="sequences",
         fixed_on_resume=True,
@@ -87,18 +74,14 @@ class DataConfig(Section):
     exchange_padding: Literal["off", "group", "all"] = setting(
         "EXCHANGE_PADDING",
         "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
-        key="exchange_padding",
         default="off",
     )
     exchange_by: Literal["lengths", "gather"] = setting(
         "EXCHANGE_BY",
         "lengths: each rank reads the packs assigned to it; gather: it reads its own share, and ranks exchange packs.",
-        key="exchange_by",
         default="lengths",
     )
-    synthetic_data: bool = setting(
-        "SYNTH_DATA", "Train on random tokens; needs no files.", key="synthetic_data", default=False
-    )
+    synthetic_data: bool = setting("SYNTH_DATA", "Train on random tokens; needs no files.", default=False)
 
     @property
     def counts_of_bins(self) -> tuple[int, ...] | None:
@@ -156,21 +139,12 @@ class DataConfig(Section):
 class TextConfig(Section):
     """Text that is tokenized when it is read."""
 
-    tokenizer: str = setting(
-        "TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model.", key="tokenizer"
-    )
+    tokenizer: str = setting("TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model.")
     shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
-        "SHUFFLE",
-        "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.",
-        key="shuffle",
-        default=None,
+        "SHUFFLE", "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.", default=None
     )
     drop_last: bool | None = setting(
-        "DROP_LAST",
-        "Drop an epoch's last step if it is not full.",
-        key="drop_last",
-        default=None,
-        fixed_on_resume=True,
+        "DROP_LAST", "Drop an epoch's last step if it is not full.", default=None, fixed_on_resume=True
     )
 
 
@@ -180,34 +154,28 @@ class CorpusConfig(Section):
     data_remote: str | None = setting(
         "DATA_REMOTE",
         "Folder or URL that DATADIR_PHASE2 is a local copy of; none: DATADIR_PHASE2 is the set itself.",
-        key="data_remote",
         default=None,
     )
-    eval_remote: str | None = setting("EVAL_REMOTE", "The same for EVALDIR.", key="eval_remote", default=None)
+    eval_remote: str | None = setting("EVAL_REMOTE", "The same for EVALDIR.", default=None)
     long_texts: Literal["split", "truncate"] | None = setting(
         "LONG_TEXTS",
         "Texts longer than MAX_SEQ_LENGTH: split them into several sequences, or truncate them.",
-        key="long_texts",
         default=None,
     )
-    shuffle_seed: int | None = setting(
-        "SHUFFLE_SEED", "Seed of SHUFFLE.", key="shuffle_seed", default=None, ge=0, le=4294967295
-    )
+    shuffle_seed: int | None = setting("SHUFFLE_SEED", "Seed of SHUFFLE.", default=None, ge=0, le=4294967295)
     canonical_nodes: int | None = setting(
         "CANONICAL_NODES",
         "Number of parts of the set that are shuffled and read in parallel.",
-        key="canonical_nodes",
         default=None,
         ge=1,
         le=65536,
     )
     masking_rate: float = setting(
-        "MASKING_RATE", "Probability that a token is predicted.", key="masking_rate", gt=0, lt=1, fixed_on_resume=True
+        "MASKING_RATE", "Probability that a token is predicted.", gt=0, lt=1, fixed_on_resume=True
     )
     masking_rate_end: float | None = setting(
         "MASKING_RATE_END",
         "MASKING_RATE at the end of training; none: constant.",
-        key="masking_rate_end",
         default=None,
         gt=0,
         lt=1,
@@ -216,34 +184,23 @@ class CorpusConfig(Section):
     masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = setting(
         "MASKING_SCHEDULE",
         "How the masking rate changes; step: halfway through training.",
-        key="masking_schedule",
         default=None,
         fixed_on_resume=True,
     )
     eval_masking_rate: float | None = setting(
-        "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", key="eval_masking_rate", default=None, gt=0, lt=1
+        "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, gt=0, lt=1
     )
 
 
 class TaskConfig(Section):
     """A task to fine-tune on: files with columns, or a GLUE task."""
 
-    task: str | None = setting("TASK", "GLUE task to fine-tune on; none: files with columns.", key="task", default=None)
+    task: str | None = setting("TASK", "GLUE task to fine-tune on; none: files with columns.", default=None)
     text_columns: str | None = setting(
-        "TEXT_COLUMNS",
-        "Column of the task's text, or two columns separated by a comma.",
-        key="text_columns",
-        default=None,
+        "TEXT_COLUMNS", "Column of the task's text, or two columns separated by a comma.", default=None
     )
-    label_column: str | None = setting("LABEL_COLUMN", "Column of the task's label.", key="label_column", default=None)
+    label_column: str | None = setting("LABEL_COLUMN", "Column of the task's label.", default=None)
     num_labels: int | None = setting(
-        "NUM_LABELS",
-        "Number of classes; 1 for regression.",
-        key="num_labels",
-        default=None,
-        ge=1,
-        le=100000,
+        "NUM_LABELS", "Number of classes; 1 for regression.", default=None, ge=1, le=100000
     )
-    metric: str | None = setting(
-        "METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", key="metric", default=None
-    )
+    metric: str | None = setting("METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", default=None)
