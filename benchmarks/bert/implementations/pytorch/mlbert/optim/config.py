@@ -7,6 +7,17 @@ from typing import Literal
 
 from mlbert.config.section import MOST_STEPS, Contradiction, Section, setting
 
+# Update rules and their classes; `mlbert.optim.optimizers` imports them.
+OPTIMIZERS: Mapping[str, str] = {
+    "lamb": "mlbert.optim.lamb:Lamb",
+    "adamw": "mlbert.optim.adamw:AdamW",
+    "decoupled_adamw": "mlbert.optim.adamw:DecoupledAdamW",
+    "stableadamw": "mlbert.optim.stableadamw:StableAdamW",
+    "decoupled_stableadamw": "mlbert.optim.stableadamw:DecoupledStableAdamW",
+    "acclip": "mlbert.optim.acclip:ACClip",
+    "madgrad": "mlbert.optim.madgrad:Madgrad",
+    "sgd": "mlbert.optim.sgd:SGD",
+}
 # Settings that only some schedules read.
 SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "polynomial": ("poly_power", "end_lr", "lr_decay_end"),
@@ -21,10 +32,10 @@ SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
 class OptimizerConfig(Section):
     """The update rule and its numbers."""
 
-    optimizer: Literal[
-        "lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw", "acclip", "madgrad", "sgd"
-    ] = setting(
-        "OPTIMIZER", "Update rule; in the decoupled ones the decay does not depend on the size of LR.", default="lamb"
+    optimizer: Literal[tuple(OPTIMIZERS)] = setting(  # type: ignore[valid-type]
+        "OPTIMIZER",
+        "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
+        default="lamb",
     )
     beta1: float = setting(
         "OPT_LAMB_BETA_1",

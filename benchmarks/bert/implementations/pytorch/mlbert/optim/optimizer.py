@@ -84,6 +84,7 @@ class FlatOptimizer:
     """
 
     name: ClassVar[str]
+    CAN_SHARD: ClassVar[bool] = True  # the update needs no neighbours of an element, only sums over its parameter
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
     IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain",)  # that the optimizer has; not all run on every device
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,21 +12,12 @@ from torch import Tensor
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.acclip import ACClip
-from mlbert.optim.adamw import AdamW, DecoupledAdamW
-from mlbert.optim.compiled import CompiledOptimizer
-from mlbert.optim.config import OptimizerConfig
+from mlbert.optim.config import OPTIMIZERS, OptimizerConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
-from mlbert.optim.lamb import Lamb
-from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.optimizer import FlatOptimizer
-from mlbert.optim.sgd import SGD
 from mlbert.optim.shared_weights import Layout
-from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
 
-OPTIMIZERS: Mapping[str, type[CompiledOptimizer]] = {
-    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW, ACClip, Madgrad, SGD)
-}
+_CLASSES: dict[str, Any] = {name: pkgutil.resolve_name(place) for name, place in OPTIMIZERS.items()}
 
 
 def make(
@@ -49,11 +41,13 @@ def make(
         known_norm: as in `FlatOptimizer`.
 
     Raises:
-        UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available, or cannot be sharded.
+        UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available, or the optimizer cannot be
+            sharded.
     """
-    if config.optimizer_implementation == "apex" and distributed.sharded_optimizer != "off":
-        raise UserError("config.conflict", "apex optimizer", "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
-    cls = OPTIMIZERS[config.optimizer]
+    cls = _CLASSES[config.optimizer]
+    if distributed.sharded_optimizer != "off" and (config.optimizer_implementation == "apex" or not cls.CAN_SHARD):
+        subject = "apex optimizer" if cls.CAN_SHARD else f"OPTIMIZER={config.optimizer}"
+        raise UserError("config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
     numbers: dict[str, Any] = {"base_lr": base_lr} if config.optimizer.startswith("decoupled") else {}
     return cls(
         flat,
