@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from mlbert.optim.acclip import ACClip
-from mlbert.optim.adamw import Adam, AdamW, DecoupledAdamW
+from mlbert.optim.adamw import Adam, AdamW, DecoupledAdamW, DecoupledStableAdamW, StableAdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
-from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
 from reference_optimizers import (
     Reference,
     ReferenceACClip,

@@ -37,13 +37,12 @@ from mlbert.ops.api import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
-from mlbert.optim.adamw import AdamW
+from mlbert.optim.adamw import AdamW, StableAdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters, pieces_of
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
-from mlbert.optim.stableadamw import StableAdamW
 from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)

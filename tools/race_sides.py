@@ -21,8 +21,8 @@ from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForMaskedLM, begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
+from mlbert.optim.adamw import StableAdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.stableadamw import StableAdamW
 from mlbert.programs.pretrain_rules import BETAS, EPSILON, MASK_RATE, WEIGHT_DECAY, Choice
 from mlbert.training.step import Step as TrainingStep
 from race_text import RaceText, host_batch

@@ -17,13 +17,12 @@ from mlbert.distributed.sharding import ShardedReducer, ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.optim.acclip import ACClip
-from mlbert.optim.adamw import AdamW
+from mlbert.optim.adamw import AdamW, StableAdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
-from mlbert.optim.stableadamw import StableAdamW
 from rank_programs import TinyModel, loss_sum
 
 OTHERS: tuple[type[CompiledOptimizer], ...] = (AdamW, StableAdamW, ACClip, Madgrad, SGD)

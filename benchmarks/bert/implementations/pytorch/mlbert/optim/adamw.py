@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay: the base class of all Adam-like optimizers, `AdamW` and `DecoupledAdamW`.
+"""Adam with decoupled weight decay: the base class of all Adam-like optimizers, AdamW and StableAdamW.
 
 With g the clipped gradient and t the number of the update, from 1:
 
@@ -19,6 +19,12 @@ schedule's multiplier, like the paper and Composer's optimizer of that name:
 
 This equals AdamW with a weight decay of weight_decay / base_lr. Without bias correction, AdamW is the
 `AdamWeightDecayOptimizer` of the published BERT code.
+
+`StableAdamW`: Wortsman et al., "Stable and low-precision training for large-scale vision-language models", arXiv
+2304.13013, algorithm 2. The rate, and with it the decay, is divided by max(1, RMS), where RMS is the root mean of g^2 /
+max(v, eps^2) over the tensor (Adafactor's update clipping): a smaller rate for tensors whose second moment lags behind
+their gradients. All tensors are scaled, including LayerNorm and biases. Moments are stored as in Adam and
+bias-corrected on use, which is equivalent to the paper's correction of the betas.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.optim.compiled import CompiledOptimizer, Formulas
+from mlbert.optim.compiled import CompiledOptimizer, Formulas, UpdateScaling
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.optimizer import Event
 from mlbert.optim.shared_weights import Layout
@@ -108,3 +114,23 @@ class DecoupledAdamW(AdamW):
     ) -> None:
         super().__init__(flat, layout, weight_decay=weight_decay / base_lr, **settings)
         self._decay_as_set = weight_decay
+
+
+class StableAdamW(AdamW):
+    """StableAdamW; arguments, attributes and state as in `Adam`."""
+
+    name = "stableadamw"
+    SCALING = UpdateScaling.RMS
+
+    def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
+        """Return 1 / max(1, RMS) of each parameter."""
+        correction_2 = self._corrections()[1]
+        norms = self._norms_of(grad / (self.exp_avg_sq * correction_2).clamp_(min=self.eps**2).sqrt_(), self._pieces)
+        numels = torch.tensor([float(s.numel) for s in self.flat.segments], dtype=torch.float64, device=norms.device)
+        return (numels.sqrt() / norms.clamp(min=numels.sqrt())).float()
+
+
+class DecoupledStableAdamW(StableAdamW, DecoupledAdamW):
+    """StableAdamW with the decay of `DecoupledAdamW`; same arguments."""
+
+    name = "decoupled_stableadamw"
