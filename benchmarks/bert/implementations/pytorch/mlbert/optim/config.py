@@ -17,6 +17,7 @@ OPTIMIZERS: Mapping[str, str] = {
     "acclip": "mlbert.optim.acclip:ACClip",
     "madgrad": "mlbert.optim.madgrad:Madgrad",
     "sgd": "mlbert.optim.sgd:SGD",
+    "muon": "mlbert.optim.muon:Muon",
 }
 # Settings that only some schedules read.
 SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {

@@ -1,0 +1,157 @@
+"""Muon against `torch.optim.Muon`, against the singular value decomposition, and its two implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim import muon, optimizers
+from mlbert.optim.adamw import AdamW
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.muon import Muon, orthogonalize
+from mlbert.recipes import packed_lamb
+from optimizer_cases import COMMON
+from training_settings import configuration
+from unsharded import unsharded
+from user_errors import user_error
+
+SHAPES = {
+    "bert.embeddings.word_embeddings.weight": (40, 24),
+    "bert.encoder.layer.0.attention.self.query.weight": (24, 24),
+    "bert.encoder.layer.0.attention.self.query.bias": (24,),
+    "bert.encoder.layer.0.intermediate.dense.weight": (96, 24),
+    "bert.encoder.layer.0.output.dense.weight": (24, 48),
+    "bert.encoder.layer.0.output.LayerNorm.weight": (24,),
+    "bert.encoder.layer.1.output.dense.weight": (24, 48),
+    "classifier.weight": (2, 24),
+}
+HIDDEN = [name for name, shape in SHAPES.items() if ".encoder." in name and len(shape) == 2]
+
+
+def make_flat() -> FlatParameters:
+    numbers = torch.Generator().manual_seed(5)
+    flat = FlatParameters((name, nn.Parameter(torch.randn(shape, generator=numbers))) for name, shape in SHAPES.items())
+    flat.grad.copy_(torch.randn(flat.numel, generator=numbers))
+    return flat
+
+
+def train(flat: FlatParameters, optimizer: Muon | AdamW, updates: int) -> dict[str, Tensor]:
+    """Run updates with a different gradient each time; return the weights by name."""
+    start = flat.grad.clone()
+    for update in range(updates):
+        flat.grad.copy_(start.roll(97 * update))
+        optimizer.step(0.01)
+    return {name: weight.clone() for name, weight in flat.views(flat.data).items()}
+
+
+@pytest.fixture(autouse=True)
+def float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results do not depend on the processor."""
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.float32)
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 40), extra=st.integers(0, 40), seed=st.integers(0, 1000))
+def test_orthogonalize_applies_its_polynomial_to_the_singular_values(rows: int, extra: int, seed: int) -> None:
+    matrix = torch.randn(1, rows, rows + extra, generator=torch.Generator().manual_seed(seed))
+    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values = values / values.norm(dim=-1, keepdim=True)
+    a, b, c = muon.COEFFICIENTS
+    for _ in range(muon.ITERATIONS):
+        values = a * values + b * values**3 + c * values**5
+    expected = left @ (values.unsqueeze(-1) * right)
+    torch.testing.assert_close(orthogonalize(matrix, torch.float32).double(), expected, rtol=0, atol=1e-3)
+
+
+def test_orthogonalize_moves_singular_values_near_1() -> None:
+    numbers = torch.linspace(0.01, 0.9999, 500, dtype=torch.float64)
+    a, b, c = muon.COEFFICIENTS
+    for _ in range(muon.ITERATIONS):
+        numbers = a * numbers + b * numbers**3 + c * numbers**5
+    assert 0.68 <= float(numbers.min()) <= float(numbers.max()) <= 1.21
+
+
+def test_a_matrix_of_zeros_stays_one() -> None:
+    assert not orthogonalize(torch.zeros(2, 3, 4), torch.float32).any()
+
+
+@pytest.mark.parametrize("form", ["plain", "native"])
+def test_hidden_matrices_follow_torchs_muon(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """PyTorch multiplies in bfloat16, so both do here; its products are not grouped by shape."""
+    monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)
+    flat = make_flat()
+    peers = {name: nn.Parameter(flat.views(flat.data)[name].clone()) for name in HIDDEN}
+    peer = torch.optim.Muon(
+        peers.values(), lr=0.01, weight_decay=0.05, momentum=0.9, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    optimizer = unsharded(Muon, flat, implementation=form, **COMMON | {"max_grad_norm": None})
+    assert optimizer.implementation == form
+    start, grads = flat.data.clone(), flat.grad.clone()
+    for update in range(5):
+        flat.grad.copy_(grads.roll(97 * update))
+        for name, parameter in peers.items():
+            parameter.grad = flat.views(flat.grad)[name].clone()
+        peer.step()
+        optimizer.step(0.01)
+    for name, parameter in peers.items():
+        moved = flat.views(flat.data)[name] - flat.views(start)[name]
+        difference = parameter.detach() - flat.views(flat.data)[name]
+        assert float(difference.norm()) <= 0.02 * float(moved.norm()), name
+
+
+@pytest.mark.parametrize("form", ["plain", "native"])
+def test_other_parameters_follow_adamw(form: str) -> None:
+    ours, theirs = make_flat(), make_flat()
+    found = train(ours, unsharded(Muon, ours, implementation=form, **COMMON), 4)
+    expected = train(theirs, unsharded(AdamW, theirs, implementation="plain", **COMMON), 4)
+    for name in SHAPES:
+        is_close = torch.allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        assert is_close == (name not in HIDDEN), name
+
+
+def test_native_and_plain_agree() -> None:
+    plain, native = make_flat(), make_flat()
+    expected = train(plain, unsharded(Muon, plain, implementation="plain", **COMMON), 4)
+    found = train(native, unsharded(Muon, native, implementation="native", **COMMON), 4)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["plain", "native"])
+def test_resumed_run_equals_a_straight_one(form: str) -> None:
+    straight, first, second = make_flat(), make_flat(), make_flat()
+    optimizer = unsharded(Muon, straight, implementation=form, **COMMON)
+    train(straight, optimizer, 2)
+    expected = train(straight, optimizer, 2)
+    optimizer = unsharded(Muon, first, implementation=form, **COMMON)
+    train(first, optimizer, 2)
+    second.data.copy_(first.data)
+    second.grad.copy_(first.grad)
+    resumed = unsharded(Muon, second, implementation=form, **COMMON)
+    resumed.load_state_dict(
+        {key: torch.as_tensor(x).clone() for key, x in optimizer.state_dict().items()} | {"num_updates": 2}
+    )
+    found = train(second, resumed, 2)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("sharded", ["node", "all"])
+def test_sharding_is_refused(sharded: str) -> None:
+    config = configuration(packed_lamb.RECIPE, optimizer="muon", sharded_optimizer=sharded)
+    rate = config[ScheduleConfig].learning_rate
+    parts = config[OptimizerConfig], rate, config[DistributedConfig], config[ComputeConfig]
+    flat = make_flat()
+    with user_error("config.conflict", "OPTIMIZER=muon"):
+        optimizers.make(*parts, flat, ShardLayout.whole(flat.numel))
+
+
+def test_a_missing_form_is_named() -> None:
+    with user_error("ops.unavailable", "triton optimizer"):
+        unsharded(Muon, make_flat(), implementation="triton", **COMMON)
