@@ -1,6 +1,7 @@
 """Race our masked-LM pre-training against a plain `transformers` loop, on the same text for the same time.
 
     python tools/race.py [--alone] [--minutes 10] [--size 2x128] [--text FILE] [--work DIR] [--json FILE]
+    python tools/race.py --optimizers stableadamw:3e-3 muon:1e-2     # ours against ours, three seeds
 
 Both sides run at the same time, each with one thread on a separate core, so that a noisy machine slows both. They read
 the same rows with the same vocabulary and are scored on the same masked tokens. There is one pair of runs per learning
@@ -16,7 +17,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,15 @@ import race_sides
 from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
-from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
+from mlbert.programs.pretrain_rules import OPTIMIZER, SEQUENCE_LENGTH, SIZES, Choice, choose
 from race_text import read_race
 
 TEXT_BYTES = 40_000_000
 NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
 # The middle one was the best in short runs; neighbours differ by a factor of 2.
 THEIR_RATES = {"2x128": (1e-3, 2e-3, 4e-3), "4x256": (5e-4, 1e-3, 2e-3)}
-OURS, THEIRS = "mlbert", "transformers"
+THEIRS = "transformers"
+SEEDS = 3  # pairs of runs with two optimizers
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,11 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `OURS` or `THEIRS`.
+        side: `THEIRS`, or our optimizer.
         size: a name of `NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
-        learning_rate: learning rate of their side.
+        learning_rate: learning rate of the plateau on our side, the highest on theirs.
         core: CPU core to run on.
     """
 
@@ -71,7 +73,13 @@ def make_text(folder: Path) -> Path:
 
 
 def run(
-    text: Path, folder: Path, size: str, minutes: float, seed: int, versus: bool, tell: Callable[[dict[str, Any]], None]
+    text: Path,
+    folder: Path,
+    size: str,
+    minutes: float,
+    seed: int,
+    sides: Sequence[tuple[str, float | None]],
+    tell: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
     """Run the race and return its records.
 
@@ -81,7 +89,7 @@ def run(
         size: a name of `NAMES`.
         minutes: CPU time of each run.
         seed: seed of the first run.
-        versus: whether to run `transformers` too; otherwise a single run of ours.
+        sides: our optimizer and its learning rate (None: the rules'), then another one or `THEIRS`, if any.
         tell: called with each record.
 
     Raises:
@@ -98,12 +106,16 @@ def run(
     keep({"text": text.name, "bytes": text.stat().st_size, "machine": platform.machine(), "torch": torch.__version__})
     keep({"guesses": guesses, "choice": asdict(choice)})
     cores = sorted(os.sched_getaffinity(0))
-    rates = THEIR_RATES[size] if versus else (0.0,)
-    for number, rate in enumerate(rates):
+    is_versus = sides[-1][0] == THEIRS
+    for number in range(len(THEIR_RATES[size]) if is_versus else SEEDS if len(sides) > 1 else 1):
         settings: dict[str, Any] = {"size": size, "budget": 60.0 * minutes, "seed": seed + number}
-        runners = [Runner(OURS, **settings, learning_rate=choice.learning_rate, core=cores[0])]
-        if versus:
-            runners.append(Runner(THEIRS, **settings, learning_rate=rate, core=cores[-1]))
+        rates = [rate or choice.learning_rate for _, rate in sides]
+        if is_versus:
+            rates[-1] = THEIR_RATES[size][number]
+        runners = [
+            Runner(side, **settings, learning_rate=rate, core=core)
+            for (side, _), rate, core in zip(sides, rates, (cores[0], cores[-1]), strict=False)
+        ]
         # With one core the sides take turns.
         for group in [runners] if len(cores) > 1 else [[runner] for runner in runners]:
             _side_by_side(group, text, folder, keep)
@@ -150,10 +162,12 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         torch.set_num_threads(1)
         choice = choice_of(text, folder, runner.size, runner.budget / 60.0)
         rows = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH)
-        if runner.side == OURS:
+        if runner.side != THEIRS:
             device = torch.device("cpu")
             dtype = compute_dtype(small_model_precision(device), device)
-            side = race_sides.ours(rows, choice, runner.seed, dtype)
+            side = race_sides.ours(
+                rows, replace(choice, learning_rate=runner.learning_rate), runner.seed, dtype, runner.side
+            )
         else:
             side = race_sides.theirs(rows, *SIZES[NAMES[runner.size]], runner.learning_rate, runner.seed)
         for point in race_sides.race(*side, runner.budget):
@@ -177,9 +191,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     lines.append(
         f"most frequent token {guesses['most_frequent_accuracy']:.3f}, bigram {guesses['bigram_accuracy']:.3f}"
     )
-    for side in (OURS, THEIRS):
-        if ends := [curve[-1] for run, curve in curves.items() if run[0] == side]:
-            lines.append(f"{side} at the end: {min(ends):.3f} to {max(ends):.3f}")
+    for side in dict.fromkeys(run[0] for run in curves):
+        ends = [curve[-1] for run, curve in curves.items() if run[0] == side]
+        lines.append(f"{side} at the end: {min(ends):.3f} to {max(ends):.3f}")
     return "\n".join(lines) + "\n"
 
 
@@ -187,6 +201,7 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
     parser.add_argument("--alone", action="store_true", help="without transformers")
+    parser.add_argument("--optimizers", nargs="+", metavar="NAME[:RATE]", help="of one or two runs of ours")
     parser.add_argument("--minutes", type=float, default=10.0, help="processor time of each run")
     parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
@@ -202,7 +217,11 @@ def main() -> None:
             given.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     text = given.text or make_text(given.work)
-    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, given.seed, not given.alone, keep)))
+    named = [side.partition(":") for side in given.optimizers or [OPTIMIZER]]
+    sides = [(name, float(rate) if rate else None) for name, _, rate in named]
+    if not (given.alone or given.optimizers):
+        sides.append((THEIRS, None))
+    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, given.seed, sides, keep)))
 
 
 if __name__ == "__main__":

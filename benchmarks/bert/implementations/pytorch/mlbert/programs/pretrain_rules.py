@@ -18,7 +18,8 @@ from mlbert.config.bert_config import BertConfig
 SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15  # fraction of tokens to predict in training and in evaluation
-BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01  # of AdamW
+OPTIMIZER = "stableadamw"
+BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
 WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
 SEQUENCE_LENGTH = 128

@@ -157,7 +157,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "max_seq_length": length,
         "train_batch_size": choice.sequences,
         "learning_rate": rate,
-        "optimizer": "stableadamw",
+        "optimizer": rules.OPTIMIZER,
         "opt_lamb_beta_1": rules.BETAS[0],
         "opt_lamb_beta_2": rules.BETAS[1],
         "opt_epsilon": rules.EPSILON,
