@@ -170,7 +170,7 @@ print(*made)
 
 def test_one_process_makes_a_shard_and_the_others_wait_or_continue(folder):
     shards = opened(folder)
-    with module._locked(shards._path(0), wait=True) as is_mine:
+    with module.locked(shards._path(0), wait=True) as is_mine:
         assert is_mine
         assert not shards.prepare(0)
         assert shards.prepare(1)

@@ -27,8 +27,8 @@ import numpy as np
 
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, no_folder, reading
-from mlbert.data.formats.mds_fetch import Damaged, cached_shard, check_file, fetch_index, local_folder, zstandard_module
-from mlbert.data.formats.mds_index import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, new_hasher, parse_index
+from mlbert.data.formats.mds_fetch import cached_shard, check_file, fetch_index, local_folder, zstandard_module
+from mlbert.data.formats.mds_index import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
@@ -122,10 +122,7 @@ class MdsReader:
         if shard.zipped and not path.exists() and (self._folder / shard.zipped.name).exists():
             reason = "is compressed, and only uncompressed shards can be read in place"
             raise UserError("config.missing", self._folder / shard.zipped.name, reason, "Give a cache folder")
-        try:
-            check_file(path, shard.raw)
-        except Damaged as damage:
-            raise UserError("data.damaged", path, str(damage), _RESTORE) from None
+        check_file(path, shard.raw)
         return path
 
     def _decode(self, data: bytes) -> dict[str, Any]:
@@ -186,7 +183,7 @@ class MdsWriter:
         columns: encoding of each column by name, `STR` or `BYTES`; stored sorted by name.
         size_limit: maximum bytes of a shard before compression, unless a single sample is larger.
         compression: None, "zstd" or "zstd:LEVEL".
-        hashes: checksums of each file, see `new_hasher`.
+        hashes: checksums of each file, see `checksum`.
 
     Raises UserError if the compression is unknown, or the folder cannot be written.
     """
@@ -274,12 +271,7 @@ class MdsWriter:
         self._samples, self._bytes = [], 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        digests = {}
-        for algorithm in self._settings["hashes"]:
-            hasher = new_hasher(algorithm)
-            assert hasher is not None, f"{algorithm} is not installed"
-            hasher.update(data)
-            digests[algorithm] = hasher.hexdigest()
+        digests = {algorithm: checksum(algorithm, data) for algorithm in self._settings["hashes"]}
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 

@@ -9,63 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import shutil
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
+import numpy as np
+
+from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, reading
-from mlbert.data.formats.mds_index import INDEX, FileInfo, ShardInfo, new_hasher
+from mlbert.data.formats.mds_index import INDEX, FileInfo, ShardInfo, checksum
 from mlbert.host.errors import UserError
-from mlbert.host.files import whole_file, write_atomically
+from mlbert.host.files import write_atomically
 
-ATTEMPTS = 2  # a file that arrives damaged is fetched once more
-_PIECE = 1 << 20  # bytes read at a time
 _TIMEOUT = 60.0  # seconds that an HTTP server may be silent
-_EXTRA = "Install it: pip install 'mlbert[streaming]'"
-
-
-class Readable(Protocol):
-    """A source of bytes."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
-
-
-class Damaged(Exception):
-    """A file does not match the index; the message is phrased to follow the file's name."""
-
-
-class Checked:
-    """Reads from ``source`` and verifies size and checksums against the index entry ``file``. Skips algorithms that are
-    not available. Both methods raise Damaged."""
-
-    def __init__(self, source: Readable, file: FileInfo) -> None:
-        self._source, self._file, self._count = source, file, 0
-        found = {algorithm: new_hasher(algorithm) for algorithm in file.hashes}
-        self._hashers = {algorithm: hasher for algorithm, hasher in found.items() if hasher is not None}
-
-    def read(self, size: int = -1, /) -> bytes:
-        piece = self._source.read(size if size >= 0 else _PIECE)
-        self._count += len(piece)
-        if self._count > self._file.num_bytes:
-            raise Damaged(f"has more than the {self._file.num_bytes:,} bytes of the index")
-        for hasher in self._hashers.values():
-            hasher.update(piece)
-        return piece
-
-    def finish(self) -> None:
-        """Read the rest and verify it."""
-        while self.read():
-            pass
-        if self._count < self._file.num_bytes:
-            raise Damaged(f"has {self._count:,} of the {self._file.num_bytes:,} bytes of the index")
-        for algorithm, hasher in self._hashers.items():
-            if hasher.hexdigest() != self._file.hashes[algorithm]:
-                raise Damaged(f"has another {algorithm} than the index says")
+_INSTALL = "Install it: pip install 'mlbert[streaming]'"
+_RESTORE = "Restore the file, or write the set again"
 
 
 def zstandard_module() -> ModuleType:
@@ -73,16 +35,27 @@ def zstandard_module() -> ModuleType:
     try:
         import zstandard
     except ImportError:
-        raise UserError(
-            "package.missing", "zstandard", "is not installed, and the shards are compressed with it", _EXTRA
-        ) from None
+        reason = "is not installed, and the shards are compressed with it"
+        raise UserError("package.missing", "zstandard", reason, _INSTALL) from None
     return zstandard
 
 
 def check_file(path: Path, file: FileInfo) -> None:
-    """Verify a file against the index. Raises Damaged if it differs, UserError if it cannot be read."""
-    with reading(path), path.open("rb") as source:
-        Checked(source, file).finish()
+    """Raise UserError if a file cannot be read or does not match its index entry."""
+    files = FileMap([path])
+    _check(files.bytes[: files.ends[0]], path, file)
+
+
+def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> None:
+    problem = None
+    if len(content) > file.num_bytes:
+        problem = f"has more than the {file.num_bytes:,} bytes of the index"
+    elif len(content) < file.num_bytes:
+        problem = f"has {len(content):,} of the {file.num_bytes:,} bytes of the index"
+    elif wrong := [algorithm for algorithm, digest in file.hashes.items() if checksum(algorithm, content) != digest]:
+        problem = f"has another {wrong[0]} than the index says"
+    if problem:
+        raise UserError("data.damaged", subject, problem, _RESTORE)
 
 
 def local_folder(remote: str) -> Path | None:
@@ -101,39 +74,18 @@ def address(remote: str, name: str) -> str:
     return f"{remote.rstrip('/')}/{quote(name)}" if remote.startswith("http") else f"{remote.rstrip('/')}/{name}"
 
 
-class _Remote:
-    """An open file at a path or URL; converts errors to UserErrors that name it."""
-
-    def __init__(self, url: str, file: BinaryIO) -> None:
-        self._url, self._file = url, file
-
-    def read(self, size: int = -1, /) -> bytes:
-        with _fetching(self._url):
-            return self._file.read(size)
-
-
-@contextmanager
-def _fetching(url: str) -> Iterator[None]:
-    """Convert any other exception to a UserError, because each service has its own exception types."""
+def _fetch(url: str, size: int = -1) -> bytes:
+    """Return the bytes at a path or URL, or the first ``size``. Raises UserError if they cannot be fetched."""
     try:
-        yield
+        with _open(url) as file:
+            return file.read(size)
     except UserError:
         raise
-    except Exception as error:
+    except Exception as error:  # each service has its own exception types
         words = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
         reason = f"cannot be fetched ({words or type(error).__name__})"
-        raise UserError(
-            "network.unreachable", url, reason, "Check the address, the network and the permissions"
-        ) from None
-
-
-@contextmanager
-def open_remote(url: str) -> Iterator[Readable]:
-    """Open a path or URL for reading. Raises UserError if opening, or later reading, fails."""
-    with contextlib.ExitStack() as stack:
-        with _fetching(url):
-            file = stack.enter_context(_open(url))
-        yield _Remote(url, file)
+        remedy = "Check the address, the network and the permissions"
+        raise UserError("network.unreachable", url, reason, remedy) from None
 
 
 def _open(url: str) -> Any:
@@ -144,93 +96,91 @@ def _open(url: str) -> Any:
     try:
         import fsspec
     except ImportError:
-        scheme = urlsplit(url).scheme
-        raise UserError(
-            "package.missing", url, f"needs fsspec to be read from {scheme}://", "Run: pip install fsspec"
-        ) from None
+        reason = f"needs fsspec to be read from {urlsplit(url).scheme}://"
+        raise UserError("package.missing", url, reason, "Run: pip install fsspec") from None
     return fsspec.open(url, "rb").open()
 
 
 def fetch_index(remote: str, cache: Path) -> bytes:
     """Return index.json of a set and store it in the cache folder. Raises UserError if it cannot be fetched, or if the
     folder has another set or cannot be written."""
-    with open_remote(address(remote, INDEX)) as source:
-        raw = source.read()
+    raw = _fetch(address(remote, INDEX))
     make_folder(cache)
     path = cache / INDEX
     if not path.exists():
-        with _locked(path):
+        with locked(path):
             if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
     with reading(path):
         if path.read_bytes() != raw:
-            raise UserError(
-                "data.mixed", cache, f"is the cache of another set than {remote}", "Choose another cache folder"
-            )
+            reason = f"is the cache of another set than {remote}"
+            raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return raw
 
 
 def cached_shard(remote: str, cache: Path, shard: ShardInfo) -> Path:
-    """Return the path of a shard in the cache folder, fetching and decompressing it if it is missing or damaged. Raises
-    UserError if it cannot be fetched or written, or is damaged after every attempt."""
+    """Return the path of a shard in the cache folder, fetching and decompressing it if it is missing or damaged.
+
+    A shard that arrives damaged is fetched once more. Raises UserError if it is damaged again, or cannot be fetched or
+    written.
+    """
     path = cache / shard.raw.name
     if _is_whole(path, shard.raw):
         return path
-    make_folder(path.parent)
     url = address(remote, (shard.zipped or shard.raw).name)
-    with _locked(path):
-        if _is_whole(path, shard.raw):  # another process made it in the meantime
-            return path
-        for attempt in range(1, ATTEMPTS + 1):
+    with locked(path):
+        if not _is_whole(path, shard.raw):  # another process may have made it in the meantime
             try:
-                with open_remote(url) as source, whole_file(path) as target:
-                    _copy(source, shard, target)
-                break
-            except Damaged as damage:
-                if attempt == ATTEMPTS:
-                    reason = f"{damage}, fetched {ATTEMPTS} times"
-                    raise UserError("data.damaged", url, reason, "Restore the file, or write the set again") from None
+                content = _fetch_shard(url, shard)
+            except UserError as error:
+                if error.code != "data.damaged":
+                    raise
+                content = _fetch_shard(url, shard)
+            write_atomically(path, content)
     return path
 
 
 def _is_whole(path: Path, file: FileInfo) -> bool:
-    with contextlib.suppress(Damaged):
-        if path.exists():
-            check_file(path, file)
-            return True
+    with contextlib.suppress(UserError):
+        check_file(path, file)
+        return True
     return False
 
 
-def _copy(source: Readable, shard: ShardInfo, target: BinaryIO) -> None:
-    """Copy a stored shard to its uncompressed form and verify both. Raises Damaged."""
-    if shard.zipped is None:
-        raw = Checked(source, shard.raw)
-        shutil.copyfileobj(raw, target, _PIECE)
-        raw.finish()
-        return
+def _fetch_shard(url: str, shard: ShardInfo) -> bytes:
+    """Return a shard's uncompressed form. Raises UserError if it cannot be fetched or is damaged."""
+    stored = shard.zipped or shard.raw
+    content = _fetch(url, stored.num_bytes + 1)
+    _check(content, url, stored)
+    if shard.zipped:
+        content = decompressed(content, url, shard.raw.num_bytes + 1)
+        _check(content, url, shard.raw)
+    return content
+
+
+def decompressed(content: bytes | BinaryIO, subject: Path | str, size: int) -> bytes:
+    """Return the first ``size`` bytes that Zstandard content decompresses to. Raises UserError if it is damaged."""
     zstandard = zstandard_module()
-    zipped = Checked(source, shard.zipped)
-    raw = Checked(zstandard.ZstdDecompressor().stream_reader(zipped, read_across_frames=True), shard.raw)
     try:
-        shutil.copyfileobj(raw, target, _PIECE)
+        return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read(size)
     except zstandard.ZstdError as error:
-        raise Damaged(f"cannot be decompressed ({error})") from None
-    zipped.finish()
-    raw.finish()
+        raise UserError("data.damaged", subject, f"cannot be decompressed ({error})", _RESTORE) from None
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock out other threads and processes that make the same file. Raises UserError if the folder is not writable or
-    does not support locks."""
-    lock = path.with_name(f".{path.name}.lock")
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Lock out other threads and processes that make the same file. Yield False if ``wait`` is False and another has
+    the lock. Raises UserError if the folder is not writable or does not support locks."""
     with contextlib.ExitStack() as stack:
+        is_mine = True
         try:
-            file = stack.enter_context(lock.open("wb"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.with_name(f".{path.name}.lock").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_mine = False
         except OSError as error:
             reason = f"cannot be locked ({error.strerror})"
-            raise UserError(
-                "file.unwritable", path, reason, "Choose a cache folder that can be written, on a local disk"
-            ) from None
-        yield
+            remedy = "Choose a cache folder that can be written, on a local disk"
+            raise UserError("file.unwritable", path, reason, remedy) from None
+        yield is_mine

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
+import xxhash
 from pydantic import AfterValidator, Field
 
 from mlbert.host.errors import UserError
@@ -22,26 +23,13 @@ XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _RESTORE = "Restore the file, or write the set again"
 
 
-class Hasher(Protocol):
-    """The interface of `hashlib` objects."""
-
-    def update(self, data: Any) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-def new_hasher(algorithm: str) -> Hasher | None:
-    """Return a new hasher, or None if the algorithm needs the package xxhash and it is not installed. Raises ValueError
-    if no checksum of a fixed size has this name."""
+def checksum(algorithm: str, content: Any) -> str:
+    """Return a checksum in hexadecimal. Raises ValueError if no checksum of a fixed size has this name."""
     if algorithm in XXHASH:
-        try:
-            import xxhash
-        except ImportError:
-            return None
-        return getattr(xxhash, algorithm)()
+        return getattr(xxhash, algorithm)(content).hexdigest()
     if algorithm not in hashlib.algorithms_guaranteed or algorithm.startswith("shake"):
         raise ValueError("should be a checksum of hashlib or xxHash")
-    return hashlib.new(algorithm, usedforsecurity=False)
+    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
 
 
 def _inside(basename: str) -> str:
@@ -52,7 +40,7 @@ def _inside(basename: str) -> str:
 
 
 def _known(algorithm: str) -> str:
-    new_hasher(algorithm)
+    checksum(algorithm, b"")
     return algorithm
 
 

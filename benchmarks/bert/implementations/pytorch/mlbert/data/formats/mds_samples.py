@@ -39,7 +39,7 @@ from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
-from mlbert.data.formats.mds_fetch import Damaged, cached_shard, check_file, zstandard_module
+from mlbert.data.formats.mds_fetch import cached_shard, check_file, decompressed
 from mlbert.data.formats.mds_index import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
@@ -194,10 +194,7 @@ class MdsSamples:
 
     def _lengths_of_shard(self, number: int, shard: ShardInfo) -> np.ndarray:
         path = self._paths[number]
-        try:
-            check_file(path, shard.raw)
-        except Damaged as damage:
-            raise UserError("data.damaged", path, str(damage), _RESTORE) from None
+        check_file(path, shard.raw)
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
         edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
         if (np.diff(edges) != self._widths.num_bytes).any() or edges[-1] != len(inside):
@@ -249,13 +246,9 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
     if path.exists() or shard.zipped is None:
         with reading(path), path.open("rb") as file:
             return np.frombuffer(file.read(num_bytes), np.uint8)
-    zstandard, path = zstandard_module(), folder / shard.zipped.name
-    try:
-        with reading(path), path.open("rb") as file:
-            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            return np.frombuffer(reader.read(num_bytes), np.uint8)
-    except zstandard.ZstdError as error:
-        raise UserError("data.damaged", path, f"cannot be decompressed ({error})", _RESTORE) from None
+    path = folder / shard.zipped.name
+    with reading(path), path.open("rb") as file:
+        return np.frombuffer(decompressed(file, path, num_bytes), np.uint8)
 
 
 def _unpacked(folder: Path, shard: ShardInfo) -> Path:

@@ -19,15 +19,12 @@ Legend: n texts of a shard, T tokens, F shards.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import struct
 import threading
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +33,12 @@ import numpy as np
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
-from mlbert.data.formats.mds_fetch import local_folder
+from mlbert.data.formats.mds_fetch import local_folder, locked
 from mlbert.data.formats.mds_index import BYTES, STR
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
-from mlbert.host.files import whole_file
+from mlbert.host.files import write_atomically
 
 TEXT, TOKENS = "text", "tokens"
 _ENCODINGS = {TEXT: STR, TOKENS: BYTES}
@@ -166,28 +163,24 @@ class TokenShards:
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
         """Make a shard, or return None if another process is making it and ``wait`` is False."""
-        path = self._path(number)
+        path, made = self._path(number), None
         try:
-            with _locked(path, wait) as is_mine:
+            with locked(path, wait) as is_mine:
                 if not is_mine:
                     return None
                 if (found := self._kept(number)) is not None:  # another process made it in the meantime
                     return found
                 made = self._tokenised(number)
-                return self._write(number, path, made)
-        except _Unwritable:
-            return self._remember(number, self._tokenised(number))
-
-    def _write(self, number: int, path: Path, made: TokenShard) -> TokenShard:
-        body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
-        head = _HEAD.pack(_MAGIC, self._identity(number), len(made.offsets) - 1, len(made.tokens), zlib.crc32(body))
-        try:
-            with whole_file(path) as file:
-                file.write(head)
-                file.write(body)
-        except UserError:  # the disk is full
-            return self._remember(number, made)
-        return self._kept(number) or self._remember(number, made)
+                body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
+                sizes = len(made.offsets) - 1, len(made.tokens)
+                head = _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body))
+                write_atomically(path, head + body)
+                if (found := self._kept(number)) is not None:
+                    return found
+        except UserError as error:
+            if error.code != "file.unwritable":
+                raise
+        return self._remember(number, made or self._tokenised(number))
 
     def _remember(self, number: int, made: TokenShard) -> TokenShard:
         self._in_memory[number] = made.tokens.nbytes + made.offsets.nbytes
@@ -275,24 +268,3 @@ class TokenShards:
         number = int(self.shards_of(np.asarray(text)))
         place = text - int(self.first[number])
         return UserError("data.damaged", self._reader.shards[number].raw.name, f"sample {place} {reason}", remedy)
-
-
-class _Unwritable(Exception):
-    """The folder is not writable, or does not support locks."""
-
-
-@contextmanager
-def _locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Lock out other processes that make the file. Yield False if ``wait`` is False and another process has the lock.
-    Raises _Unwritable."""
-    with contextlib.ExitStack() as stack:
-        is_mine = True
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.with_name(f".{path.name}.lock").open("wb"))
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_mine = False
-        except OSError as error:
-            raise _Unwritable from error
-        yield is_mine
