@@ -11,7 +11,6 @@ import pytest
 
 from mds_samples import padded, write_columns, write_mds
 from mlbert.data.formats.mds import MdsReader, MdsWriter
-from mlbert.data.formats.mds_samples import MdsSamples
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import flip, make_rows, names, random_lengths, tree
@@ -88,7 +87,6 @@ def test_the_second_opening_reads_lengths_from_the_cache(tmp_path: Path, cache: 
     assert set(open_store(folder).lengths) == {9}
     np.save(kept, np.full(299, 9, np.uint16))
     assert np.array_equal(open_store(folder).lengths, first.lengths)
-    assert np.array_equal(MdsSamples(folder, cached=False).lengths, first.lengths)
     assert tree(folder) == before
 
 

@@ -68,6 +68,7 @@ class Store(Protocol):
     """An opened set. Reading is thread-safe and stateless."""
 
     info: StoreInfo
+    num_packs: int  # stored packs (P); 0 for a set of single sequences
 
     def __len__(self) -> int:
         """Return the number of sequences (N)."""
@@ -83,10 +84,26 @@ class Store(Protocol):
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""
 
-    @property
-    def num_packs(self) -> int:
-        """Number of stored packs (P); 0 for a set of single sequences."""
-
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
         """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
         [packs])."""
+        raise AssertionError("a set of single sequences")
+
+
+class IndexedStore(Store):
+    """A store that knows the length of every sequence when it is opened."""
+
+    num_packs = 0
+    _lengths: np.ndarray  # of integers [N]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence."""
+        return self._lengths.astype(np.int32)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self._lengths[indices].astype(np.int64)

@@ -34,7 +34,7 @@ BINS_VERSION = 1
 BIN_COUNTS = "BIN_COUNTS"  # the setting, for messages
 
 
-class BinnedStore:
+class BinnedStore(Store):
     """The sequences of several opened stores, bin after bin; a `mlbert.data.formats.base.Store` without packs."""
 
     num_packs = 0
@@ -71,10 +71,6 @@ class BinnedStore:
             wanted = by_bin[bin_of[by_bin] == number]
             parts.append(self.bins[number].gather(indices[wanted] - self.first[number]))
         return Ragged.concatenate(parts).take(np.argsort(by_bin, kind="stable"))
-
-    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Not supported: bins hold single sequences."""
-        raise AssertionError("bins hold no packs")
 
 
 class ListedBin(Document):

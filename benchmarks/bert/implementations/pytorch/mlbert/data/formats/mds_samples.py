@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
@@ -104,13 +104,11 @@ def open_folder(folder: Path) -> MdsSamples:
     return MdsSamples(folder)
 
 
-class MdsSamples:
-    """A set opened for random access. ``cached`` keeps the lengths in the user's cache folder. Raises UserError if a
+class MdsSamples(IndexedStore):
+    """A set opened for random access. The lengths are kept in the user's cache folder. Raises UserError if a
     shard is missing or damaged, or has samples of another width than the first one."""
 
-    num_packs = 0  # single sequences
-
-    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+    def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.info = describe(folder)
         self._widths = SampleWidths(self.info.max_seq_length, self.info.max_predictions)
@@ -124,19 +122,7 @@ class MdsSamples:
         places = [_first_place(self._map, number) for number in range(len(shards))]
         self._places: np.ndarray = np.array(places, np.int64) + self._map.starts
         self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
-        self._lengths: np.ndarray = self._load_lengths(shards, cached)
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence."""
-        return self._lengths.astype(np.int32)
-
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
-        return self._lengths[indices].astype(np.int64)
+        self._lengths = self._load_lengths(shards)
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming shard and sample if one
@@ -144,10 +130,6 @@ class MdsSamples:
         indices = np.asarray(indices, np.int64)
         pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
         return Ragged.concatenate([self._gather(piece) for piece in pieces])
-
-    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Not supported: MDS sets hold single sequences."""
-        raise AssertionError("MDS sets hold no packs")
 
     def _gather(self, indices: np.ndarray) -> Ragged:
         columns = self._columns(indices)
@@ -180,16 +162,14 @@ class MdsSamples:
         shard = int(np.searchsorted(self._first, index, side="right")) - 1
         return shard, index - int(self._first[shard])
 
-    def _load_lengths(self, shards: Sequence[ShardInfo], cached: bool) -> np.ndarray:
+    def _load_lengths(self, shards: Sequence[ShardInfo]) -> np.ndarray:
         """Return uint16 [N] from the cache, or compute it in several threads while verifying the shards."""
-        if cached:
-            with contextlib.suppress(OSError, ValueError):
-                if len(lengths := self._cache.read(["lengths"])["lengths"]) == len(self):
-                    return lengths
+        with contextlib.suppress(OSError, ValueError):
+            if len(lengths := self._cache.read(["lengths"])["lengths"]) == self._first[-1]:
+                return lengths
         with ThreadPoolExecutor(_THREADS) as pool:
             lengths = np.concatenate(list(pool.map(self._lengths_of_shard, range(len(shards)), shards)))
-        if cached:
-            self._cache.write({"lengths": lengths})
+        self._cache.write({"lengths": lengths})
         return lengths
 
     def _lengths_of_shard(self, number: int, shard: ShardInfo) -> np.ndarray:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.base import BinInfo, Store, StoreInfo
+from mlbert.data.formats.base import BinInfo, IndexedStore, Store, StoreInfo
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import content_of, name_of
@@ -113,7 +113,7 @@ def open_folder(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> Store:
     return BinnedStore(info, bins)
 
 
-class NvidiaStore:
+class NvidiaStore(IndexedStore):
     """Shards of one folder as a `mlbert.data.formats.base.Store`.
 
     Args:
@@ -147,20 +147,13 @@ class NvidiaStore:
         self._packed = self._index.kind == "packed"
         if self._packed:
             self._first_sequence: np.ndarray = offsets_of(self._index.counts)
-        self.lengths: np.ndarray = self._index.lengths.astype(np.int32)
-        self.num_packs: int = len(self._index.counts)
-        self.info = replace(info, num_sequences=len(self.lengths))
+        self._lengths = self._index.lengths
+        self.num_packs = len(self._index.counts)
+        self.info = replace(info, num_sequences=len(self))
         self._bad_rows = np.asarray(sorted(self._index.problems), np.int64)
         self._views = {size: self._map.view(np.dtype(f"<i{size}")) for size in (1, 2)}
         self._references = self._map.view(REFERENCE)
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
-        return self.lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S], into `lengths`), in that order."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.checks import first_problem
 from mlbert.data.formats.checksums import (
     CHECKSUMS,
@@ -171,7 +171,7 @@ def map_shard(path: Path) -> Ragged:
     return map_file(path).rows
 
 
-class ShardSet:
+class ShardSet(Store):
     """A prepared set opened for reading, a `mlbert.data.formats.base.Store`. Each shard is mapped at first use by
     calling ``touch`` with its number."""
 
@@ -184,6 +184,7 @@ class ShardSet:
     ) -> None:
         self.manifest = manifest
         self.info = info_of(manifest)
+        self.num_packs = manifest.num_packs
         self._shards = list(shards)
         self._touch = touch or partial(matching_shard, manifest)
         counts = [manifest.num_sequences] if one_piece else [entry.num_sequences for entry in manifest.shards]
@@ -192,11 +193,6 @@ class ShardSet:
 
     def __len__(self) -> int:
         return self.manifest.num_sequences
-
-    @property
-    def num_packs(self) -> int:
-        """Number of stored packs (P); 0 for a set of single sequences."""
-        return self.manifest.num_packs
 
     @cached_property
     def lengths(self) -> np.ndarray:

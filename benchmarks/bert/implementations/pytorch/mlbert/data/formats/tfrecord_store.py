@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.ragged import Ragged
@@ -112,16 +112,14 @@ _PER_RECORD = ("starts", "sizes", "lengths")
 _ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 
-class TFRecordStore:
+class TFRecordStore(IndexedStore):
     """TFRecord files (see `mlbert.data.formats.tfrecord.find_files`) opened for random access.
 
-    ``cached`` keeps the index in the user's cache folder. Raises UserError if a file is unreadable or damaged, its
+    The index is kept in the user's cache folder. Raises UserError if a file is unreadable or damaged, its
     records have other widths than the first, or its counts differ from its list.
     """
 
-    num_packs = 0  # single sequences
-
-    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.info = describe(folder)
         self._paths = find_files(folder)
         listed = read_list(Path(folder))
@@ -129,24 +127,13 @@ class TFRecordStore:
             listed.check_sizes(self._paths)
         self._map = FileMap(self._paths)
         self._cache = IndexCache("tfrecord", self._paths, [_VERSION])
-        self._index = load_index(self._paths, self._cache if cached else None)
+        self._index = load_index(self._paths, self._cache)
+        self._lengths = self._index.lengths
         self._widths = Widths(*self._index.widths.tolist())
         self._first = np.cumsum(self._index.counts) - self._index.counts
-        for path, lengths in zip(self._paths, np.split(self._index.lengths, self._first[1:]), strict=True):
-            if listed:
+        if listed:
+            for path, lengths in zip(self._paths, np.split(self._lengths, self._first[1:]), strict=True):
                 listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
-
-    def __len__(self) -> int:
-        return len(self._index.lengths)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence."""
-        return self._index.lengths.astype(np.int32)
-
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
-        return self._index.lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file, record and byte if
@@ -157,10 +144,6 @@ class TFRecordStore:
         pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
         return Ragged.concatenate([self._gather(piece) for piece in pieces])
 
-    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Not supported: TFRecords hold single sequences."""
-        raise AssertionError("TFRecords hold no packs")
-
     def _gather(self, indices: np.ndarray) -> Ragged:
         file = np.searchsorted(self._first, indices, side="right") - 1
         starts = self._index.starts[indices] + self._map.starts[file]
@@ -168,7 +151,7 @@ class TFRecordStore:
         inside = (starts >= self._map.starts[file]) & (ends <= self._map.ends[file])
         rows, good = codec().parse(self._map.bytes, starts * inside, ends * inside, self._widths, MAX_ID + 1)
         if good.all():
-            good = rows.lengths == self._index.lengths[indices]
+            good = rows.lengths == self._lengths[indices]
         if good.all():
             return rows
         bad = int(np.flatnonzero(~good)[0])
@@ -185,15 +168,13 @@ class TFRecordStore:
         return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
 
 
-def load_index(paths: Sequence[Path], cache: IndexCache | None) -> RecordIndex:
+def load_index(paths: Sequence[Path], cache: IndexCache) -> RecordIndex:
     """Return the index of some files from the cache, or build it in several threads. Raises UserError if a file is
     unreadable or damaged, or has records of other widths than the first."""
-    if cache:
-        with contextlib.suppress(OSError, ValueError):
-            return RecordIndex(**cache.read(_ARRAYS))
+    with contextlib.suppress(OSError, ValueError):
+        return RecordIndex(**cache.read(_ARRAYS))
     index = build_index(paths)
-    if cache:
-        cache.write(vars(index))
+    cache.write(vars(index))
     return index
 
 

@@ -41,9 +41,9 @@ def _import_dali() -> Any:
 class DaliStore(TFRecordStore):
     """A `TFRecordStore` that reads records with DALI. Also raises UserError if DALI cannot be imported."""
 
-    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self._dali = _import_dali()
-        super().__init__(folder, cached)
+        super().__init__(folder)
 
     def _gather(self, indices: np.ndarray) -> Ragged:
         if len(indices) == 0:
