@@ -100,9 +100,8 @@ def open_folder(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> Store:
     bins.sort(key=lambda store: int(store.lengths.min(initial=np.iinfo(np.int32).max)))
     for store in bins:
         if store.num_packs:
-            raise UserError(
-                "data.format", store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences"
-            )
+            reason = "is a packed shard in a folder of bins"
+            raise UserError("data.format", store.paths[0], reason, "Bins hold single sequences")
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
     check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
     info = replace(
@@ -175,9 +174,8 @@ class NvidiaStore(IndexedStore):
     def _error(self, row: int, reason: str) -> UserError:
         number = int(np.searchsorted(self._first_row, row, side="right")) - 1
         reason = f"row {row - int(self._first_row[number])} {reason}"
-        return UserError(
-            "data.damaged", self.paths[number], reason, "Restore the file, or import the folder with --skip-bad"
-        )
+        remedy = "Restore the file, or import the folder with --skip-bad"
+        return UserError("data.damaged", self.paths[number], reason, remedy)
 
     def _rows(self, rows: np.ndarray) -> Ragged:
         """Return the sequences of the rows (int64 [R], over all files), in that order."""

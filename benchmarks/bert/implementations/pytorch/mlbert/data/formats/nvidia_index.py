@@ -137,33 +137,44 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
 
 def index_shard(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
     """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8."""
+    problems: dict[int, str] = {}
+    columns: dict[str, Items] = {}
+    places: dict[str, np.ndarray] = {}
     if shard.kind == "fixed":
-        return _index_fixed(shard, content, limits)
-    return _index_rows(shard, *_columns(shard, content), limits)
-
-
-def _index_of(
-    shard: NvidiaShard,
-    mapped: bool,
-    lengths: np.ndarray,
-    counts: np.ndarray,
-    places: np.ndarray,
-    problems: dict[int, str],
-) -> NvidiaIndex:
+        tokens, is_mapped = _mask_lengths(shard, content, problems), bool(shard.offsets)
+    else:
+        columns, places = _columns(shard, content)
+        tokens, is_mapped = columns["input_ids"].counts, bool(places)
+        for name, places_of in places.items():
+            _note(problems, (columns[name].counts > 0) & (places_of == 0), f"has a {name} that is not in the file")
+    _note(problems, tokens < 1, "is empty")
+    _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
+    for name, other in (("segment_ids", "input_ids"), ("masked_lm_positions", "masked_lm_ids")) if columns else ():
+        different = columns[name].counts != columns[other].counts
+        _note(problems, different, f"has {name} of another length than {other}")
+    if shard.kind == "packed":
+        lengths, counts = _index_packs(shard, columns, limits, problems)
+    else:
+        if columns:
+            too_many = columns["masked_lm_ids"].counts > limits.max_predictions
+            _note(problems, too_many, f"has more than {limits.max_predictions} masked tokens")
+        lengths, counts = tokens.copy(), np.empty(0)
+        lengths[list(problems)] = 1
+    table = [places.get(name, np.zeros(shard.rows)) for name in COLUMNS if name in columns]
     return NvidiaIndex(
         head=np.array([KINDS.index(shard.kind), shard.max_tokens, shard.max_masked]),
         rows=np.array([shard.rows]),
-        offsets=np.array([[shard.offsets[name] if mapped else -1 for name in COLUMNS]]),
+        offsets=np.array([[shard.offsets[name] if is_mapped else -1 for name in COLUMNS]]),
         lengths=lengths.astype(np.uint16),
         counts=counts.astype(np.uint16),
-        places=places.astype(np.uint16),
+        places=np.array(table, np.uint16).reshape(len(table), shard.rows).T.copy(),
         problems=problems,
     )
 
 
-def _index_fixed(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
+def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, str]) -> np.ndarray:
+    """Return int64 [R], the tokens of the rows of a fixed shard; records bad input masks."""
     lengths = np.zeros(shard.rows, np.int64)
-    problems: dict[int, str] = {}
     with open_shard(shard.path) as file:
         for start in range(0, shard.rows, _BLOCK_ROWS):
             rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
@@ -175,20 +186,17 @@ def _index_fixed(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -
             mask = flat.reshape(len(rows), shard.max_tokens)
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
-            problems.update({int(row): "has an input_mask that is not ones and then zeros" for row in rows[odd]})
-    _note(problems, lengths < 1, "is empty")
-    _note(problems, lengths > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
-    lengths[list(problems)] = 1
-    return _index_of(shard, bool(shard.offsets), lengths, np.empty(0), np.empty((shard.rows, 0)), problems)
+            problems.update(dict.fromkeys(rows[odd].tolist(), "has an input_mask that is not ones and then zeros"))
+    return lengths
 
 
-def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
-    """Return the variable-length columns of a shard and their `heap_places` (None if it is read through h5py)."""
+def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray]]:
+    """Return the variable-length columns of a shard and their `heap_places`, empty if it is read through h5py."""
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
         names = [name for name in shard.columns if shard.is_variable(name)]
         with open_shard(shard.path) as file:
-            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, None
+            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, {}
     references, places = found
     columns = {}
     for name, table in references.items():
@@ -201,31 +209,6 @@ def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items],
 def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return int64 [S], the byte offset of each row's items in the file, from `REFERENCE` [S] and its `heap_places`."""
     return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
-
-
-def _index_rows(
-    shard: NvidiaShard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: ShardLimits
-) -> NvidiaIndex:
-    """Index a shard with rows of varying length, with all checks that do not need tokens."""
-    problems: dict[int, str] = {}
-    counts = {name: items.counts for name, items in columns.items()}
-    for name, places_of in (places or {}).items():
-        _note(problems, (counts[name] > 0) & (places_of == 0), f"has a {name} that is not in the file")
-    tokens, masked = counts["input_ids"], counts["masked_lm_ids"]
-    _note(problems, tokens < 1, "is empty")
-    _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
-    _note(problems, counts["segment_ids"] != tokens, "has segment_ids of another length than input_ids")
-    different = "has masked_lm_positions of another length than masked_lm_ids"
-    _note(problems, counts["masked_lm_positions"] != masked, different)
-    if shard.kind == "packed":
-        lengths, sequences = _index_packs(shard, columns, limits, problems)
-    else:
-        _note(problems, masked > limits.max_predictions, f"has more than {limits.max_predictions} masked tokens")
-        lengths, sequences = tokens.copy(), np.empty(0, np.int64)
-        lengths[list(problems)] = 1
-    kept = [name for name in COLUMNS if name in counts]
-    table = np.stack([places[name] for name in kept], axis=1) if places else np.zeros((shard.rows, len(kept)))
-    return _index_of(shard, places is not None, lengths, sequences, table, problems)
 
 
 def _index_packs(
@@ -360,26 +343,19 @@ def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
     seen: dict[int, Path] = {}
     totals: dict[int, Path] = {}
     for path in paths:
-        match = _NUMBERED.search(path.name)
-        if match is None:
-            continue
-        number = int(match.group(1))
-        if number in seen:
-            raise UserError(
-                "data.duplicate", path, f"has the same shard number as {seen[number].name}", "Remove one of them"
-            )
-        seen[number] = path
-        if match.group(2):
-            totals[int(match.group(2))] = path
+        if match := _NUMBERED.search(path.name):
+            if (other := seen.setdefault(int(match[1]), path)) is not path:
+                reason = f"has the same shard number as {other.name}"
+                raise UserError("data.duplicate", path, reason, "Remove one of them")
+            if match[2]:
+                totals[int(match[2])] = path
     if len(totals) > 1:
         one, other = list(totals.values())[:2]
         raise UserError("data.mixed", other, f"is of another set than {one.name}", "Keep one set in a folder")
     for total in totals:
-        missing = [number for number in range(total) if number not in seen]
-        if missing:
+        if missing := sorted(set(range(total)) - set(seen)):
             which = f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
             raise UserError("data.incomplete", folder, which, "Restore the missing files")
         if len(seen) > total:
-            raise UserError(
-                "data.mixed", seen[max(seen)], f"its number is beyond the {total} shards of the set", "Remove it"
-            )
+            reason = f"its number is beyond the {total} shards of the set"
+            raise UserError("data.mixed", seen[max(seen)], reason, "Remove it")
