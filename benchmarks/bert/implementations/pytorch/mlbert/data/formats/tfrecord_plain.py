@@ -26,7 +26,6 @@ A record's checksums detect damage within it; only the list detects missing or d
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -38,6 +37,7 @@ from pydantic import Field
 
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import ListedFile, SetDescription
+from mlbert.data.formats.padded import MAX_ID, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
@@ -54,7 +54,6 @@ NAMES = (  # in the order in the benchmark's files
     "next_sentence_labels",
 )
 HEADER_BYTES, FOOTER_BYTES = 12, 4
-MAX_ID = 65_535
 _BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
 _KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
@@ -215,53 +214,21 @@ def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> W
     return own
 
 
-def _check_ids(name: str, values: list[int], vocab_size: int) -> None:
-    for value in values:
-        if not 0 <= value < vocab_size:
-            limit = "0..65535" if vocab_size > MAX_ID else f"the vocabulary of {vocab_size} entries"
-            raise BadExample(f"has {value} in {name}, outside {limit}")
-
-
-def _length(mask: list[int], segments: list[int]) -> tuple[int, int]:
-    """Return the number of tokens of the sequence and of its first segment."""
-    length = mask.index(0) if 0 in mask else len(mask)
-    if length == 0 or mask != [1] * length + [0] * (len(mask) - length):
-        raise BadExample("has an input_mask that is not ones followed by zeros")
-    first = sum(segment == 0 for segment in segments[:length])
-    if segments[:length] != [0] * first + [1] * (length - first):
-        raise BadExample("has segment_ids that are not zeros followed by ones")
-    return length, first
-
-
-Row = tuple[list[int], int, bool, list[int], list[int]]
-
-
-def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
-    """Return the data of a record as a row for `Ragged.from_rows`, and its widths. They must equal ``widths`` if given,
-    and ids must be below ``vocab_size``. Raises BadExample with the reason otherwise."""
+def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Ragged, Widths]:
+    """Return the sequence in the data of a record, and its widths. They must equal ``widths`` if given, and ids must be
+    below ``vocab_size``. Raises BadExample with the reason otherwise."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
-    values = {name: content for name, (_, content) in lists.items()}
-    length, first = _length(values["input_mask"], values["segment_ids"])
-    tokens = values["input_ids"][:length]
-    _check_ids("input_ids", tokens, vocab_size)
-    weights = values["masked_lm_weights"]
-    for weight in weights:
-        if weight not in (0.0, 1.0):
-            raise BadExample(f"has {weight:g} in masked_lm_weights, 0 or 1 expected")
-    positions = list(itertools.compress(values["masked_lm_positions"], weights))
-    labels = list(itertools.compress(values["masked_lm_ids"], weights))
-    for position in positions:
-        if not 0 <= position < length:
-            raise BadExample(f"has {position} in masked_lm_positions, the sequence has {length} tokens")
-    _check_ids("masked_lm_ids", labels, vocab_size)
-    (label,) = values["next_sentence_labels"]
-    if label not in (0, 1):
-        raise BadExample(f"has {label} in next_sentence_labels, 0 or 1 expected")
-    return (tokens, first, bool(label), positions, labels), own
+    columns = {
+        name: np.array([values], np.float64 if kind == _FLOAT else np.int64) for name, (kind, values) in lists.items()
+    }
+    for problem, bad in column_problems(columns, vocab_size).items():
+        if bad.any():
+            raise BadExample(problem)
+    return without_padding(columns), own
 
 
-def parse_record(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
+def parse_record(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Ragged, Widths]:
     """Check the checksums of one record, and return its data as `parse_example` does."""
     content = record[HEADER_BYTES:-FOOTER_BYTES]
     if record != frame(content):
@@ -286,7 +253,7 @@ def parse(
             rows.append(parse_record(data[start:end].tobytes(), widths, vocab_size)[0])
         except BadExample:
             good[index] = False
-    return Ragged.from_rows(rows), good
+    return Ragged.concatenate(rows), good
 
 
 def _put_varint(value: int) -> bytes:
@@ -301,9 +268,10 @@ def _put(number: int, content: bytes) -> bytes:
     return _put_varint(number << 3 | _LENGTH) + _put_varint(len(content)) + content
 
 
-def encode_example(row: Row, widths: Widths) -> bytes:
-    """Return a row as a tf.train.Example with the same bytes as the benchmark's generator; see `parse_example`."""
-    tokens, first, random_next, positions, labels = row
+def encode_example(row: Ragged, widths: Widths) -> bytes:
+    """Return one sequence as a tf.train.Example with the same bytes as the benchmark's generator."""
+    tokens, positions, labels = row.tokens.tolist(), row.masked_positions.tolist(), row.masked_labels.tolist()
+    first = int(row.first_lengths[0])
     padding, unused = widths.max_seq_length - len(tokens), widths.max_predictions - len(positions)
     lists: dict[str, list] = {
         "input_ids": [*tokens, *[0] * padding],
@@ -312,7 +280,7 @@ def encode_example(row: Row, widths: Widths) -> bytes:
         "masked_lm_positions": [*positions, *[0] * unused],
         "masked_lm_ids": [*labels, *[0] * unused],
         "masked_lm_weights": [1.0] * len(positions) + [0.0] * unused,
-        "next_sentence_labels": [int(random_next)],
+        "next_sentence_labels": row.next_sentence.tolist(),
     }
     entries = b""
     for name in NAMES:
@@ -330,13 +298,7 @@ def frame(content: bytes) -> bytes:
 
 def encode(rows: Ragged, widths: Widths) -> bytes:
     """Return all sequences as concatenated records. They must fit ``widths``."""
-    records = []
-    for number in range(len(rows)):
-        one = rows.slice(number, number + 1)
-        masked = one.masked_positions.tolist(), one.masked_labels.tolist()
-        row = (one.tokens.tolist(), int(one.first_lengths[0]), bool(one.next_sentence[0]), *masked)
-        records.append(frame(encode_example(row, widths)))
-    return b"".join(records)
+    return b"".join(frame(encode_example(rows.slice(row, row + 1), widths)) for row in range(len(rows)))
 
 
 LIST = "instances.json"

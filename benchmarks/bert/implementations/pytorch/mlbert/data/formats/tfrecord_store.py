@@ -22,6 +22,7 @@ import numpy as np
 from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
+from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import (
     RESTORE,
@@ -33,7 +34,7 @@ from mlbert.data.formats.tfrecord import (
     problem_of,
     read_widths,
 )
-from mlbert.data.formats.tfrecord_plain import MAX_ID, read_list
+from mlbert.data.formats.tfrecord_plain import read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
-from mlbert.data.formats.tfrecord_plain import MAX_ID, NAMES
+from mlbert.data.formats.padded import column_problems, without_padding
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord_plain import NAMES
 from mlbert.data.formats.tfrecord_store import TFRecordStore
 from mlbert.data.loading.packed import PackedSource
 from mlbert.host.errors import UserError
@@ -105,29 +106,6 @@ class DaliSource(PackedSource):
 
 def _without_padding(lists: dict[str, np.ndarray]) -> Ragged | None:
     """Return the sequences of padded lists [S, W], or None if a value is invalid."""
-    mask, used = lists["input_mask"], lists["masked_lm_weights"] > 0
-    lengths = mask.sum(axis=1)
-    inside = np.arange(mask.shape[1]) < lengths[:, None]
-    first = ((lists["segment_ids"] == 0) & inside).sum(axis=1)
-    segments = inside & (np.arange(mask.shape[1]) >= first[:, None])
-    tokens, labels = lists["input_ids"][inside], lists["masked_lm_ids"][used]
-    positions, next_sentence = lists["masked_lm_positions"], lists["next_sentence_labels"][:, 0]
-    fine = (
-        (mask == inside).all()
-        and (np.where(inside, lists["segment_ids"], 0) == segments).all()
-        and all(((ids >= 0) & (ids <= MAX_ID)).all() for ids in (tokens, labels))
-        and ((positions >= 0) & (positions < lengths[:, None]) | ~used).all()
-        and np.isin(next_sentence, (0, 1)).all()
-    )
-    if not fine:
+    if any(bad.any() for bad in column_problems(lists).values()):
         return None
-    arrays = {
-        "tokens": tokens,
-        "offsets": offsets_of(lengths),
-        "masked_positions": positions[used],
-        "masked_labels": labels,
-        "masked_offsets": offsets_of(used.sum(axis=1)),
-        "first_lengths": first,
-        "next_sentence": next_sentence,
-    }
-    return Ragged(**{name: array.astype(DTYPES[name]) for name, array in arrays.items()})
+    return without_padding(lists)
