@@ -9,6 +9,7 @@ Legend: N sequences, S requested sequences, P packs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +63,30 @@ class StoreInfo:
 def named_by_files(names_and_sizes: str, content: str | None) -> str:
     """Return the log name of files without a manifest; uses the contents if they were hashed. Arguments are sha256."""
     return f"content:sha256:{content}" if content else f"names-and-sizes:sha256:{names_and_sizes}"
+
+
+def by_part(first: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield number p of each part with some of ``indices``, their places in ``indices``, and their numbers in the part;
+    part p has the indices ``first[p]`` up to ``first[p + 1]``, exclusive."""
+    part_of = np.searchsorted(first, indices, side="right") - 1
+    order = np.argsort(part_of, kind="stable")
+    parts, starts = np.unique(part_of[order], return_index=True)
+    for part, places in zip(
+        parts.tolist(), np.split(order, starts[1:]), strict=False
+    ):  # one empty piece for no indices
+        yield part, places, indices[places] - first[part]
+
+
+def gather_parts(first: np.ndarray, indices: np.ndarray, gather: Callable[[int, np.ndarray], Ragged]) -> Ragged:
+    """Return the sequences ``indices``, in that order, with one call of ``gather`` (part, numbers in it) for each part;
+    see `by_part`."""
+    order, parts = [np.empty(0, np.int64)], []
+    for part, places, within in by_part(first, indices):
+        order.append(places)
+        parts.append(gather(part, within))
+    if len(parts) == 1:
+        return parts[0]
+    return Ragged.concatenate(parts).take(np.argsort(np.concatenate(order)))
 
 
 class Store(Protocol):

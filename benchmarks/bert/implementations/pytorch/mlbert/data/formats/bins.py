@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from mlbert.data.formats.base import BinInfo, Store, StoreInfo
+from mlbert.data.formats.base import BinInfo, Store, StoreInfo, by_part, gather_parts
 from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.manifest import REMAKE, Tokens, check_format, read_manifest
 from mlbert.data.formats.prepared import ShardSet, info_of
@@ -55,22 +55,15 @@ class BinnedStore(Store):
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Return int64 [S], tokens of the sequences ``indices`` (int64 [S], bin after bin)."""
         lengths = np.empty(len(indices), np.int64)
-        bin_of = np.searchsorted(self.first, indices, side="right") - 1
-        for number in np.unique(bin_of).tolist():
-            mine = bin_of == number
-            lengths[mine] = self.bins[number].lengths_of(indices[mine] - self.first[number])
+        for number, places, within in by_part(self.first, indices):
+            lengths[places] = self.bins[number].lengths_of(within)
         return lengths
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
-        indices = np.asarray(indices, np.int64)
-        bin_of = np.searchsorted(self.first, indices, side="right") - 1
-        by_bin = np.argsort(bin_of, kind="stable")
-        parts = []
-        for number in np.unique(bin_of):
-            wanted = by_bin[bin_of[by_bin] == number]
-            parts.append(self.bins[number].gather(indices[wanted] - self.first[number]))
-        return Ragged.concatenate(parts).take(np.argsort(by_bin, kind="stable"))
+        return gather_parts(
+            self.first, np.asarray(indices, np.int64), lambda number, rows: self.bins[number].gather(rows)
+        )
 
 
 class ListedBin(Document):

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.ragged import offsets_of, span_members
 from mlbert.host.errors import UserError
 
 
@@ -73,8 +73,7 @@ class _Spans:
 
     def samples(self) -> np.ndarray:
         """Return int64 [N], the samples piece by piece."""
-        offsets = offsets_of(self.sizes)
-        return np.arange(offsets[-1]) + np.repeat(self.starts - offsets[:-1], self.sizes)
+        return span_members(self.starts, self.sizes)
 
 
 def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> _Spans:

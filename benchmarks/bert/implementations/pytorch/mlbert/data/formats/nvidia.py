@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.base import BinInfo, IndexedStore, Store, StoreInfo
+from mlbert.data.formats.base import BinInfo, IndexedStore, Store, StoreInfo, by_part
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import content_of, name_of
@@ -44,7 +44,7 @@ from mlbert.data.formats.nvidia_shard import (
     open_shard,
     read_column,
 )
-from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
 DEFAULT_LIMITS = ShardLimits()
@@ -249,26 +249,22 @@ class NvidiaStore(IndexedStore):
         if not self._packed:
             return np.ones(len(rows), np.int64), self._index.lengths[rows].astype(np.int64)
         counts = self._index.counts[rows].astype(np.int64)
-        shift = self._first_sequence[rows] - offsets_of(counts)[:-1]
-        return counts, self._index.lengths[np.repeat(shift, counts) + np.arange(counts.sum())].astype(np.int64)
+        return counts, self._index.lengths[span_members(self._first_sequence[rows], counts)].astype(np.int64)
 
     def _columns(self, rows: np.ndarray) -> dict[str, Items]:
         file_of = np.searchsorted(self._first_row, rows, side="right") - 1
         if (self._index.offsets[file_of, 0] >= 0).all():
             return {name: self._mapped_column(name, rows, file_of) for name in COLUMNS}
-        return self._plain_columns(rows, file_of)
-
-    def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, Items]:
-        """Read through h5py, one file at a time, because threads share its handles."""
-        order = np.argsort(file_of, kind="stable")  # rows in reading order, file by file
+        # Through h5py, one file at a time, because threads share its handles.
+        order: list[np.ndarray] = []
         read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
-        for number in np.unique(file_of).tolist():
-            inside = rows[order[file_of[order] == number]] - self._first_row[number]
+        for number, places, inside in by_part(self._first_row, rows):
+            order.append(places)
             shard = NvidiaShard(self.paths[number], self._index.kind, int(self._index.rows[number]))
             with self._lock, open_shard(shard.path) as file:
                 for name in COLUMNS:
                     read[name].append(read_column(file, shard, name, inside))
-        columns, back = {}, np.argsort(order)
+        columns, back = {}, np.argsort(np.concatenate(order))
         for name, parts in read.items():
             flat, counts = (np.concatenate([getattr(part, of) for part in parts]) for of in ("source", "counts"))
             columns[name] = Items(flat, offsets_of(counts)[:-1], counts, 1).of(back)

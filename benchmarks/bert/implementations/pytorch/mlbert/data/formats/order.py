@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlbert.data.formats.base import Store
+from mlbert.data.formats.base import Store, by_part
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.permutation import EvenSpread, Permutation
-from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
 ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
@@ -96,10 +96,8 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
     def members(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sequences of the packs, pack by pack, and the number in each."""
-        starts, counts = packs.offsets[chosen], packs.offsets[chosen + 1] - packs.offsets[chosen]
-        # Member k of the result has index k in its pack, minus the members of the packs before.
-        shift = np.repeat(starts - offsets_of(counts)[:-1], counts)
-        return packs.order[np.arange(len(shift)) + shift], counts
+        counts = packs.offsets[chosen + 1] - packs.offsets[chosen]
+        return packs.order[span_members(packs.offsets[chosen], counts)], counts
 
     def gather(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
         sequences, counts = members(chosen)
@@ -158,17 +156,14 @@ class EpochOrder:
         if len(self._first) == 2:
             return Permutation(int(self._first[1]), (self._seed, epoch))(positions)
         # Slot s of the spread belongs to the bin whose range holds s; the bin's permutation chooses the unit.
-        slots = EvenSpread(int(self._first[-1]))(positions)
-        bin_of = np.searchsorted(self._first, slots, side="right") - 1
-        return self._of_bins(epoch, bin_of, slots - self._first[bin_of])
+        return self._of_bins(epoch, EvenSpread(int(self._first[-1]))(positions))
 
-    def _of_bins(self, epoch: int, bin_of: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the units at ``places`` of the orders of their bins."""
-        units = np.empty(len(bin_of), np.int64)
-        for number in np.unique(bin_of).tolist():
-            mine, start = bin_of == number, self._first[number]
-            order = Permutation(int(self._first[number + 1] - start), (self._seed, epoch, number))
-            units[mine] = start + order(places[mine])
+    def _of_bins(self, epoch: int, slots: np.ndarray) -> np.ndarray:
+        """Return the units in these slots of the orders of all bins, bin after bin."""
+        units = np.empty(len(slots), np.int64)
+        for number, places, within in by_part(self._first, slots):
+            start, end = self._first[number : number + 2].tolist()
+            units[places] = start + Permutation(end - start, (self._seed, epoch, number))(within)
         return units
 
 
@@ -194,7 +189,7 @@ class ComposedOrder(EpochOrder):
     def _compute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         block, slot = np.divmod(positions, len(self._bins))
         bin_of = self._bins[slot]
-        return self._of_bins(epoch, bin_of, block * self._ratio[bin_of] + self._places[slot])
+        return self._of_bins(epoch, self._first[bin_of] + block * self._ratio[bin_of] + self._places[slot])
 
 
 def even_mix(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.base import Store, StoreInfo
+from mlbert.data.formats.base import Store, StoreInfo, by_part, gather_parts
 from mlbert.data.formats.checks import first_problem
 from mlbert.data.formats.checksums import (
     CHECKSUMS,
@@ -42,7 +42,7 @@ from mlbert.data.formats.manifest import (
     read_manifest,
     write_json,
 )
-from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of
+from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of, span_members
 from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
 from mlbert.host.errors import UserError
 
@@ -211,13 +211,11 @@ class ShardSet(Store):
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]), without reading other lengths."""
         lengths = np.empty(len(indices), np.int64)
-        shard_of = np.searchsorted(self._first, indices, side="right") - 1
-        for number in np.unique(shard_of).tolist():
-            mine = shard_of == number
-            within, offsets = indices[mine] - self._first[number], self.shard(number).rows.offsets
+        for number, places, within in by_part(self._first, indices):
+            offsets = self.shard(number).rows.offsets
             with self._damage():
                 check_spans(offsets[within], offsets[within + 1], int(offsets[-1]))
-            lengths[mine] = offsets[within + 1] - offsets[within]
+            lengths[places] = offsets[within + 1] - offsets[within]
         return lengths
 
     @contextmanager
@@ -267,36 +265,23 @@ class ShardSet(Store):
         if len(self._shards) == 1:
             return self.shard(0).rows.take(indices)
         shard_of = np.searchsorted(self._first, indices, side="right") - 1
-        within = indices - self._first[shard_of]
-        touched = np.unique(shard_of)
-        if len(indices) <= _MANY_OF_A_SHARD * len(touched):
+        if len(indices) <= _MANY_OF_A_SHARD * len(np.unique(shard_of)):
+            within = indices - self._first[shard_of]
             return self._ranges(shard_of, within, within + 1)
-        by_shard = np.argsort(shard_of, kind="stable")
-        ends = np.searchsorted(shard_of[by_shard], touched, side="right")
-        groups = np.split(by_shard, ends[:-1])
-        parts = [self.shard(s).rows.take(within[group]) for s, group in zip(touched.tolist(), groups, strict=True)]
-        if len(parts) == 1:  # the stable sort kept the order
-            return parts[0]
-        return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
+        return gather_parts(self._first, indices, lambda number, rows: self.shard(number).rows.take(rows))
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
         """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64 [packs]).
         Raises UserError if they are damaged."""
         indices = np.asarray(indices, np.int64)
-        shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
-        within = indices - self._first_pack[shard_of]
+        shard_of, first, end = np.empty((3, len(indices)), np.int64)
         with self._damage():
-            if len(self._shards) == 1:
-                offsets = self._pack_offsets(0)
-                first, end = offsets[within], offsets[within + 1]
-                check_spans(first, end, len(self))
-                counts = end - first
-                shift = np.repeat(first - offsets_of(counts)[:-1], counts)
-                return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
-            first, end = np.empty_like(within), np.empty_like(within)
-            for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
-                first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+            for number, places, packs in by_part(self._first_pack, indices):
+                offsets = self._pack_offsets(number)
+                shard_of[places], first[places], end[places] = number, offsets[packs], offsets[packs + 1]
             check_spans(first, end, np.diff(self._first)[shard_of])
+            if len(self._shards) == 1:
+                return self.shard(0).rows.take(span_members(first, end - first)), end - first
             return self._ranges(shard_of, first, end), end - first
 
     def _pack_offsets(self, index: int) -> np.ndarray:

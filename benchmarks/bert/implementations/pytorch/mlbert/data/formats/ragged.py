@@ -156,6 +156,12 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return result
 
 
+def span_members(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return int64, the ``counts[i]`` numbers from ``starts[i]`` upwards for each i, concatenated."""
+    offsets = offsets_of(counts)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+
+
 def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) -> None:
     """Raise ValueError if a span ends before it starts, or outside an array of ``size`` elements (one size for all
     spans, or one each)."""
