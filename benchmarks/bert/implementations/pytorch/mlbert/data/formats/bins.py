@@ -104,9 +104,8 @@ def describe_bins(folder: Path) -> StoreInfo:
         if manifest.sha256 != entry.manifest_sha256:
             raise UserError("data.checksum", manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
         if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
-            raise UserError(
-                "vocabulary.mismatch", manifest.path, f"names another vocabulary than {manifests[0].path}", REMAKE
-            )
+            reason = f"names another vocabulary than {manifests[0].path}"
+            raise UserError("vocabulary.mismatch", manifest.path, reason, REMAKE)
     return replace(
         info_of(manifests[0]),
         folder=folder,

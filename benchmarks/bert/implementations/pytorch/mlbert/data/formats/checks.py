@@ -90,12 +90,10 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
     if vocab_size is not None and largest >= vocab_size and info.vocab_size is None:
         reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
-        raise UserError(
-            "data.model-mismatch", info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary"
-        )
-    raise UserError(
-        "data.damaged", info.folder, f"holds a sequence that {broken[0]}", "`mlbert prepare verify` names the file"
-    )
+        remedy = "Set BERT_CONFIG to a configuration of the data's vocabulary"
+        raise UserError("data.model-mismatch", info.folder, reason, remedy)
+    reason = f"holds a sequence that {broken[0]}"
+    raise UserError("data.damaged", info.folder, reason, "`mlbert prepare verify` names the file")
 
 
 def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
@@ -140,12 +138,8 @@ def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Pa
     share = np.count_nonzero(tokens == vocabulary[UNKNOWN]) / len(tokens)
     if share > REFUSE_UNKNOWN:
         reason = f"{share:.0%} of its words are not in the vocabulary {vocab_name}"
-        raise UserError(
-            "vocabulary.other-language",
-            subject,
-            reason,
-            "Give a vocabulary of its language, and --cased if that keeps case",
-        )
+        remedy = "Give a vocabulary of its language, and --cased if that keeps case"
+        raise UserError("vocabulary.other-language", subject, reason, remedy)
     return share
 
 

@@ -58,9 +58,8 @@ def read_checksums(folder: Path) -> dict[str, str]:
     matches = [_LINE.fullmatch(line) for line in lines]
     found = {match[2]: match[1] for match in matches if match}
     if not found or len(found) != len(lines):
-        raise UserError(
-            "data.damaged", path, "is not a list of checksums", f"Restore or remove it: {remake_list(folder)}"
-        )
+        reason = "is not a list of checksums"
+        raise UserError("data.damaged", path, reason, f"Restore or remove it: {remake_list(folder)}")
     return found
 
 
@@ -82,9 +81,8 @@ def check_complete(folder: Path, listed: Collection[str], names: Collection[str]
     if listed and set(listed) != set(names):
         wrong = min(set(listed) ^ set(names))
         what = "names" if wrong in listed else "does not name"
-        raise UserError(
-            "data.incomplete", folder / CHECKSUMS, f"{what} {wrong}", f"Restore or remove it: {remake_list(folder)}"
-        )
+        reason = f"{what} {wrong}"
+        raise UserError("data.incomplete", folder / CHECKSUMS, reason, f"Restore or remove it: {remake_list(folder)}")
 
 
 def remake_list(folder: Path) -> str:
@@ -206,17 +204,15 @@ def check_files(manifest: Manifest) -> None:
     with reading(folder):
         sizes = {path.name: plain_size(path) for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
     for name in sorted(set(sizes) - {entry.file for entry in manifest.shards}):
-        raise UserError(
-            "data.mixed", folder / name, "is not listed in the manifest", "Remove it or prepare the data again"
-        )
+        reason = "is not listed in the manifest"
+        raise UserError("data.mixed", folder / name, reason, "Remove it or prepare the data again")
     for entry in manifest.shards:
         path = folder / entry.file
         if path.name not in sizes:
             raise UserError("data.incomplete", path, "the shard is missing", REMAKE)
         if sizes[path.name] != entry.bytes:
-            raise UserError(
-                "data.damaged", path, f"has {sizes[path.name]} bytes, the manifest says {entry.bytes}", REMAKE
-            )
+            reason = f"has {sizes[path.name]} bytes, the manifest says {entry.bytes}"
+            raise UserError("data.damaged", path, reason, REMAKE)
 
 
 def file_sums(manifest: Manifest) -> list[FileSum]:

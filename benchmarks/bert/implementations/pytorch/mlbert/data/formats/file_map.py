@@ -47,9 +47,8 @@ class FileMap:
         address = libc.mmap(None, total, _PROT_READ, flags, -1, 0)
         if address == _FAILED:
             reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
-            raise UserError(
-                "machine.memory", paths[0].parent if paths else "data", reason, "Raise the limit `ulimit -v`"
-            )
+            remedy = "Raise the limit `ulimit -v`"
+            raise UserError("machine.memory", paths[0].parent if paths else "data", reason, remedy)
         memory = (ctypes.c_uint8 * total).from_address(address)
         # NumPy arrays keep `memory` alive, and with it the map: views may outlive this object.
         weakref.finalize(memory, libc.munmap, address, total)
@@ -84,8 +83,7 @@ def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
     try:
         if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
             reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
-            raise UserError(
-                "machine.memory", path, reason, "Raise /proc/sys/vm/max_map_count, or import the folder first"
-            )
+            remedy = "Raise /proc/sys/vm/max_map_count, or import the folder first"
+            raise UserError("machine.memory", path, reason, remedy)
     finally:
         os.close(descriptor)

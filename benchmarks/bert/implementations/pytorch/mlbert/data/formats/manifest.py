@@ -144,9 +144,8 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be made ({error.strerror})", "Choose another output folder"
-        ) from None
+        reason = f"cannot be made ({error.strerror})"
+        raise UserError("file.unwritable", path, reason, "Choose another output folder") from None
 
 
 def file_sha256(path: Path) -> str:

@@ -58,9 +58,8 @@ class MdsReader:
         self._remote, self._cache = str(folder), None if cache is None else Path(cache)
         self._folder = local_folder(self._remote)
         if self._folder is not None and not self._folder.is_dir():
-            raise UserError(
-                "file.missing", folder, no_folder(self._folder), f"Give a folder with {INDEX}, or its address"
-            )
+            remedy = f"Give a folder with {INDEX}, or its address"
+            raise UserError("file.missing", folder, no_folder(self._folder), remedy)
         raw = self._read_index() if self._cache is None else fetch_index(self._remote, self._cache)
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}

@@ -182,12 +182,8 @@ class MdsSamples(IndexedStore):
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
         edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
         if (np.diff(edges) != self._widths.num_bytes).any() or edges[-1] != len(inside):
-            raise UserError(
-                "data.mixed",
-                path,
-                "has samples of another width than the first one",
-                "Keep samples of one width in a set",
-            )
+            reason = "has samples of another width than the first one"
+            raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
         first, end = int(self._first[number]), int(self._first[number + 1])
         pieces = [np.arange(low, min(low + _GATHERED, end)) for low in range(first, end, _GATHERED)]
         return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
@@ -202,9 +198,8 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
     if {(column.name, column.encoding, column.size) for column in index.columns} != {(c, BYTES, None) for c in COLUMNS}:
         found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
         reason = f"holds columns {found}, and no masked samples"
-        raise UserError(
-            "data.columns", path, reason, f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
-        )
+        remedy = f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
+        raise UserError("data.columns", path, reason, remedy)
     return index, hashlib.sha256(raw).hexdigest()
 
 

@@ -98,12 +98,8 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     needed = NvidiaShard(path, kind, 0).columns
     for name in needed:
         if name not in names or not isinstance(file[name], h5py.Dataset):
-            raise UserError(
-                "data.format",
-                path,
-                f"has no dataset {name} (it looks like a {kind} shard)",
-                "Give NVIDIA's HDF5 shards",
-            )
+            reason = f"has no dataset {name} (it looks like a {kind} shard)"
+            raise UserError("data.format", path, reason, "Give NVIDIA's HDF5 shards")
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
     shard = NvidiaShard(path, kind, rows)
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
@@ -248,9 +244,8 @@ def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarr
         pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
-        raise UserError(
-            "data.damaged", shard.path, f"{where} cannot be read ({str(error).splitlines()[0]})", REMAKE
-        ) from None
+        reason = f"{where} cannot be read ({str(error).splitlines()[0]})"
+        raise UserError("data.damaged", shard.path, reason, REMAKE) from None
     read = [row for piece in pieces for row in piece]
     chosen = [np.atleast_1d(read[index]) for index in back]
     counts = np.asarray([len(row) for row in chosen], np.int64)

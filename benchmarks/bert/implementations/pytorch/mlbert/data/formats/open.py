@@ -59,12 +59,8 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
         if there > expected:
             what = "tokens" if name == "max_seq_length" else "masked tokens"
             reason = f"has sequences of {there} {what}, {expected} were expected"
-            raise UserError(
-                "config.conflict",
-                known.folder,
-                reason,
-                f"Set {setting}={there}; the model needs as many positions as tokens",
-            )
+            remedy = f"Set {setting}={there}; the model needs as many positions as tokens"
+            raise UserError("config.conflict", known.folder, reason, remedy)
 
 
 def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
@@ -106,9 +102,8 @@ def _foreign(folder: Path) -> ModuleType:
         names = [path.name for path in folder.iterdir()]
     if any(SHARD_NAME.fullmatch(name) for name in names):
         reason = f"holds shards but no {MANIFEST}: it was not finished, or lost it"
-        raise UserError(
-            "data.format", folder, reason, "Run the `mlbert prepare` that makes it again, or give another folder"
-        )
+        remedy = "Run the `mlbert prepare` that makes it again, or give another folder"
+        raise UserError("data.format", folder, reason, remedy)
     if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
         reason = f"holds TFRecords but no {LIST}: it was not finished"
         raise UserError("data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again")
@@ -125,9 +120,8 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     found = file_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
-        raise UserError(
-            "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."
-        )
+        remedy = f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."
+        raise UserError("vocabulary.mismatch", vocab_file, reason, remedy)
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:

@@ -105,12 +105,8 @@ class ShardWriter:
         shard = map_file(path)
         xxh3 = file_xxh3(path)
         if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
-            raise UserError(
-                "data.checksum",
-                path,
-                "differs from what was written to it",
-                "Check the disk, remove the file and try again",
-            )
+            reason = "differs from what was written to it"
+            raise UserError("data.checksum", path, reason, "Check the disk, remove the file and try again")
         values: dict[str, Any] = {
             "file": path.name,
             "sha256": file_sha256(path),
@@ -224,9 +220,8 @@ class ShardSet(Store):
         try:
             yield
         except ValueError as error:
-            raise UserError(
-                "data.damaged", self.info.folder, f"is damaged: {error}", "`mlbert prepare verify` names the file"
-            ) from None
+            remedy = "`mlbert prepare verify` names the file"
+            raise UserError("data.damaged", self.info.folder, f"is damaged: {error}", remedy) from None
 
     @classmethod
     def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:

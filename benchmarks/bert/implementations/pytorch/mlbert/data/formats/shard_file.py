@@ -103,13 +103,11 @@ def map_file(path: Path) -> Shard:
     except FileNotFoundError:
         raise UserError("data.incomplete", path, "the shard is missing", REMAKE) from None
     except PermissionError:
-        raise UserError(
-            "file.unreadable", path, "cannot be read (Permission denied)", "Check its permissions"
-        ) from None
+        reason = "cannot be read (Permission denied)"
+        raise UserError("file.unreadable", path, reason, "Check its permissions") from None
     except (OSError, KeyError, RuntimeError) as error:
-        raise UserError(
-            "data.damaged", path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE
-        ) from None
+        reason = f"is damaged or not a shard ({str(error).splitlines()[0]})"
+        raise UserError("data.damaged", path, reason, REMAKE) from None
     except (ValueError, TypeError) as error:
         raise UserError("data.damaged", path, f"is truncated or damaged ({error})", REMAKE) from None
     rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})

@@ -91,14 +91,12 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(
-            "file.unreadable", path, f"cannot be read ({error.strerror})", "Name an existing file"
-        ) from None
+        reason = f"cannot be read ({error.strerror})"
+        raise UserError("file.unreadable", path, reason, "Name an existing file") from None
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(
-            "data.encoding", path, f"line {line} is not UTF-8 (byte {error.start})", "Convert the file to UTF-8"
-        ) from None
+        reason = f"line {line} is not UTF-8 (byte {error.start})"
+        raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
 
 
 def _tsv_records(text: str) -> Records:
@@ -152,9 +150,8 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
             values = ((n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip())
         for number, value in values:
             if not isinstance(value, dict):
-                raise UserError(
-                    "data.row", path, f"line {number} is not a JSON object", 'Write for example {"text": "..."}'
-                )
+                reason = f"line {number} is not a JSON object"
+                raise UserError("data.row", path, reason, 'Write for example {"text": "..."}')
             yield number, value
     except ValueError as error:
         if isinstance(error, UserError):
@@ -170,9 +167,8 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
         for column, name in zip(columns, wanted, strict=True):
             field = value[_found(path, name, list(value), line)]
             if isinstance(field, dict | list):
-                raise UserError(
-                    "data.row", path, f"line {line}: {name} is {shown(field)}, not text or a number", "Fix the row"
-                )
+                reason = f"line {line}: {name} is {shown(field)}, not text or a number"
+                raise UserError("data.row", path, reason, "Fix the row")
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
             column.append(whole_characters(text))
     return TaskTable(path, lines, columns, 0)
@@ -209,9 +205,8 @@ class TaskForm:
 
     def __post_init__(self) -> None:
         if len(self.text_columns) not in (1, 2):
-            raise UserError(
-                "config.value", "TEXT_COLUMNS", f"{len(self.text_columns)} columns are named", "Name a text, or a pair"
-            )
+            reason = f"{len(self.text_columns)} columns are named"
+            raise UserError("config.value", "TEXT_COLUMNS", reason, "Name a text, or a pair")
 
 
 @dataclass(frozen=True)
@@ -316,9 +311,8 @@ def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, .
         if number is None:
             guess = nearest(name, classes)
             remedy = f"Did you mean {guess}?" if guess else f"The task's classes are {', '.join(classes[:10])}"
-            raise UserError(
-                "data.labels", table.path, f"line {table.lines[row]}: {name!r} is not a class of the task", remedy
-            )
+            reason = f"line {table.lines[row]}: {name!r} is not a class of the task"
+            raise UserError("data.labels", table.path, reason, remedy)
         labels[row] = number
     return labels
 

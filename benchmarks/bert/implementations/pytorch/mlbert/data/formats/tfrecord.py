@@ -80,18 +80,16 @@ def find_files(path: Path | str) -> list[Path]:
     if not path.is_dir():
         return [path]
     if not (files := named_files(path)):
-        raise UserError(
-            "data.missing", path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder"
-        )
+        reason = "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)"
+        raise UserError("data.missing", path, reason, "Give another folder")
     names = {file.name for file in files}
     listed = read_list(path)
     expected = _whole_set(names) if listed is None else set(listed.by_name)
     if extra := sorted(names - expected):
         raise UserError("data.mixed", path / extra[0], "is not one of the set's files", "Remove it")
     if missing := sorted(expected - names):
-        raise UserError(
-            "data.incomplete", path, missing_text(missing), "Restore what is missing, or name the files that you want"
-        )
+        remedy = "Restore what is missing, or name the files that you want"
+        raise UserError("data.incomplete", path, missing_text(missing), remedy)
     return files
 
 

@@ -72,9 +72,8 @@ def open_texts(local: Path, remote: str | None) -> MdsReader:
             reader = MdsReader(local, local)  # decompresses into the same folder
     if column_of(reader) is None:
         found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
-        raise UserError(
-            "data.columns", remote or local, f"has the columns {found}", "Give a set with a column text (str)"
-        )
+        reason = f"has the columns {found}"
+        raise UserError("data.columns", remote or local, reason, "Give a set with a column text (str)")
     return reader
 
 

@@ -147,9 +147,8 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     elif not path.exists() and short in UNCASED_NAMES:
         path = UNCASED_FILE
     elif not path.exists() and (path.suffix or path.is_absolute() or str(name).count("/") > 1):
-        raise UserError(
-            "file.missing", path, "there is no such file", f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}"
-        )
+        reason = "there is no such file"
+        raise UserError("file.missing", path, reason, f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
     elif not path.exists():
         path = _fetched(str(name))
     return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), lower_cases(path))
@@ -218,9 +217,8 @@ def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
     found = read_json(file, remedy)
     try:
         if (kind := found["model"].get("type", "WordPiece")) != "WordPiece":
-            raise UserError(
-                "vocabulary.format", file, f"is of a {shown(kind)} tokenizer", "Choose a model with BERT's WordPiece"
-            )
+            reason = f"is of a {shown(kind)} tokenizer"
+            raise UserError("vocabulary.format", file, reason, "Choose a model with BERT's WordPiece")
         ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
         is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
         return [ids[number] for number in range(len(ids))], is_lower

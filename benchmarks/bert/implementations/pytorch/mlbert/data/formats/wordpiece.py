@@ -109,9 +109,8 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
         if token not in vocabulary:
             raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
     if len(vocabulary) > MAX_VOCAB_SIZE:
-        raise UserError(
-            "vocabulary.format", path, f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits", _REMEDY
-        )
+        reason = f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits"
+        raise UserError("vocabulary.format", path, reason, _REMEDY)
     return vocabulary
 
 
@@ -259,6 +258,5 @@ class NativeWordPiece:
 
 def no_memory(what: str) -> UserError:
     """Return the error for insufficient memory."""
-    return UserError(
-        "machine.memory", "memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts"
-    )
+    reason = f"there is not enough for {what}"
+    return UserError("machine.memory", "memory", reason, "Use fewer --workers or smaller text parts")
