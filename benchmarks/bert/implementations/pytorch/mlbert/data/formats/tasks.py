@@ -26,12 +26,12 @@ import numpy as np
 
 from mlbert.data.formats import glue
 from mlbert.host.errors import UserError, nearest
+from mlbert.host.files import reading
 from mlbert.host.json_files import parse_json, shown, whole_characters
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
-SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
-
-Records = Iterator[tuple[int, list[str]]]  # line number and fields
+_OBJECT_SUFFIXES = (".jsonl", ".json")
+SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -66,46 +66,40 @@ def read_columns(
     """
     if path.suffix not in SUFFIXES:
         raise UserError("data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}")
-    text = _text_of(path)
-    if path.suffix in (".jsonl", ".json"):
-        table = _from_objects(path, _objects(path, text), wanted)
-    else:
-        records = _csv_records(path, text) if path.suffix == ".csv" else _tsv_records(text)
-        table = _from_records(path, records, wanted, header, lenient)
-    if not table.lines:
+    has_objects = path.suffix in _OBJECT_SUFFIXES
+    found = list(_object_rows(path, wanted) if has_objects else _record_rows(path, wanted, header, lenient))
+    kept = {line: fields for line, fields in found if fields is not None}
+    if not kept:
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
-    return table
+    columns = [list(column) for column in zip(*kept.values(), strict=True)]
+    return TaskTable(path, list(kept), columns, len(found) - len(kept))
 
 
 def column_names(path: Path) -> list[str]:
     """Return the column names in the file's first row or object. Raises UserError as `read_columns`."""
-    text = _text_of(path)
-    if path.suffix in (".jsonl", ".json"):
-        first = next(_objects(path, text), None)
-        return [] if first is None else list(first[1])
-    records = _csv_records(path, text) if path.suffix == ".csv" else _tsv_records(text)
-    return next(records, (0, []))[1]
+    rows: Iterator[tuple[int, Iterable[str]]] = _objects(path) if path.suffix in _OBJECT_SUFFIXES else _records(path)
+    return list(next(rows, (0, []))[1])
 
 
 def _text_of(path: Path) -> str:
+    with reading(path, "Name an existing file"):
+        content = path.read_bytes()
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise UserError("file.unreadable", path, reason, "Name an existing file") from None
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = content[: error.start].count(b"\n") + 1
         reason = f"line {line} is not UTF-8 (byte {error.start})"
         raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
 
 
-def _tsv_records(text: str) -> Records:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line := line.rstrip("\r"):
-            yield number, line.split("\t")
-
-
-def _csv_records(path: Path, text: str) -> Records:
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and fields of each line with fields."""
+    text = _text_of(path)
+    if path.suffix != ".csv":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line := line.rstrip("\r"):
+                yield number, line.split("\t")
+        return
     csv.field_size_limit(_LONGEST_FIELD)
     reader, begins = csv.reader(io.StringIO(text, newline=""), strict=True), 1
     try:
@@ -117,31 +111,28 @@ def _csv_records(path: Path, text: str) -> Records:
         raise UserError("data.row", path, f"line {begins}: {error}", "Quote fields as spreadsheets do") from None
 
 
-def _from_records(
-    path: Path, records: Records, wanted: Sequence[str], header: Sequence[str] | None, lenient: bool
-) -> TaskTable:
+def _record_rows(
+    path: Path, wanted: Sequence[str], header: Sequence[str] | None, lenient: bool
+) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield line number and wanted fields; None for a row with a wrong number of fields if ``lenient``."""
+    records = _records(path)
     names = list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
     if not names:
         raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")
     places = [names.index(_found(path, name, names)) for name in wanted]
-    lines: list[int] = []
-    columns: list[list[str]] = [[] for _ in wanted]
-    left_out = 0
     for line, fields in records:
-        if len(fields) != len(names):
-            if not lenient:
-                reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
-                raise UserError("data.row", path, reason, "Quote fields that contain the separator, or fix the row")
-            left_out += 1
-            continue
-        lines.append(line)
-        for column, place in zip(columns, places, strict=True):
-            column.append(fields[place])
-    return TaskTable(path, lines, columns, left_out)
+        if len(fields) == len(names):
+            yield line, [fields[place] for place in places]
+        elif lenient:
+            yield line, None
+        else:
+            reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
+            raise UserError("data.row", path, reason, "Quote fields that contain the separator, or fix the row")
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, object), or for a single list, (number in the list, object)."""
+    text = _text_of(path)
     values: Iterable[tuple[int, object]]
     try:
         if text.lstrip().startswith("["):
@@ -153,25 +144,24 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
                 reason = f"line {number} is not a JSON object"
                 raise UserError("data.row", path, reason, 'Write for example {"text": "..."}')
             yield number, value
+    except UserError:
+        raise
     except ValueError as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError("data.row", path, f"is not JSON ({error})", "Write one object per line, or one list") from None
 
 
-def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], wanted: Sequence[str]) -> TaskTable:
-    lines: list[int] = []
-    columns: list[list[str]] = [[] for _ in wanted]
-    for line, value in objects:
-        lines.append(line)
-        for column, name in zip(columns, wanted, strict=True):
+def _object_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and wanted fields, as text."""
+    for line, value in _objects(path):
+        fields = []
+        for name in wanted:
             field = value[_found(path, name, list(value), line)]
             if isinstance(field, dict | list):
                 reason = f"line {line}: {name} is {shown(field)}, not text or a number"
                 raise UserError("data.row", path, reason, "Fix the row")
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
-            column.append(whole_characters(text))
-    return TaskTable(path, lines, columns, 0)
+            fields.append(whole_characters(text))
+        yield line, fields
 
 
 def _found(path: Path, name: str, names: Sequence[str], line: int | None = None) -> str:
