@@ -223,7 +223,7 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     with user_error("data.incomplete", path):
         TFRecordStore(folder)
     with user_error("data.incomplete", path):
-        tfrecord_store.outline(folder, Widths(32, 5))  # what training looks at before it starts
+        tfrecord_store.describe(folder, Widths(32, 5))  # what training looks at before it starts
     (report,) = verify([folder])
     assert report.problems
     assert damage == "exchanged" or "some are missing or duplicated" in report.problems[-1]

@@ -26,7 +26,7 @@ from mlbert.data.formats.checksums import FileSum, listed_sums
 from mlbert.data.formats.index_cache import content_of
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, read_widths
 from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, LIST, BadExample, Widths, parse_example
-from mlbert.data.formats.tfrecord_store import outline
+from mlbert.data.formats.tfrecord_store import describe
 from mlbert.host.errors import UserError
 from tf2_bert.distributed import distributed
 from tf2_bert.messages import plain
@@ -96,7 +96,7 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     folders = sorted({Path(name).parent for name in names})
     content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
     identity = hashlib.sha256(json.dumps(sized).encode()).hexdigest()
-    listed = tuple(outline(folder, widths) for folder in folders if (folder / LIST).exists())
+    listed = tuple(describe(folder, widths) for folder in folders if (folder / LIST).exists())
     sums = tuple(file for folder in folders for file in listed_sums(folder) if str(file.path) in found)
     return Files(patterns, tuple(names), identity, content, widths, listed, sums)
 

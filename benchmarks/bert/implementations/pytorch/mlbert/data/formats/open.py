@@ -39,9 +39,8 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     if (folder / BINS).exists():
         return describe_bins(folder)
     module = _foreign(folder)
-    if most is not None and hasattr(module, "outline"):
-        return module.outline(folder, most)
-    return module.describe(folder)
+    can_limit = module.__name__.endswith(".tfrecord_store")
+    return module.describe(folder, most) if can_limit else module.describe(folder)
 
 
 def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shape: BertConfig) -> Widths:

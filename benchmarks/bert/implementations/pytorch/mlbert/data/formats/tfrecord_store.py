@@ -53,34 +53,26 @@ def accepts(folder: Path | str) -> bool:
         return False
 
 
-def describe(folder: Path | str) -> StoreInfo:
-    """Describe a folder of TFRecords from file names and sizes, the first record's list sizes, and its list if it has
-    one. Raises UserError if there are no such files, the first is not TFRecords, or the list is damaged."""
-    # Bad records are reported when the set is read.
-    return _outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
+def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
+    """Describe a folder of TFRecords from file names and sizes, its list if it has one, and the first record's widths.
 
-
-def outline(folder: Path | str, most: Widths) -> StoreInfo:
-    """Describe a folder without reading a record; without a list, ``most`` gives the maximum widths. Raises UserError
-    if there are no such files, or not those listed."""
-    folder = Path(folder)
-    listed = read_list(folder)
-    if listed is None:
-        return _outline(folder, most)
-    listed.check_sizes(find_files(folder))
-    return _outline(folder, Widths(listed.max_seq_length, listed.max_predictions))
-
-
-def _outline(folder: Path | str, widths: Widths) -> StoreInfo:
+    With ``most``, no record is read: the widths come from the list, and without a list they are ``most``. Raises
+    UserError if there are no such files, not those listed, or the first is not TFRecords.
+    """
     folder = Path(folder)
     files, listed = find_files(folder), read_list(folder)
+    if most is None:
+        most = read_widths(files[0], skip_bad=True)  # bad records are reported when the set is read
+    elif listed:
+        listed.check_sizes(files)
+        most = Widths(listed.max_seq_length, listed.max_predictions)
     named = [(file.name, plain_size(file)) for file in files]
     return StoreInfo(
         folder=folder,
         kind="tfrecord",
         identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-        max_seq_length=widths.max_seq_length,
-        max_predictions=widths.max_predictions,
+        max_seq_length=most.max_seq_length,
+        max_predictions=most.max_predictions,
         num_sequences=listed.num_sequences if listed else None,
         vocab_size=listed.vocab_size if listed else None,
         vocabulary_sha256=listed.vocabulary_sha256 if listed else None,
