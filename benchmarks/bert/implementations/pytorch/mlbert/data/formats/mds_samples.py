@@ -118,9 +118,8 @@ class MdsSamples(IndexedStore):
         self._map = FileMap(self._paths)
         self._first = offsets_of([shard.num_samples for shard in shards])
         self._rows = self._map.view(np.dtype((np.void, self._widths.num_bytes)))
-        # After the offsets comes JSON of varying length, so each shard's first sample starts elsewhere.
-        places = [_first_place(self._map, number) for number in range(len(shards))]
-        self._places: np.ndarray = np.array(places, np.int64) + self._map.starts
+        # The samples are at the end of a shard, after offsets and JSON of varying length.
+        self._places = self._map.ends - np.diff(self._first) * self._widths.num_bytes
         self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
         self._lengths = self._load_lengths(shards)
 
@@ -236,9 +235,3 @@ def _unpacked(folder: Path, shard: ShardInfo) -> Path:
     if path.exists() or shard.zipped is None:
         return path
     return cached_shard(str(folder), folder, shard)
-
-
-def _first_place(files: FileMap, number: int) -> int:
-    """Return the offset of a shard's first sample in its file."""
-    start = int(files.starts[number]) + UINT32.itemsize
-    return int(files.bytes[start : start + UINT32.itemsize].view(UINT32)[0]) if files.ends[number] > start else 0

@@ -162,11 +162,6 @@ class ShardWriter:
         return read_manifest(self.folder)
 
 
-def map_shard(path: Path) -> Ragged:
-    """Return the sequences of one shard, mapped into memory; see `mlbert.data.formats.shard_file.map_file`."""
-    return map_file(path).rows
-
-
 class ShardSet(Store):
     """A prepared set opened for reading, a `mlbert.data.formats.base.Store`. Each shard is mapped at first use by
     calling ``touch`` with its number."""
@@ -235,12 +230,18 @@ class ShardSet(Store):
         manifest = read_manifest(folder)
         check_files(manifest)
         count = len(manifest.shards)
-        if verify or (verify is None and manifest.num_bytes <= VERIFY_BYTES):
-            sums = file_sums(manifest)
+        if verify is False:
+            return cls(manifest, [None] * count)
+        sums = file_sums(manifest)
+        if verify or manifest.num_bytes <= VERIFY_BYTES:
             return cls(manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)])
-        touch = None
-        if verify is None:
-            touch = _checked_later(manifest, checks) if checks else partial(verified_shard, manifest)
+
+        def touch(index: int) -> Shard:
+            if checks is None:
+                return verified_shard(manifest, index, sums[index])
+            checks.add(index, sums[index])
+            return matching_shard(manifest, index)
+
         return cls(manifest, [None] * count, touch=touch)
 
     def shard(self, index: int) -> Shard:
@@ -325,16 +326,6 @@ def _counts(shard: Shard) -> dict[str, int]:
     rows = shard.rows
     counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
     return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
-
-
-def _checked_later(manifest: Manifest, checks: FileChecks) -> Callable[[int], Shard]:
-    sums = file_sums(manifest)
-
-    def touch(index: int) -> Shard:
-        checks.add(index, sums[index])
-        return matching_shard(manifest, index)
-
-    return touch
 
 
 def matching_shard(manifest: Manifest, index: int) -> Shard:

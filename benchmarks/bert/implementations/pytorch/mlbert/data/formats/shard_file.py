@@ -105,11 +105,9 @@ def map_file(path: Path) -> Shard:
     except PermissionError:
         reason = "cannot be read (Permission denied)"
         raise UserError("file.unreadable", path, reason, "Check its permissions") from None
-    except (OSError, KeyError, RuntimeError) as error:
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
         reason = f"is damaged or not a shard ({str(error).splitlines()[0]})"
         raise UserError("data.damaged", path, reason, REMAKE) from None
-    except (ValueError, TypeError) as error:
-        raise UserError("data.damaged", path, f"is truncated or damaged ({error})", REMAKE) from None
     rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})
     if not _is_consistent(rows):
         raise UserError("data.damaged", path, "its arrays do not fit each other", REMAKE)

@@ -176,19 +176,16 @@ def _fetched(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    try:
-        path = Path(hf_hub_download(name, VOCAB_FILE))
-    except Exception as error:
-        reason = f"has no {VOCAB_FILE} that can be fetched ({type(error).__name__})"
-        raise UserError("network.unreachable", subject, reason, _REMEDY) from None
-    try:
-        hf_hub_download(name, TOKENIZER_CONFIG)
-    except EntryNotFoundError:
-        pass  # defaults to lower case
-    except Exception as error:
-        reason = f"has a {TOKENIZER_CONFIG} that cannot be fetched ({type(error).__name__})"
-        raise UserError("network.unreachable", subject, reason, _REMEDY) from None
-    return path
+    paths = []
+    for file in (VOCAB_FILE, TOKENIZER_CONFIG):
+        try:
+            paths.append(Path(hf_hub_download(name, file)))
+        except Exception as error:
+            if file == TOKENIZER_CONFIG and isinstance(error, EntryNotFoundError):
+                continue  # defaults to lower case
+            reason = f"has no {file} that can be fetched ({type(error).__name__})"
+            raise UserError("network.unreachable", subject, reason, _REMEDY) from None
+    return paths[0]
 
 
 def hub_problem() -> str | None:

@@ -17,8 +17,9 @@ from typing import Any
 
 from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.manifest import MANIFEST, file_sha256, write_json
-from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
+from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import load_vocabulary
@@ -105,7 +106,7 @@ class _Work:
     def _make_shard(self, index: int) -> _Outcome:
         writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
         # The shard of a bad part is empty. Read such a part again to report what is wrong with it.
-        if writer.is_written(index) and len(map_shard(writer.path(index))):
+        if writer.is_written(index) and len(map_file(writer.path(index)).rows):
             return _Outcome(writer.entry(index), kept=True)
         rows, outcome = self._rows(index)
         writer.write_shard(index, rows)
@@ -279,5 +280,5 @@ def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
     if path != folder and path.name not in names:
         raise UserError("data.format", path, f"is not a shard of {folder / MANIFEST}")
     for name in names if path == folder else [path.name]:
-        shard = map_shard(folder / name)
+        shard = map_file(folder / name).rows
         yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)
