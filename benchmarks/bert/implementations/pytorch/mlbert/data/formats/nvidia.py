@@ -59,34 +59,28 @@ def describe(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> StoreInfo:
     """Describe a folder from file names, sizes and the head of the first file (of each bin), without reading a sample.
     Raises UserError if shards are missing or duplicated, or the first is damaged."""
     groups = bins_of(folder)
-    if not groups:
-        return _describe(folder, list_shards(folder), limits)
-    heads = [_describe(folder, group, limits) for group in groups]
-    return replace(
-        _describe(folder, [path for group in groups for path in group], limits),
-        max_seq_length=max(head.max_seq_length for head in heads),
-        max_predictions=max(head.max_predictions for head in heads),
-        bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups),
-    )
+    info = _describe(folder, groups or [list_shards(folder)], limits)
+    return replace(info, bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups))
 
 
-def _describe(folder: Path, paths: Sequence[Path], limits: ShardLimits) -> StoreInfo:
+def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: ShardLimits) -> StoreInfo:
+    paths = [path for group in groups for path in group]
     if not paths:
         raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
-    first = inspect(paths[0])
+    heads = [inspect(group[0]) for group in groups]
     named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
     return StoreInfo(
         folder=folder,
-        kind=f"nvidia-{first.kind}",
+        kind=f"nvidia-{heads[0].kind}",
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
-        max_seq_length=first.max_tokens or limits.max_seq_length,
-        max_predictions=first.max_masked or limits.max_predictions,
+        max_seq_length=max(head.max_tokens or limits.max_seq_length for head in heads),
+        max_predictions=max(head.max_masked or limits.max_predictions for head in heads),
         num_sequences=None,
         vocab_size=None,
         vocabulary_sha256=None,
         is_listed=False,
         content=content_of(folder, paths),
-        max_pack_tokens=limits.max_seq_length if first.kind == "packed" else None,
+        max_pack_tokens=limits.max_seq_length if heads[0].kind == "packed" else None,
     )
 
 
@@ -136,7 +130,7 @@ class NvidiaStore(IndexedStore):
     ) -> None:
         folder = Path(folder)
         self.paths = list(paths) if paths is not None else list_shards(folder)
-        info = _describe(folder, self.paths, limits)
+        info = _describe(folder, [self.paths], limits)
         self._map = FileMap(self.paths)
         self._index = load_index(self.paths, self._map, limits, cached)
         self._first_row = offsets_of(self._index.rows)
@@ -215,7 +209,9 @@ class NvidiaStore(IndexedStore):
 
         masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
-            masked_counts, gaps = self._before_padding(columns["masked_lm_positions"].gather(), len(rows))
+            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0
+            masked_counts = used.sum(axis=1)
+            gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
             refuse(each_row, gaps, "has a masked position after the padding")
         positions = items("masked_lm_positions", masked_counts).astype(np.int64)  # from the start of the row
         ids = items("masked_lm_ids", masked_counts)
@@ -238,12 +234,6 @@ class NvidiaStore(IndexedStore):
             next_sentence=labels.view(np.uint8),
         )
 
-    def _before_padding(self, positions: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of masked positions before each row's padding, and whether any follow it."""
-        used = positions.reshape(num_rows, self._index.max_masked) != 0
-        counts = used.sum(axis=1)
-        return counts, (used != (np.arange(used.shape[1]) < counts[:, None])).any(axis=1)
-
     def _sizes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return int64 [R], sequences of each row, and int64 [S], tokens of each sequence."""
         if not self._packed:
@@ -256,19 +246,13 @@ class NvidiaStore(IndexedStore):
         if (self._index.offsets[file_of, 0] >= 0).all():
             return {name: self._mapped_column(name, rows, file_of) for name in COLUMNS}
         # Through h5py, one file at a time, because threads share its handles.
-        order: list[np.ndarray] = []
-        read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
+        read: dict[str, dict[int, np.ndarray]] = {name: {} for name in COLUMNS}
         for number, places, inside in by_part(self._first_row, rows):
-            order.append(places)
             shard = NvidiaShard(self.paths[number], self._index.kind, int(self._index.rows[number]))
             with self._lock, open_shard(shard.path) as file:
                 for name in COLUMNS:
-                    read[name].append(read_column(file, shard, name, inside))
-        columns, back = {}, np.argsort(np.concatenate(order))
-        for name, parts in read.items():
-            flat, counts = (np.concatenate([getattr(part, of) for part in parts]) for of in ("source", "counts"))
-            columns[name] = Items(flat, offsets_of(counts)[:-1], counts, 1).of(back)
-        return columns
+                    read[name] |= zip(places.tolist(), read_column(file, shard, name, inside), strict=True)
+        return {name: Items.of_rows([found[row] for row in range(len(rows))], name) for name, found in read.items()}
 
     def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
         index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize

@@ -180,10 +180,13 @@ def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, s
             rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
             if shard.offsets:
                 begin = shard.offsets["input_mask"] + start * shard.max_tokens
-                flat = np.frombuffer(content, np.int8, len(rows) * shard.max_tokens, begin)
+                mask = (
+                    content[begin : begin + len(rows) * shard.max_tokens]
+                    .view(np.int8)
+                    .reshape(len(rows), shard.max_tokens)
+                )
             else:
-                flat = read_column(file, shard, "input_mask", rows).source
-            mask = flat.reshape(len(rows), shard.max_tokens)
+                mask = np.stack(read_column(file, shard, "input_mask", rows))
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
             problems.update(dict.fromkeys(rows[odd].tolist(), "has an input_mask that is not ones and then zeros"))
@@ -196,7 +199,8 @@ def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items],
     if found is None:
         names = [name for name in shard.columns if shard.is_variable(name)]
         with open_shard(shard.path) as file:
-            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, {}
+            rows = {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}
+        return {name: Items.of_rows(rows[name], name) for name in names}, {}
     references, places = found
     columns = {}
     for name, table in references.items():

@@ -19,6 +19,7 @@ Legend: N rows, S positions, P predictions, C columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +224,13 @@ class Items(NamedTuple):
     counts: np.ndarray  # int64 [R], items of each row
     step: int  # distance between a row's items in ``source``
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[np.ndarray], column: str) -> Items:
+        """Return all items of these rows of a column."""
+        flat = np.concatenate([np.empty(0, item_dtype(column)), *rows]).astype(item_dtype(column))
+        counts = np.array([len(row) for row in rows], np.int64)
+        return cls(flat, offsets_of(counts)[:-1], counts, 1)
+
     def of(self, rows: np.ndarray) -> Items:
         """Return the items of some rows."""
         return self._replace(starts=self.starts[rows], counts=self.counts[rows])
@@ -234,11 +242,10 @@ class Items(NamedTuple):
         return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
 
 
-def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarray) -> Items:
-    """Read the items of some rows (int64 [R], any order) through h5py, the reference for mapped reading. Raises
+def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarray) -> list[np.ndarray]:
+    """Read some rows (int64 [R], any order) through h5py, the reference for mapped reading. Raises
     UserError if the file is damaged there."""
     dataset: Any = file[column]
-    wanted = item_dtype(column)
     ordered, back = np.unique(rows, return_inverse=True)
     try:
         pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
@@ -247,10 +254,7 @@ def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarr
         reason = f"{where} cannot be read ({str(error).splitlines()[0]})"
         raise UserError("data.damaged", shard.path, reason, REMAKE) from None
     read = [row for piece in pieces for row in piece]
-    chosen = [np.atleast_1d(read[index]) for index in back]
-    counts = np.asarray([len(row) for row in chosen], np.int64)
-    flat = np.concatenate(chosen) if chosen else np.empty(0, wanted)
-    return Items(flat.astype(wanted), offsets_of(counts)[:-1], counts, 1)
+    return [np.atleast_1d(read[index]) for index in back]
 
 
 def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
