@@ -212,7 +212,7 @@ def test_full_disk(folder, vocab, tmp_path):
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from pathlib import Path\n"
         "from mlbert.data.formats.tfrecord import ExampleReader, write_examples\n"
-        "rows = next(iter(ExampleReader(sys.argv[1]))).rows\n"
+        "rows = next(iter(ExampleReader(Path(sys.argv[1])))).rows\n"
         "write_examples(Path(sys.argv[2]), rows, 32, 5)\n"
     )
     target = tmp_path / "out.tfrecord"

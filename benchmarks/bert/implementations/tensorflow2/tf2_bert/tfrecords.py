@@ -127,7 +127,7 @@ def _query(name: str, function: Any) -> Any:
 
 def _first_widths(name: str) -> Widths:
     if os.path.exists(name):
-        return read_widths(name, skip_bad=True)
+        return read_widths(Path(name), skip_bad=True)
     try:
         for record in tf.data.TFRecordDataset(name).take(1).as_numpy_iterator():
             return parse_example(record, None)[1]

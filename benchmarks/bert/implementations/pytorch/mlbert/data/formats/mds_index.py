@@ -112,10 +112,7 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
         raise UserError("data.damaged", path, "lists a shard twice", _RESTORE)
     if any(bool(shard.compression) != bool(shard.zipped) for shard in shards):
         raise UserError("data.damaged", path, "has a compression without zip_data, or zip_data without it", _RESTORE)
-    if (
-        not layouts[0][0]
-        or len(set(layouts[0][0])) != len(layouts[0][0])
-        or len({len(part) for part in layouts[0]}) != 1
-    ):
+    columns = layouts[0][0]
+    if not columns or len(set(columns)) != len(columns) or len({len(part) for part in layouts[0]}) != 1:
         raise UserError("data.damaged", path, "has columns that do not fit each other", _RESTORE)
     return MdsIndex([Column(*column) for column in zip(*layouts[0], strict=True)], shards)

@@ -17,6 +17,7 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -156,42 +157,33 @@ def problem_of(record: np.ndarray, widths: Widths | None, vocab_size: int = MAX_
     return None
 
 
+@dataclass
 class ExampleReader:
     """Reads one TFRecord file from its start.
 
     Args:
+        path: the file.
         batch: maximum records of one `RecordPart`.
-        widths: required of every record; by default those of the first good record.
+        widths: required of every record; by default those of the first good record, available after the first part.
         vocab_size: exclusive upper bound of ids; by default 16 bits.
         skip_bad: skip bad records and list them in ``bad``. After a record with a damaged length, or one that is cut
             off by the end of the file, the rest of the file is lost.
         remedy: advice in messages about bad records.
 
     Attributes:
-        widths: of the records; available after the first part.
         num_records: records seen so far, including bad ones.
         bad: skipped records.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        *,
-        batch: int = BATCH,
-        widths: Widths | None = None,
-        vocab_size: int | None = None,
-        skip_bad: bool = False,
-        remedy: str = RESTORE,
-    ) -> None:
-        assert batch > 0, "a batch has records"
-        self.path = Path(path)
-        self.widths = widths
-        self.num_records = 0
-        self.bad: list[BadRecord] = []
-        self._batch = batch
-        self._vocab_size = vocab_size or MAX_ID + 1
-        self._skip_bad = skip_bad
-        self._remedy = remedy
+    path: Path
+    _: KW_ONLY
+    batch: int = BATCH
+    widths: Widths | None = None
+    vocab_size: int = MAX_ID + 1
+    skip_bad: bool = False
+    remedy: str = RESTORE
+    num_records: int = field(default=0, init=False)
+    bad: list[BadRecord] = field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[RecordPart]:
         """Iterate over the file's sequences, in order. Raises UserError if the file is unreadable, not TFRecords, or
@@ -199,7 +191,7 @@ class ExampleReader:
         any_good, at = False, 0
         files = FileMap([self.path])
         content = files.bytes[: files.ends[0]]
-        while len(starts := at + codec().scan(content[at:], self._batch)) > 1:
+        while len(starts := at + codec().scan(content[at:], self.batch)) > 1:
             part = self._read(content, starts)
             self.num_records += len(starts) - 1
             at = int(starts[-1])
@@ -210,7 +202,7 @@ class ExampleReader:
             self._refuse_rest(content[at:], at)
         if not any_good:
             problem = "holds no good record" if self.bad else "holds no records"
-            raise UserError("data.empty", self.path, problem, self._remedy)
+            raise UserError("data.empty", self.path, problem, self.remedy)
 
     def _read(self, content: np.ndarray, borders: np.ndarray) -> RecordPart:
         starts, ends = borders[:-1], borders[1:]
@@ -219,9 +211,9 @@ class ExampleReader:
         if self.widths is None:
             rows, good = Ragged.from_rows([]), np.zeros(len(starts), bool)
         else:
-            rows, good = codec().parse(content, starts, ends, self.widths, self._vocab_size)
+            rows, good = codec().parse(content, starts, ends, self.widths, self.vocab_size)
         for index in np.flatnonzero(~good).tolist():
-            reason = problem_of(content[starts[index] : ends[index]], self.widths, self._vocab_size)
+            reason = problem_of(content[starts[index] : ends[index]], self.widths, self.vocab_size)
             assert reason, "the reference accepts a record that the compiled code rejects"
             self._refuse(int(starts[index]), reason, index)
         return RecordPart(rows, starts[good], ends[good])
@@ -229,13 +221,13 @@ class ExampleReader:
     def _first_widths(self, content: np.ndarray, borders: np.ndarray) -> Widths | None:
         for start, end in itertools.pairwise(borders.tolist()):
             with contextlib.suppress(BadExample):
-                return parse_record(content[start:end].tobytes(), None, self._vocab_size)[1]
+                return parse_record(content[start:end].tobytes(), None, self.vocab_size)[1]
         return None
 
     def _refuse(self, offset: int, reason: str, index: int = 0) -> None:
         record = BadRecord(self.num_records + index, offset, reason)
-        if not self._skip_bad:
-            raise UserError("data.damaged", self.path, str(record), self._remedy)
+        if not self.skip_bad:
+            raise UserError("data.damaged", self.path, str(record), self.remedy)
         self.bad.append(record)
 
     def _refuse_rest(self, rest: np.ndarray, offset: int) -> None:
@@ -260,9 +252,7 @@ class ExampleReader:
         return UserError("data.damaged", self.path, reason, RESTORE)
 
 
-def read_widths(
-    path: Path | str, *, vocab_size: int | None = None, skip_bad: bool = False, remedy: str = RESTORE
-) -> Widths:
+def read_widths(path: Path, *, vocab_size: int = MAX_ID + 1, skip_bad: bool = False, remedy: str = RESTORE) -> Widths:
     """Return the widths of a file's first good record, reading no further. Arguments and errors as `ExampleReader`."""
     reader = ExampleReader(path, batch=1, vocab_size=vocab_size, skip_bad=skip_bad, remedy=remedy)
     for _ in reader:
