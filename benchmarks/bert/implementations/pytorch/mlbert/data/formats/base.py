@@ -36,9 +36,9 @@ class StoreInfo:
     identity: str  # sha256 of the manifest or index, or of the sorted names and sizes of the files
     max_seq_length: int  # maximum tokens of a sequence
     max_predictions: int  # maximum masked tokens of a sequence
-    num_sequences: int | None  # None if unknown before reading
-    vocab_size: int | None  # size of the set's vocabulary; None if the format does not record it
-    vocabulary_sha256: str | None  # likewise
+    num_sequences: int | None = None  # None if unknown before reading
+    vocab_size: int | None = None  # size of the set's vocabulary; None if the format does not record it
+    vocabulary_sha256: str | None = None  # likewise
     max_pack_tokens: int | None = None  # slots of a pack; None for a set of single sequences
     num_packs: int | None = None  # of a set that stores packs; None if unknown before reading
     bins: tuple[BinInfo, ...] = ()  # shortest sequences first; empty if the set is not split by length
@@ -71,9 +71,8 @@ def by_part(first: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.nd
     part_of = np.searchsorted(first, indices, side="right") - 1
     order = np.argsort(part_of, kind="stable")
     parts, starts = np.unique(part_of[order], return_index=True)
-    for part, places in zip(
-        parts.tolist(), np.split(order, starts[1:]), strict=False
-    ):  # one empty piece for no indices
+    # Without indices there is one empty piece and no part.
+    for part, places in zip(parts.tolist(), np.split(order, starts[1:]), strict=False):
         yield part, places, indices[places] - first[part]
 
 

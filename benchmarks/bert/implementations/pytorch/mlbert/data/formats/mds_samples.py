@@ -94,8 +94,6 @@ def describe(folder: Path) -> StoreInfo:
         max_seq_length=widths.tokens,
         max_predictions=widths.predictions,
         num_sequences=sum(shard.num_samples for shard in index.shards),
-        vocab_size=None,
-        vocabulary_sha256=None,
     )
 
 

@@ -75,9 +75,6 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: ShardLimit
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
         max_seq_length=max(head.max_tokens or limits.max_seq_length for head in heads),
         max_predictions=max(head.max_masked or limits.max_predictions for head in heads),
-        num_sequences=None,
-        vocab_size=None,
-        vocabulary_sha256=None,
         is_listed=False,
         content=content_of(folder, paths),
         max_pack_tokens=limits.max_seq_length if heads[0].kind == "packed" else None,
@@ -201,9 +198,8 @@ class NvidiaStore(IndexedStore):
         refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
         row_of = np.repeat(each_row, row_counts)  # of each sequence
         refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
-        refuse(
-            each_row, columns["next_sentence_labels"].counts != row_counts, "has too many or few next_sentence_labels"
-        )
+        wrong = columns["next_sentence_labels"].counts != row_counts
+        refuse(each_row, wrong, "has too many or few next_sentence_labels")
         labels = items("next_sentence_labels", row_counts)
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
 

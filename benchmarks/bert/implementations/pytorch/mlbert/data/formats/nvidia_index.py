@@ -180,11 +180,8 @@ def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, s
             rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
             if shard.offsets:
                 begin = shard.offsets["input_mask"] + start * shard.max_tokens
-                mask = (
-                    content[begin : begin + len(rows) * shard.max_tokens]
-                    .view(np.int8)
-                    .reshape(len(rows), shard.max_tokens)
-                )
+                flat = content[begin : begin + len(rows) * shard.max_tokens]
+                mask = flat.view(np.int8).reshape(len(rows), shard.max_tokens)
             else:
                 mask = np.stack(read_column(file, shard, "input_mask", rows))
             lengths[rows] = (mask == 1).sum(axis=1)

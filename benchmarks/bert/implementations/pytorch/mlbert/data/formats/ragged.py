@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,33 +74,26 @@ class Ragged:
 
     def take(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int [S']), in that order."""
-        tokens, offsets = _take_rows(self.offsets, indices, (self.tokens,))
-        masked, masked_offsets = _take_rows(self.masked_offsets, indices, (self.masked_positions, self.masked_labels))
-        return Ragged(
-            tokens=tokens[0],
-            offsets=offsets,
-            masked_positions=masked[0],
-            masked_labels=masked[1],
-            masked_offsets=masked_offsets,
-            first_lengths=self.first_lengths[indices],
-            next_sentence=self.next_sentence[indices],
-            labels=None if self.labels is None else self.labels[indices],
-        )
+        (tokens,), offsets = _take_rows(self.offsets, indices, (self.tokens,))
+        masks, masked_offsets = _take_rows(self.masked_offsets, indices, (self.masked_positions, self.masked_labels))
+        positions, labels = masks
+        return self._of_rows(indices, tokens, offsets, positions, labels, masked_offsets)
 
     def slice(self, first: int, end: int) -> Ragged:
         """Return the sequences from ``first`` up to ``end``, exclusive; tokens and masks are views."""
         offsets, masked_offsets = self.offsets[first : end + 1], self.masked_offsets[first : end + 1]
         tokens, masked = slice(offsets[0], offsets[-1]), slice(masked_offsets[0], masked_offsets[-1])
-        return Ragged(
-            tokens=self.tokens[tokens],
-            offsets=offsets - offsets[0],
-            masked_positions=self.masked_positions[masked],
-            masked_labels=self.masked_labels[masked],
-            masked_offsets=masked_offsets - masked_offsets[0],
-            first_lengths=self.first_lengths[first:end],
-            next_sentence=self.next_sentence[first:end],
-            labels=None if self.labels is None else self.labels[first:end],
-        )
+        masks = self.masked_positions[masked], self.masked_labels[masked]
+        offsets, masked_offsets = offsets - offsets[0], masked_offsets - masked_offsets[0]
+        return self._of_rows(slice(first, end), self.tokens[tokens], offsets, *masks, masked_offsets)
+
+    def _of_rows(
+        self, rows: Any, tokens: Any, offsets: Any, positions: Any, labels: Any, masked_offsets: Any
+    ) -> Ragged:
+        """Return the sequences that ``rows`` (an index or slice) selects, given their tokens and masks."""
+        first, next_sentence = self.first_lengths[rows], self.next_sentence[rows]
+        task_labels = None if self.labels is None else self.labels[rows]
+        return Ragged(tokens, offsets, positions, labels, masked_offsets, first, next_sentence, task_labels)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
