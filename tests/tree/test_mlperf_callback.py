@@ -229,9 +229,9 @@ def test_existing_system_description_is_kept_and_must_agree(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("calls", "subject"),
     [
-        ([("eval_start", 10)], "eval_start"),
+        ([("eval_start", 10)], "eval_start(10)"),
         ([("fit_start", NUMBERS), ("fit_start", NUMBERS)], "fit_start"),
-        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_start", 20)], "eval_start"),
+        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_start", 20)], "eval_start(20)"),
         ([("fit_start", NUMBERS), ("eval_end", 10, 0.5)], "eval_end(10)"),
         ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 20, 0.5)], "eval_end(20)"),
         ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 10, 72.0)], "accuracy 72"),

@@ -30,6 +30,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
+from mlbert.mlperf.describe import describe_system, write_description
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 __all__ = ["MLPerfCallback"]
@@ -105,11 +106,19 @@ class MLPerfCallback:
         hyperparameters: Mapping[str, Value] | None = None,
         rank: int | None = None,
     ) -> None:
-        self.target, self.exit_at_target = _checked_target(target), exit_at_target
+        if not 0.0 < target <= 1.0:
+            raise UserError("config.range", f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
+        self.target, self.exit_at_target = float(target), exit_at_target
         self.metric = f"{metric_label}_{metric_name}"
-        self._label, self._division = f"{metric_label}_", _one_of("division", division, ("open", "closed"))
-        _one_of("benchmark", benchmark, (rules.BENCHMARK,))
-        _one_of("status", status, tuple(STATUS))
+        self._label, self._division = f"{metric_label}_", division
+        for name, value, choices in (
+            ("division", division, ("open", "closed")),
+            ("benchmark", benchmark, (rules.BENCHMARK,)),
+            ("status", status, tuple(STATUS)),
+        ):
+            if value not in choices:
+                known = " or ".join(choices)
+                raise UserError("config.choice", f"{name} {value!r}", "is not known", f"Use {known}")
         self._known: dict[str, Value] = dict(hyperparameters or {})
         self._samples, self._evaluates, self._reached = 0, False, False
         self.rank = _number("RANK", 0) if rank is None else rank
@@ -161,13 +170,7 @@ class MLPerfCallback:
         Raises:
             UserError: hyper-parameters are missing, or the clock is already running.
         """
-        if self._log.run_started:
-            raise UserError(
-                "callback.order", "fit_start", "was called before", "Create a new MLPerfCallback for each run"
-            )
-        self._known |= hyperparameters or {}
-        self._check_complete(REQUIRED)
-        self._start()
+        self._start({**self._known, **(hyperparameters or {})}, REQUIRED)
 
     def eval_start(self, samples: int) -> None:
         """Log that an evaluation begins after ``samples`` training samples.
@@ -177,17 +180,8 @@ class MLPerfCallback:
         """
         if self._log.status is not None:
             return
-        if not self._log.run_started:
-            raise UserError("callback.order", "eval_start", "was called before training", "Call fit_start first")
-        if self._evaluates:
-            raise UserError("callback.order", "eval_start", "was called before", "Call eval_end after each")
-        if samples < self._samples:
-            raise UserError(
-                "callback.order",
-                f"eval_start({samples})",
-                f"was called after {self._samples} samples",
-                "Count all samples so far",
-            )
+        if not self._log.run_started or self._evaluates or samples < self._samples:
+            raise _out_of_order(f"eval_start({samples})")
         self._evaluates, self._samples = True, int(samples)
         self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
 
@@ -210,12 +204,7 @@ class MLPerfCallback:
         if self._log.status is not None:
             return self._reached
         if not self._evaluates or samples != self._samples:
-            raise UserError(
-                "callback.order",
-                f"eval_end({samples})",
-                "has no eval_start with the same number of samples",
-                "Call that first",
-            )
+            raise _out_of_order(f"eval_end({samples})")
         self._evaluates = False
         self._log.end(constants.EVAL_STOP, metadata={"epoch_num": self._samples})
         self._log.event(constants.EVAL_ACCURACY, value, metadata={"epoch_num": self._samples})
@@ -246,13 +235,7 @@ class MLPerfCallback:
             "num_warmup_steps": warmup,
             "start_warmup_step": 0,
         }
-        if self._log.run_started:
-            raise UserError(
-                "callback.order", "MLPerfCallback", "has logged a run before", "Create a new one for each run"
-            )
-        self._known = own | self._known
-        self._check_complete([key for key in REQUIRED if key not in _AT_THE_END])
-        self._start()
+        self._start(own | self._known, [key for key in REQUIRED if key not in _AT_THE_END])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log the start of an evaluation that follows this step, unless a later callback requested it."""
@@ -290,7 +273,15 @@ class MLPerfCallback:
 
     # Helpers
 
-    def _start(self) -> None:
+    def _start(self, known: dict[str, Value], required: Sequence[str]) -> None:
+        if self._log.run_started:
+            raise _out_of_order("fit_start")
+        self._known = known
+        required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
+        if missing := [key for key in required if key not in known]:
+            raise UserError(
+                "config.missing", "hyperparameters", f"lack {', '.join(missing)}", "Give them by these names"
+            )
         for key, value in self._known.items():
             if key not in _AT_THE_END:
                 self._log.event(key, value)
@@ -310,18 +301,9 @@ class MLPerfCallback:
         self._log.close()
 
     def _describe(self, submitter: str, status: str, host_processors: int | None) -> dict[str, str]:
-        from mlbert.mlperf.describe import describe_system
-
         nodes = max(1, _number("WORLD_SIZE", 1) // max(1, _number("LOCAL_WORLD_SIZE", 1)))
         facts = describe_system(submitter, self._division, nodes) | {"status": STATUS[status]}
         return facts if host_processors is None else facts | {"host_processors_per_node": str(int(host_processors))}
-
-    def _check_complete(self, required: Sequence[str]) -> None:
-        required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
-        if missing := [key for key in required if key not in self._known]:
-            raise UserError(
-                "config.missing", "hyperparameters", f"lack {', '.join(missing)}", "Give them by these names"
-            )
 
     def _samples_of(self, state: Any) -> int:
         return int(state.global_step) * int(self._known["global_batch_size"])
@@ -331,16 +313,9 @@ def _ignore(*_: Any, **__: Any) -> None:
     """Ignore a Trainer event that is not logged."""
 
 
-def _checked_target(target: float) -> float:
-    if not 0.0 < target <= 1.0:
-        raise UserError("config.range", f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
-    return float(target)
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise UserError("config.choice", f"{name} {value!r}", "is not known", f"Use {' or '.join(known)}")
-    return value
+def _out_of_order(call: str) -> UserError:
+    remedy = "Call fit_start once for each MLPerfCallback, then eval_start and eval_end in turn with growing samples"
+    return UserError("callback.order", call, "is out of order", remedy)
 
 
 def _number(name: str, otherwise: int) -> int:
@@ -365,8 +340,6 @@ def _refuse_result(path: Path) -> None:
 
 def _keep_description(path: Path, facts: dict[str, str]) -> None:
     """Write the description unless one exists, because a person may have completed it."""
-    from mlbert.mlperf.describe import write_description
-
     if not path.exists():
         write_description(path, facts)
         return
@@ -389,13 +362,7 @@ def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
     words = shlex.split(command) if isinstance(command, str) else list(command)
     try:
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    except (OSError, IndexError) as error:
-        raise UserError(
-            "program.failed", "cache_clear_cmd", f"cannot be started ({error})", "Name a program, or None"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        output = f": {error.stderr.strip()}" if error.stderr.strip() else ""
-        raise UserError(
-            "program.failed", "cache_clear_cmd", f"ended with status {error.returncode}{output}", "Fix it, or give None"
-        ) from None
+    except (OSError, IndexError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", "").strip() or str(error)
+        raise UserError("program.failed", "cache_clear_cmd", f"failed ({reason})", "Fix it, or give None") from None
     return True
