@@ -163,7 +163,7 @@ def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
     number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
     outcome, text = report([closed])["lines"]
     assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: ValueError the name '{line}' occurs twice" in text
+    assert f"result_0.txt: line {number}: ValueError the name '{line}' is given twice" in text
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:

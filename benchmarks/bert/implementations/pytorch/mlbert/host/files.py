@@ -59,6 +59,15 @@ def reading(path: Path | str, remedy: str = "Check the path and its permissions"
         raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", remedy) from None
 
 
+@contextmanager
+def writing(path: Path | str, remedy: str) -> Iterator[None]:
+    """Turn an OSError in the block into a UserError that says the file or folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("file.unwritable", path, f"cannot be written ({error.strerror})", remedy) from None
+
+
 def plain_size(path: Path) -> int:
     """Return the size of a regular file in bytes. Raises UserError if it is unreadable or not a regular file (opening a
     pipe would block forever)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import hashlib
+import contextlib
 import subprocess
 import sys
 import tarfile
@@ -15,10 +15,10 @@ from pathlib import Path
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
-from mlbert.host.json_files import read_json
-from mlbert.host.provenance import PACKAGE_HOME, SOURCE_STATEMENT, git_state, tree_digest
+from mlbert.host.provenance import PACKAGE_HOME, git_state, tree_digest
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.mllog import constants
+from mlbert.mlperf.tree_export import differs, stated_digests
 
 _SECONDS = 60.0
 _DECLARATIONS = f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
@@ -69,7 +69,9 @@ class Sources:
         self.gap: str | None = None
         self.commit: str | None = None  # of the log, if the history has it and the tree was unmodified
         self._texts: dict[str, str | None] = {}
-        self._digests = _stated_digests(tree)
+        self._digests: dict[str, str] = {}
+        with contextlib.suppress(UserError):
+            self._digests = stated_digests(tree)
         self.lacks_commit = False  # True if the complete git history does not have the log's commit
         commit = log.value("commit")
         if not isinstance(commit, str):
@@ -96,11 +98,7 @@ class Sources:
         """Return True if a file of an export does not match its digest in source.json."""
         if self.commit is not None or name not in self._digests:
             return False
-        try:
-            content = (self.tree / name).read_bytes()
-        except OSError:
-            return True
-        return hashlib.sha256(content).hexdigest() != self._digests[name]
+        return differs(self.tree / name, self._digests[name]) is not None
 
     def text(self, name: str) -> str | None:
         """Return a file's text by its name in the tree, or None if there is no such file."""
@@ -160,7 +158,8 @@ def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedPro
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
         environ = {**environment(), "PYTHONPATH": str(Path(folder) / home)}
-        command = [sys.executable, "-m", "mlbert", "submission", "trace", *words]
+        program = "from mlbert.cli.main import main; main()"  # old packages cannot be run with -m
+        command = [sys.executable, "-P", "-c", program, "submission", "trace", *words]
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
@@ -210,15 +209,6 @@ def terminal_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
-
-
-def _stated_digests(tree: Path) -> dict[str, str]:
-    """Map file names to their SHA-256 in an export's source.json. Empty without that file."""
-    try:
-        files = read_json(tree / SOURCE_STATEMENT, "")["files"]
-    except (UserError, KeyError):
-        return {}
-    return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
 
 
 @lru_cache(maxsize=512)

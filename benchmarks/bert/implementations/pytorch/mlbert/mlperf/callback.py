@@ -17,7 +17,6 @@ Each object writes one run's log, ``<folder>/results/<system_name>/bert/result_<
 from __future__ import annotations
 
 import atexit
-import json
 import re
 import shlex
 import subprocess
@@ -28,6 +27,7 @@ from typing import Any
 
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.describe import describe_system, write_description
@@ -343,14 +343,8 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
     if not path.exists():
         write_description(path, facts)
         return
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-        differing = [name for name in ("submitter", "division") if there.get(name) != facts[name]]
-    except (OSError, ValueError, AttributeError):
-        raise UserError(
-            "file.json", path, "is not a system description", "Remove it, and a new one is written"
-        ) from None
-    if differing:
+    there = read_json(path, "Remove it, and a new one is written")
+    if differing := [name for name in ("submitter", "division") if there.get(name) != facts[name]]:
         words = ", ".join(f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing)
         raise UserError("config.conflict", path, f"says {words}", "Give what it says, or another system_name")
 

@@ -11,7 +11,6 @@ sites, one seed, one writer) are required only of them: see `mlbert.mlperf.resul
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,8 +18,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
 from mlbert.mlperf import official, seal
 from mlbert.mlperf.checks.accuracy import check_accuracies
 from mlbert.mlperf.checks.code_provenance import check_event_types, check_writer
@@ -43,7 +44,7 @@ from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_v
 from mlbert.mlperf.describe import FOLDER as TEMPLATES
 from mlbert.mlperf.describe import MARK, unfilled
 from mlbert.mlperf.findings import Complaint, Complaints, Finding, Outcome, finding_of
-from mlbert.mlperf.logs import Log, is_too_deep, read_log
+from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
 from mlbert.mlperf.result_set import NAMES, Check, ResultSet, is_ours
@@ -177,14 +178,12 @@ def _check_result_names(folder: Path, place: Workplace) -> Complaints:
         yield Complaint(Outcome.NOTE, text, _NAMES)
 
 
-def read_system(path: Path) -> dict[str, object]:
+def read_system(path: Path) -> dict[str, Any]:
     """Return the system description, or {} if it is unreadable (the tools and the division check report that)."""
     try:
-        text = path.read_text(encoding="utf-8")
-        system = {} if is_too_deep(text) else json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, "")
+    except UserError:
         return {}
-    return system if isinstance(system, dict) else {}
 
 
 _PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 from mlbert.host.machine import NONE, gpu_driver, processor_name, read_processors, read_text
 from mlbert.host.native import openmp_runtime
 
@@ -363,13 +364,9 @@ def write_description(path: Path, facts: dict[str, str]) -> None:
         raise UserError(
             "config.value", path, "is not a valid name of a system file", "Use systems/<system>.json, without spaces"
         )
-    try:
+    with writing(path, "Choose a file that is writable"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", "Choose a file that is writable"
-        ) from error
 
 
 def _name_system(facts: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 from mlbert.host.provenance import package_versions
 from mlbert.mlperf.rules import RULESET
 
@@ -124,9 +124,5 @@ def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
     if target == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
-    try:
+    with writing(target, "Name another file"):
         target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file.unwritable", target, f"cannot be written ({error.strerror})", "Name another file"
-        ) from error

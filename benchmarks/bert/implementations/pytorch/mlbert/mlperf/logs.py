@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.host.errors import UserError
+from mlbert.host.files import reading
+from mlbert.host.json_files import parse_json
 
 _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
 _MAX_BYTES = 50 * 2**20  # file size limit of the repository checker
 _MAX_CHARACTERS = 50_000
 _MAX_LINES = 20_000  # MLPerf lines; published logs have up to 507
-_MAX_DEPTH = 100
 _OURS = ("configuration", "recipe")
 _OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
 _CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
@@ -125,52 +124,27 @@ def unfit(path: Path) -> str | None:
 
 def read_log(path: Path) -> Log:
     """Read one log. Raises UserError if the file cannot be read."""
-    try:
+    with reading(path, "Name an MLPerf log"):
         if path.exists() and not path.is_file():
             raise UserError("file.wrong-kind", path, "is not a file", "Name an MLPerf log")
         if (reason := unfit(path)) is not None:
             raise UserError("file.too-large", path, reason, "No tool reads such a log in reasonable time; leave it out")
         with path.open(encoding="latin-1") as file:
             lines = [(number, line) for number, line in enumerate(file, start=1) if _TOKEN in line]
-    except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
     events: list[Event] = []
     broken: list[str] = []
     for number, line in lines:
         try:
             events.append(_event(number, line.rstrip("\n").rpartition(_TOKEN)[2]))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             broken.append(f"line {number}: {type(error).__name__} {error}")
     return Log(path, events, broken)
 
 
 def _event(number: int, text: str) -> Event:
-    fields = _DECODER.decode(text)
+    fields = parse_json(text, finite=False)
     time_ms = float(fields["time_ms"])
     if not math.isfinite(time_ms):
         raise ValueError(f"time_ms is {time_ms}")
-    if is_too_deep(text):
-        raise ValueError(f"is nested more than {_MAX_DEPTH} deep")
     metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
     return Event(number, text, time_ms, str(fields["key"]), fields["value"], metadata)
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict and reject duplicate names: programs read the last value, people the first."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {doubled!r} occurs twice")
-    return fields
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_names)
-
-
-def is_too_deep(text: str) -> bool:
-    """Return True if JSON may be nested deeply enough to overflow Python's stack. Counts brackets in strings too."""
-    if text.count("[") + text.count("{") <= _MAX_DEPTH:
-        return False
-    steps = (1 if letter in "[{" else -1 for letter in text if letter in "[]{}")
-    return max(itertools.accumulate(steps)) > _MAX_DEPTH

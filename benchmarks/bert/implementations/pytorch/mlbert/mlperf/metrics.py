@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbert.config.sections import settings_by_key
-from mlbert.host.errors import UserError
-from mlbert.host.files import open_plain
+from mlbert.host.files import open_plain, read_plain, reading
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Event, Log, is_too_deep
+from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file
 
 # The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
-_MAX_BYTES = 50 * 2**20
 _RULE = "the files of a run agree with its log"
 
 
@@ -36,14 +33,7 @@ class _RunFile:
 
     def text(self) -> str:
         """Return the content of the file. Raises ValueError if it cannot be read."""
-        try:
-            if self.path.stat().st_size > _MAX_BYTES:
-                raise ValueError(f"is larger than {_MAX_BYTES // 2**20} MB")
-            return self.path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot be read ({error.strerror})") from None
-        except UnicodeDecodeError:
-            raise ValueError("is not UTF-8 text") from None
+        return read_plain(self.path, "").decode()
 
 
 def check_metrics(results: ResultSet) -> Complaints:
@@ -179,10 +169,8 @@ def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _object(text: str, name: str = "") -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError for anything else."""
-    if is_too_deep(text):
-        raise ValueError(f"{name}is nested too deep")
     try:
-        found = json.loads(text)
+        found = parse_json(text, finite=False)
     except ValueError as error:
         raise ValueError(f"{name}is not JSON ({error})") from None
     if not isinstance(found, dict):
@@ -204,14 +192,11 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
     A partial line at the end, as a killed run leaves it, is not counted. Raises UserError if the file cannot be read.
     """
     points, foreign = [], 0
-    try:
-        with open_plain(path) as file:
-            while line := file.readline(_MOST_BYTES):
-                point = _point(line)
-                points += [point] if point else []
-                foreign += not point and line.endswith(b"\n")
-    except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Move it away") from None
+    with reading(path, "Move it away"), open_plain(path) as file:
+        while line := file.readline(_MOST_BYTES):
+            point = _point(line)
+            points += [point] if point else []
+            foreign += not point and line.endswith(b"\n")
     return points, foreign
 
 

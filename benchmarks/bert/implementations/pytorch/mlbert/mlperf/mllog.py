@@ -22,15 +22,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlbert.host.errors import UserError
-from mlbert.host.files import open_plain
+from mlbert.host.files import read_plain, writing
 from mlbert.host.provenance import tree_relative
 
 __all__ = ["MLPerfLogger", "close_interrupted", "constants"]
@@ -192,14 +191,8 @@ class MLPerfLogger:
         with self._lock, self._writing():
             log(key=key, value=value, metadata={**site, **metadata})
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                "file.unwritable", str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk"
-            ) from None
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(str(self.path), "Free space on its disk")
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
@@ -210,13 +203,7 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
     Raises:
         UserError: the file cannot be read or written.
     """
-    try:
-        with open_plain(path) as file:
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        raise UserError(
-            "file.unreadable", path, f"cannot be read ({error.strerror})", "Name the log of a run"
-        ) from None
+    text = read_plain(path, "Name the log of a run").decode(errors="replace")
     if f'"{constants.RUN_START}"' not in text or f'"{constants.RUN_STOP}"' in text:
         return False
     if not text.endswith("\n"):
@@ -238,13 +225,9 @@ def _hide_texts(line: str) -> str:
 
 
 def _open_handler(path: Path, append: bool) -> _Handler:
-    try:
+    with writing(path, "Choose a LOGDIR that is writable"):
         path.parent.mkdir(parents=True, exist_ok=True)
         return _Handler(path, mode="a" if append else "w", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable"
-        ) from error
 
 
 def _caller() -> CallSite:

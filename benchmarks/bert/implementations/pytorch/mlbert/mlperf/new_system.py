@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlbert.config.sources import check_exports, parse_config_name
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json
 from mlbert.mlperf.describe import FIELDS, FOLDER, MARK, NOT_THERE, template
 
@@ -159,7 +159,7 @@ def _without_accelerators(tree: Path, other: str) -> bool:
 
 def _write(folder: Path, files: dict[str, str], description: Path, text: str) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
-    try:
+    with writing(folder, "Choose a tree that is writable"):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         for name, content in files.items():
@@ -167,7 +167,3 @@ def _write(folder: Path, files: dict[str, str], description: Path, text: str) ->
         description.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(description, text)
         partial.rename(folder)
-    except OSError as error:
-        raise UserError(
-            "file.unwritable", folder, f"cannot be created ({error.strerror})", "Choose a tree that is writable"
-        ) from error

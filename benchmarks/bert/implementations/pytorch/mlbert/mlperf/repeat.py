@@ -23,6 +23,7 @@ from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports
 from mlbert.data.formats.open import describe
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf.call_sites import git, has_commit, num_commits
 from mlbert.mlperf.compare import FEWEST_RUNS
@@ -176,13 +177,7 @@ def _as_export(value: Any) -> str:
 def _model_shape(log: Log, code: Path) -> Path:
     name, digest = log.value("model_shape"), log.value("model_shape_sha256")
     path = code / str(name)  # an absolute name stays as it is
-    try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(
-            "file.unreadable", path, f"the log's model shape cannot be read ({error.strerror})", "Put it there"
-        ) from None
-    if found != digest:
+    if hashlib.sha256(read_plain(path, "Put the log's model shape there")).hexdigest() != digest:
         raise UserError("data.checksum", path, "is not the log's model shape: its SHA-256 differs", "Try --exact")
     return path
 

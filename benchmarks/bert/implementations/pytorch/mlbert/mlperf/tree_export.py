@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 from mlbert.host.errors import UserError
+from mlbert.host.files import writing
+from mlbert.host.json_files import read_json
 from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 
@@ -49,7 +51,7 @@ def export_tree(tree: Path, target: Path) -> int:
     if not names:
         raise UserError("file.missing", tree, "holds no file to export", "Name a submission tree")
     _refuse_illegal(tree, names)
-    try:
+    with writing(target, "Choose a folder that is writable"):
         for name in names:
             destination = target / name
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +60,6 @@ def export_tree(tree: Path, target: Path) -> int:
         files = {str(name): digest_of(target / name) for name in names if name.parts[0] == _CODE}
         statement = json.dumps({"commit": commit, "dirty": dirty, "files": files}, indent=2) + "\n"
         (target / SOURCE_STATEMENT).write_text(statement, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file.unwritable", target, f"cannot be written ({error})", "Choose a folder that is writable"
-        ) from error
     return len(names)
 
 
@@ -86,12 +84,17 @@ def is_export(tree: Path) -> bool:
     return (tree / SOURCE_STATEMENT).is_file() and not is_checkout(tree)
 
 
+def stated_digests(tree: Path) -> dict[str, str]:
+    """Map file names to their SHA-256 in an export's ``source.json``. Raises UserError if it cannot be read."""
+    files = read_json(tree / SOURCE_STATEMENT, "").get("files")
+    return {name: str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+
+
 def check_source(tree: Path) -> Complaints:
     """Every file that source.json lists exists and is unchanged since the export."""
     try:
-        statement = json.loads((tree / SOURCE_STATEMENT).read_text(encoding="utf-8"))
-        files = dict(statement.get("files") or {})
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        files = stated_digests(tree)
+    except UserError:
         yield Complaint(Outcome.ERROR, f"{SOURCE_STATEMENT} cannot be read", _EXPORTED)
         return
     if not files:
