@@ -94,12 +94,15 @@ def run_checks(results: ResultSet, subject: str) -> list[Finding]:
     """
     checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
     readable = replace(results, logs=[log for log in results.logs if log.events])
-    wanted = {name: check for name, check in checks.items() if readable.logs or check is check_lines}
-    seen = {name: results if check is check_lines else readable for name, check in wanted.items()}
-    return [
-        finding_of(f"own: {name}", subject, list(check(seen[name])), (check.__doc__ or "").partition("\n")[0])
-        for name, check in wanted.items()
-    ]
+    rows = []
+    for name, check in checks.items():
+        seen = results if check is check_lines else readable
+        rows += [_row(name, subject, check, seen)] if seen.logs else []
+    return rows
+
+
+def _row(name: str, subject: str, check: Callable[..., Complaints], *given: Any) -> Finding:
+    return finding_of(f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0])
 
 
 _RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
@@ -108,8 +111,9 @@ _RUN_FILE = re.compile(rf"run_.+\.({'|'.join(map(re.escape, NAMES))})")
 _NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<system>.json"
 
 
-def check_layout(place: Workplace) -> Complaints:
+def check_layout(place: Workplace, left_out: Sequence[Complaint]) -> Complaints:
     """Folders and files are named as the rules require, and every result has its system description."""
+    yield from left_out
     for name in ("systems", "results"):
         if not (place.copy / name).is_dir():
             yield _wrong(f"{name}/ is missing")
@@ -265,14 +269,10 @@ def _copy_tree(place: Workplace) -> list[Finding]:
 
 
 def _layout(place: Workplace, left_out: Sequence[Complaint]) -> list[Finding]:
-    rows = [finding_of("own: layout", ".", [*left_out, *check_layout(place)], _first_line(check_layout))]
+    rows = [_row("layout", ".", check_layout, place, left_out)]
     if is_export(place.given):
-        rows.append(finding_of("own: source", ".", list(check_source(place.given)), _first_line(check_source)))
+        rows.append(_row("source", ".", check_source, place.given))
     return rows
-
-
-def _first_line(function: Callable[..., object]) -> str:
-    return (function.__doc__ or "").partition("\n")[0]
 
 
 def _check_tree(place: Workplace, findings: list[Finding], division: str | None, progress: Progress) -> list[Finding]:
@@ -292,16 +292,12 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
     def own() -> list[Finding]:
         rows = []
         if len(result_sets) > 1:
-            copies = list(check_copies_between(results.logs for _, results in result_sets))
-            words = _first_line(check_copies_between)
-            rows.append(finding_of("own: copies between systems", place.name(tree / "results"), copies, words))
+            logs = [results.logs for _, results in result_sets]
+            rows.append(_row("copies between systems", place.name(tree / "results"), check_copies_between, logs))
         for folder, results in result_sets:
             rows += _own_rows(results, place.name(folder))
             if (folder.parent / seal.SUMS).exists() or any(is_ours(log) for log in results.logs):
-                complaints = list(seal.check_seal(folder.parent))
-                rows.append(
-                    finding_of("own: seal", place.name(folder.parent), complaints, _first_line(seal.check_seal))
-                )
+                rows.append(_row("seal", place.name(folder.parent), seal.check_seal, folder.parent))
         return rows
 
     return [*findings, *_run(groups, own, place, progress)]
@@ -326,8 +322,7 @@ def _check_logs(
 def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
     rows = run_checks(results, subject)
     if any(is_ours(log) for log in results.logs):
-        complaints = list(check_metrics(results))
-        rows.append(finding_of("own: metrics", subject, complaints, _first_line(check_metrics)))
+        rows.append(_row("metrics", subject, check_metrics, results))
     return rows
 
 

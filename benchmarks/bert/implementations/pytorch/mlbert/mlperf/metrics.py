@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def _is_near(measured: float, logged: float) -> bool:
 
 
 def _check_summary(file: _RunFile) -> Complaints:
-    """Check that the numbers of the summary are those of the log."""
+    """Check that the summary has the numbers of the log, and that no point of the metrics is after the last step."""
     summary, log = _object(file.text()), file.log
     logged = {"status": log.status, "seed": log.value("seed"), "samples": log.value("train_samples")}
     accuracies = log.all("eval_accuracy")
@@ -122,20 +122,9 @@ def _check_summary(file: _RunFile) -> Complaints:
         return
     if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
         yield file.differs(f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}")
-    yield from _check_last_step(file, summary.get("steps"))
-
-
-def _check_last_step(file: _RunFile, steps: object) -> Complaints:
-    """Check that no point of the metrics is after the last step."""
-    path = run_file(file.log.path, "metrics.jsonl")
-    if path is None:
-        return
-    try:
-        points = [_object(text) for text in _RunFile(file.log, path).text().splitlines()]
-    except ValueError:
-        return  # reported for that file
-    last = max((point["step"] for point in points if is_number(point.get("step"))), default=0)
-    if not is_number(steps) or steps < last:
+    path, steps = run_file(log.path, "metrics.jsonl"), summary.get("steps")
+    last = max((point["step"] for point in read_points(path)[0]), default=0) if path is not None else 0
+    if path is not None and (not is_number(steps) or steps < last):
         yield file.differs(f"steps is {steps!r}, in {path.name} {last}")
 
 
@@ -167,10 +156,10 @@ def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _object(text: str, name: str = "") -> dict[str, Any]:
+def _object(text: str | bytes, name: str = "") -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError for anything else."""
     try:
-        found = parse_json(text, finite=False)
+        found = parse_json(text, finite=False)  # a loss may be NaN
     except ValueError as error:
         raise ValueError(f"{name}is not JSON ({error})") from None
     if not isinstance(found, dict):
@@ -202,13 +191,9 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def _point(line: bytes) -> dict[str, Any] | None:
     try:
-        value = parse_json(line, finite=False)  # a loss may be NaN
+        value = _object(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) and _is_point(value) else None
-
-
-def _is_point(value: Mapping[str, Any]) -> bool:
     numbers = {name for name, one in value.items() if type(one) in (int, float)}
-    kind = value.get("kind")
-    return isinstance(kind, str) and numbers == value.keys() - {"kind"} and numbers >= _KINDS.get(kind, {"none"})
+    known = _KINDS.get(str(value.get("kind")), {"none"})
+    return value if numbers == value.keys() - {"kind"} and numbers >= known else None
