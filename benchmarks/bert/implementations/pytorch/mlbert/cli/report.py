@@ -14,8 +14,7 @@ from rich.table import Table
 from mlbert.programs.console import new_table, safe, standard_output, write_page
 from mlbert.report.results import Result, read_result
 from mlbert.report.runs import read_systems
-from mlbert.report.svg import count, duration, percent, speed
-from mlbert.report.tables import as_json, meaning, time_to_train, verdict
+from mlbert.report.tables import as_json, count, duration, meaning, percent, speed, time_to_train, verdict
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from mlbert.report.results import Result
-from mlbert.report.runs import Points, finite, thin
-from mlbert.report.svg import (
-    DASHED,
-    DOTTED,
-    HEIGHT,
-    LOG_FROM,
-    MOST_ROWS,
-    WIDTH,
-    Chart,
-    Key,
-    Style,
-    colour,
-    draw,
-    few_ticks,
-    height_of_rows,
-    in_thousands,
-    keys_of,
-    label_rows,
-    logarithmic,
-    reference_keys,
-    shorten,
-    style_of_mark,
-    style_of_system,
-    styled,
-    time_unit,
-)
+from mlbert.mlperf.rules import ReferencePoint
+from mlbert.report.results import FASTEST, MISSED, Result
+from mlbert.report.runs import Points, ReportedRun, finite, thin
+from mlbert.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
 
+_MINUTE, _HOUR = 60.0, 3600.0
+_LONGEST_NAME = 26
 _LEAST_SHARE = 0.01  # of the time; smaller parts are not visible
 _BAR = 0.68  # height relative to the row distance
 _PARTS = (
@@ -47,11 +26,50 @@ _PARTS = (
     ("evaluation", "s1", "evaluation"),
     ("other", "s2", "other: between steps"),
 )
+_MOST_POINTS = 20_000  # in one figure
+_LEAST_POINTS = 4  # per curve
+_MOST_MARKED = 80  # points of a curve with a mark at each
+_MOST_TARGETS = 3
+_DASHES = ("-", "--", ":")  # a repeated colour gets the next one
+# Distance below the target, relative to the lowest accuracy: of the median, and to show.
+_CROWDED, _SHOWN = 0.15, 0.2
+
+
+class Curve(NamedTuple):
+    """The course of one run."""
+
+    variable: str  # colour
+    words: str  # in the legend
+    points: Points
+    dashes: str = "-"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the seconds in the unit that suits an axis up to this many seconds, and the unit's name."""
+    if seconds < 3 * _MINUTE:
+        return 1.0, "seconds"
+    return (_MINUTE, "minutes") if seconds < 3 * _HOUR else (_HOUR, "hours")
+
+
+def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
+    """Shorten a name to fit next to a figure: cut its middle, replace control characters."""
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    if len(name) <= longest:
+        return name
+    head = longest // 2
+    return f"{name[:head]}…{name[-(longest - head - 1) :]}"
 
 
 def times_to_train(results: Sequence[Result]) -> Chart | None:
     """Draw one bar per run for a single system, or one strip per system."""
-    return _times_of_runs(results[0]) if len(results) == 1 else _times_of_systems(results)
+    if len(results) == 1:
+        return _times_of_runs(results[0])
+    seconds = [finite(run.score for run in result.runs) for result in results]
+    means = [result.olympic_seconds for result in results]
+    scale, unit = time_unit(statistics.median([value for row in seconds for value in row] or [0.0]))
+    strips = [[value / scale for value in row] for row in seconds]
+    means = [None if mean is None else mean / scale for mean in means]
+    return _strips("Time to train", results, strips, means, unit, "a run that reached the target")
 
 
 def _times_of_runs(result: Result) -> Chart | None:
@@ -60,264 +78,248 @@ def _times_of_runs(result: Result) -> Chart | None:
         return None
     scale, unit = time_unit(max(seconds for _, seconds in runs))
     values = [seconds / scale for _, seconds in runs]
-    mean = result.olympic_seconds
-    mean = mean / scale if mean is not None and math.isfinite(mean) else None
     digits = 3 if max(values) < 10 else 1
 
     def paint(axes: Axes) -> None:
-        colours = [style_of_mark(result, run).colour for run, _ in runs]
-        axes.barh(range(len(runs)), values, color=colours, height=_BAR, linewidth=0)
-        label_rows(axes, [shorten(f"run {run.name}", 16) for run, _ in runs])
-        for row, value in enumerate(values if len(runs) <= MOST_ROWS else ()):  # values in a column on the right
-            axes.annotate(f"{value:.{digits}f}", (1, row), xycoords=("axes fraction", "data"), ha="right", va="center")
-        if mean is not None:
-            axes.axvline(mean, color=colour("ink"), linewidth=1.1, linestyle=DASHED)
-        axes.set_xlim(0, max([*values, 1e-6]) * 1.2)
-        axes.xaxis.set_major_locator(few_ticks())
+        colours, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
+        axes.barh(range(len(runs)), values, color=[COLOURS[name] for name in colours], height=_BAR, label=words)
+        label_rows(
+            axes,
+            [f"{shorten(f'run {run.name}', 16)}: {v:.{digits}f}" for (run, _), v in zip(runs, values, strict=True)],
+        )
+        mean = result.olympic_seconds
+        if mean is not None and math.isfinite(mean):
+            _level(axes.axvline, mean / scale, f"olympic mean {mean / scale:.4g} {unit}", is_target=True)
         axes.set_xlabel(unit)
 
-    keys = keys_of([result], "bar")
-    keys += [Key("dashed", "ink", f"olympic mean {mean:.4g} {unit}")] if mean is not None else []
-    title = "Time to train of each run"
-    description = f"{len(runs)} bars from {min(values):.4g} to {max(values):.4g} {unit}."
-    return Chart(title, draw("times", title, description, (WIDTH, height_of_rows(len(runs))), paint), keys)
-
-
-def _times_of_systems(results: Sequence[Result]) -> Chart | None:
-    seconds = [finite(run.score for run in result.runs) for result in results]
-    if not any(seconds):
-        return None
-    shortest, longest = (end(value for row in seconds for value in row) for end in (min, max))
-    scale, unit = time_unit(longest if longest < LOG_FROM * shortest else math.sqrt(shortest * longest))
-    means = [None if mean is None else mean / scale for mean in (result.olympic_seconds for result in results)]
-
-    def paint(axes: Axes) -> None:
-        _paint_strips(axes, results, [[value / scale for value in row] for row in seconds], means)
-        axes.set_xlabel(unit)
-
-    keys = [Key("dot", "s0", "a run that reached the target"), Key("tick", "ink", "olympic mean")]
-    title, size = "Time to train", (WIDTH, height_of_rows(len(results)))
-    return Chart(title, draw("times", title, "Times to train of every run, by system.", size, paint), keys)
+    return draw("Time to train of each run", paint, len(runs))
 
 
 def samples_to_target(results: Sequence[Result]) -> Chart | None:
     """Draw the samples to the target: one strip per system, with its reference."""
     values = [finite(run.samples_to_target for run in result.runs) for result in results]
+
+    def decorate(axes: Axes) -> None:
+        in_thousands(axes, "x")
+        for row, (result, numbers) in enumerate(zip(results, values, strict=True)):
+            if result.reference is not None:
+                ends = (1 - (row + end) / len(results) for end in (0.9, 0.1))
+                _paint_reference(axes, result.reference, len(results) == 1, *ends)
+            if len(numbers) >= 4:
+                low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
+                look: dict[str, Any] = {"fill": False, "edgecolor": COLOURS["ink"], "linewidth": 1.0}
+                axes.barh(row, high - low, 0.6, low, label="middle half of the runs", **look)
+
+    means = [result.mean_samples for result in results]
+    words = "samples to the target accuracy"
+    return _strips("Samples to the target, over seeds", results, values, means, words, "a run", decorate)
+
+
+def _strips(
+    title: str,
+    results: Sequence[Result],
+    values: Sequence[Sequence[float]],
+    means: Sequence[float | None],
+    x_label: str,
+    words: str,
+    decorate: Callable[[Axes], None] = lambda axes: None,
+) -> Chart | None:
+    """Draw a row of dots per system, with its olympic mean."""
     if not any(values):
         return None
 
     def paint(axes: Axes) -> None:
-        for row, result in enumerate(results):
-            if (point := result.reference) is not None:
-                span = (point.mean_samples - point.stdev_samples, 2 * point.stdev_samples)
-                axes.broken_barh([span], (row - 0.4, 0.8), color=colour("band"), alpha=0.4, linewidth=0)
-                ends = (point.min_mean_samples, row - 0.4, row + 0.4)
-                axes.vlines(*ends, color=colour("muted"), linewidth=1.2, linestyle=DOTTED)
-        _paint_boxes(axes, values)
-        _paint_strips(axes, results, values, [result.mean_samples for result in results])
-        axes.set_xlabel("samples to the target accuracy")
-        in_thousands(axes, "x")
+        logarithmic(axes, "x", [value for numbers in values for value in numbers])
+        for row, (numbers, mean) in enumerate(zip(values, means, strict=True)):
+            heights = [row + (index % 5 - 2) * 0.09 for index in range(len(numbers))]
+            look: dict[str, Any] = {"linestyle": "", "markeredgewidth": 0, "alpha": 0.8, "label": "_" if row else words}
+            axes.plot(numbers, heights, marker="o", markersize=5, color=COLOURS[f"s{row % SERIES}"], **look)
+            if mean is not None and math.isfinite(mean):
+                look = {"linestyle": "", "color": COLOURS["ink"], "label": "olympic mean"}
+                axes.plot(mean, row, marker="|", markersize=20, markeredgewidth=2, **look)
+        label_rows(axes, [shorten(result.system.name) if len(results) > 1 else "" for result in results])
+        axes.margins(x=0.05)
+        axes.set_xlabel(x_label)
+        decorate(axes)
 
-    known = [result for result in results if result.reference is not None]
-    keys = [Key("dot", "s0", "a run"), Key("box", "ink", "middle half of the runs"), Key("tick", "ink", "olympic mean")]
-    keys += reference_keys(known[0] if len(results) == 1 else None) if known else []
-    title, size = "Samples to the target, over seeds", (WIDTH, height_of_rows(len(results)))
-    return Chart(title, draw("samples", title, "Spread of the samples to the target.", size, paint), keys)
+    return draw(title, paint, len(results))
 
 
 def where_time_went(results: Sequence[Result]) -> Chart | None:
     """Draw stacked bars: per run, or per system in percent."""
-    rows = _rows_of_times(results)
-    if not rows:
+    times = [[(run.name, run.times) for run in result.runs if run.times is not None] for result in results]
+    parts = [[[getattr(part, name) or 0.0 for name, _, _ in _PARTS] for _, part in runs] for runs in times]
+    if not any(parts):
         return None
-    is_share = len(results) > 1
-    totals = [sum(parts[1:]) for _, parts in rows]
-    scale, unit = time_unit(max(totals))
-    factors = [100 / max(total, 1e-9) if is_share else 1 / scale for total in totals]
+    if len(results) > 1:
+        labels = [shorten(result.system.name) for result, rows in zip(results, parts, strict=True) if rows]
+        widths = np.array([np.sum(rows, axis=0) for rows in parts if rows])
+        widths[:, 0] = 0
+        scale, unit = np.maximum(widths.sum(1, keepdims=True), 1e-9) / 100, "% of the time to train"
+    else:
+        labels = [shorten(f"run {name}", 16) for name, _ in times[0]]
+        widths = np.array(parts[0])
+        scale, unit = time_unit(widths[:, 1:].sum(1).max())
+        unit += " since run_start"
 
     def paint(axes: Axes) -> None:
-        left = [0.0] * len(rows)
-        for index, (_, variable, _) in enumerate(_PARTS):
-            widths = [parts[index] * factor for (_, parts), factor in zip(rows, factors, strict=True)]
-            if index == 0:  # to the left of run_start
-                axes.barh(
-                    range(len(rows)), [-w for w in widths if not is_share] or 0, color=colour(variable), height=_BAR
-                )
-                continue
-            axes.barh(range(len(rows)), widths, left=left, color=colour(variable), height=_BAR, linewidth=0)
-            left = [before + width for before, width in zip(left, widths, strict=True)]
-        label_rows(axes, [name for name, _ in rows])
-        axes.xaxis.set_major_locator(few_ticks())
-        axes.set_xlabel("% of the time to train" if is_share else f"{unit} since run_start")
+        is_visible = (widths > _LEAST_SHARE * widths[:, 1:].sum(1, keepdims=True)).any(0)
+        lefts = (widths.cumsum(1) - widths - widths[:, :1]) / scale
+        for index, (_, variable, words) in enumerate(_PARTS):
+            look: dict[str, Any] = {
+                "color": COLOURS[variable],
+                "height": _BAR,
+                "label": words if is_visible[index] else "_",
+            }
+            axes.barh(range(len(labels)), (widths / scale)[:, index], left=lefts[:, index], **look)
+        label_rows(axes, labels)
+        axes.set_xlabel(unit)
 
-    present = [
-        any(parts[index] > _LEAST_SHARE * total for (_, parts), total in zip(rows, totals, strict=True))
-        for index in range(len(_PARTS))
-    ]
-    present[0] &= not is_share
-    keys = [
-        Key("bar", variable, words) for (_, variable, words), is_there in zip(_PARTS, present, strict=True) if is_there
-    ]
-    title, size = "Where the time went", (WIDTH, height_of_rows(len(rows)))
-    description = f"Bars of {', '.join(key.words for key in keys)}."
-    return Chart(title, draw("where", title, description, size, paint), keys, _note_on_times(results))
-
-
-def _rows_of_times(results: Sequence[Result]) -> list[tuple[str, list[float]]]:
-    """Return (label, seconds of each part) per run, or per system summed over its runs."""
-    rows = []
-    for result in results:
-        parts = [
-            (run.name, [getattr(run.times, name) or 0.0 for name, _, _ in _PARTS])
-            for run in result.runs
-            if run.times is not None
-        ]
-        if len(results) == 1:
-            rows = [(shorten(f"run {name}", 16), values) for name, values in parts]
-        elif parts:
-            sums = [math.fsum(column) for column in zip(*(values for _, values in parts), strict=True)]
-            rows.append((shorten(result.system.name), sums))
-    return rows
+    return draw("Where the time went", paint, len(labels), _note_on_times(results))
 
 
 def _note_on_times(results: Sequence[Result]) -> str:
     """Return a note on parts that the logs do not separate."""
     times = [run.times for result in results for run in result.runs if run.times is not None]
-    if all(time.evaluation is None for time in times):
-        return "These logs do not record when evaluations start: they are counted as training."
     if any(time.evaluation is None for time in times):
-        return "Some logs do not record when evaluations start: there they are counted as training."
+        return "If a log does not record when evaluations start, they are counted as training."
     if any(time.other is None for time in times):
         return "Pauses between steps, for data or checkpoints, are counted as training: logs do not separate them."
     return ""
 
 
-def _paint_boxes(axes: Axes, values: Sequence[Sequence[float]]) -> None:
-    """Draw the interquartile range of each row."""
-    for row, numbers in enumerate(values):
-        if len(numbers) >= 4:
-            low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
-            look: dict[str, Any] = {"fill": False, "edgecolor": colour("ink"), "linewidth": 1.0}
-            axes.add_patch(Rectangle((low, row - 0.3), high - low, 0.6, **look))
-
-
-def _paint_strips(
-    axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], means: Sequence[float | None]
-) -> None:
-    """Draw a row of dots per system, with its olympic mean."""
-    for row, (numbers, mean) in enumerate(zip(values, means, strict=True)):
-        heights = [row + (index % 5 - 2) * 0.09 for index in range(len(numbers))]
-        shade = style_of_system(row).colour
-        axes.plot(numbers, heights, linestyle="", marker="o", markersize=5, color=shade, markeredgewidth=0, alpha=0.8)
-        if mean is not None and math.isfinite(mean):
-            axes.vlines(mean, row - 0.38, row + 0.38, color=colour("ink"), linewidth=2)
-    label_rows(axes, [shorten(result.system.name) if len(results) > 1 else "" for result in results])
-    axes.margins(x=0.05)
-    axes.xaxis.set_major_locator(few_ticks())
-    logarithmic(axes, "x", [value for numbers in values for value in numbers])
-
-
-_MOST_POINTS = 20_000  # in one figure
-_LEAST_POINTS = 4  # per curve
-_MOST_TARGETS = 3
-_CROWDED, _SHOWN = (
-    0.15,
-    0.2,
-)  # distance below the target, relative to the lowest accuracy: of the median, and to show
-_Curves = Sequence[tuple[Style, Points]]
-
-
 def accuracy(results: Sequence[Result], over: str) -> Chart | None:
     """Draw the accuracy of all runs over ``samples`` or ``seconds``, with target and reference."""
-    curves = [(style, [(getattr(e, over), e.accuracy) for e in run.evaluations]) for _, run, style in styled(results)]
-    if not any(points for _, points in curves):
-        return None
+    curves = _curves(results, lambda _, run: [(getattr(e, over), e.accuracy) for e in run.evaluations])
+    values = [value for curve in curves for _, value in curve.points]
     targets = sorted({result.target for result in results if result.target is not None})[:_MOST_TARGETS]
     lone = results[0] if len(results) == 1 else None
-    baselines = lone.system.baselines if lone else {}
-    reference = lone.reference if lone and over == "samples" else None
-    bottom = _near_target(curves, targets) if over == "samples" else None
+    bottom = _near_target(values, targets) if over == "samples" else None
 
-    def paint(axes: Axes) -> None:
-        if reference is not None:
-            low, high = (reference.mean_samples + sign * reference.stdev_samples for sign in (-1, 1))
-            axes.axvspan(low, high, color=colour("band"), alpha=0.4, linewidth=0)
-            axes.axvline(reference.min_mean_samples, color=colour("muted"), linewidth=1.2, linestyle=DOTTED)
+    def decorate(axes: Axes) -> None:
         for value in targets:
-            axes.axhline(value, color=colour("ink"), linewidth=1.1, linestyle=DASHED)
-        for value in baselines.values():
-            axes.axhline(value, color=colour("muted"), linewidth=1.2, linestyle=DOTTED)
-        _paint_curves(axes, curves, over)
-        if bottom is not None:
-            axes.set_ylim(bottom=bottom)
+            _level(axes.axhline, value, f"target {value:.4g}", is_target=True)
+        if lone is not None:
+            paint_levels(axes, {name.replace("_", " "): value for name, value in lone.system.baselines.items()})
+        if lone is not None and lone.reference is not None and over == "samples":
+            _paint_reference(axes, lone.reference)
+        axes.set_ylim(bottom=bottom)
 
-    keys = [*keys_of(results), *(Key("dashed", "ink", f"target {value:.4g}") for value in targets)]
-    keys += [Key("dotted", "muted", f"{name.replace('_', ' ')} {value:.3f}") for name, value in baselines.items()]
-    keys += reference_keys(lone) if reference is not None else []
     title = f"Accuracy over {'samples' if over == 'samples' else 'time'}{'' if bottom is None else ', near the target'}"
-    description = f"{title} at each evaluation of {len(curves)} runs."
-    return Chart(title, draw(f"accuracy-{over}", title, description, (WIDTH, HEIGHT), paint), keys)
+    return curve_chart(title, curves, over, decorate)
 
 
-def _near_target(curves: _Curves, targets: Sequence[float]) -> float | None:
+def _near_target(values: Sequence[float], targets: Sequence[float]) -> float | None:
     """Return the lower end of the accuracy axis if most evaluations are close to the target, else None."""
-    values = [value for _, points in curves for _, value in points]
-    low, middle = min(values), statistics.median(values)
-    if not targets or low >= targets[0] or middle < targets[0] - _CROWDED * (targets[0] - low):
+    if not values or not targets or min(values) >= targets[0]:
         return None
-    return targets[0] - _SHOWN * (targets[0] - low)
+    height = targets[0] - min(values)
+    return None if statistics.median(values) < targets[0] - _CROWDED * height else targets[0] - _SHOWN * height
 
 
 def metric(results: Sequence[Result], name: str, title: str) -> Chart | None:
     """Draw a quantity of metrics.jsonl; None if no run has it."""
-    curves = [(style, run.metric(name)) for _, run, style in styled(results)]
-    if not any(points for _, points in curves):
-        return None
-    description = f"{title} at the log points of every run."
-    size = (WIDTH, HEIGHT)
-    svg = draw(f"metric-{name}", title, description, size, lambda axes: _paint_curves(axes, curves, "samples", ""))
-    return Chart(title, svg, keys_of(results))
+    return curve_chart(title, _curves(results, lambda _, run: run.metric(name)), "samples")
 
 
 def speeds(results: Sequence[Result]) -> Chart | None:
     """Draw the samples per second between evaluations."""
-    counts = [result.accelerators or 0 for result in results]
-    is_shared = len(results) > 1 and min(counts) > 0
-    divisors = {id(result): count if is_shared else 1 for result, count in zip(results, counts, strict=True)}
-    curves = [
-        (style, [(at, speed / divisors[id(result)]) for at, speed in run.speeds])
-        for result, run, style in styled(results)
-    ]
-    if not any(points for _, points in curves):
-        return None
+    is_shared = len(results) > 1 and all(result.accelerators for result in results)
 
-    def paint(axes: Axes) -> None:
-        _paint_curves(axes, curves, "samples")
-        logarithmic(axes, "y", [speed for _, points in curves for _, speed in points])
+    def points(result: Result, run: ReportedRun) -> Points:
+        return [(at, speed / ((is_shared and result.accelerators) or 1)) for at, speed in run.speeds]
+
+    curves = _curves(results, points)
+
+    def decorate(axes: Axes) -> None:
+        logarithmic(axes, "y", [speed for curve in curves for _, speed in curve.points])
         in_thousands(axes, "y")
 
     title = f"Samples per second{' and accelerator' if is_shared else ''} between evaluations"
     mixed = [r.system.name for r in results if any(run.times and run.times.evaluation is None for run in r.runs)]
     note = f"Includes evaluations, because the logs do not time them: {', '.join(mixed)}." if mixed else ""
-    description = "Speed of training over the course of every run."
-    return Chart(title, draw("speed", title, description, (WIDTH, HEIGHT), paint), keys_of(results), note)
+    return curve_chart(title, curves, "samples", decorate, note)
 
 
-def _paint_curves(axes: Axes, curves: _Curves, over: str, marker: str = ".") -> None:
-    """Draw curves and their x axis, thinned if there are too many points for a page."""
+def curve_chart(
+    title: str,
+    curves: Sequence[Curve],
+    over: str,
+    decorate: Callable[[Axes], None] = lambda axes: None,
+    note: str = "",
+) -> Chart | None:
+    """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page; None without any.
+
+    Args:
+        decorate: draws on the axes after the curves.
+    """
+    ends = [curve.points[-1][0] for curve in curves if curve.points]
+    if not ends:
+        return None
     most = max(_MOST_POINTS // len(curves), _LEAST_POINTS)
-    ends = [points[-1][0] for _, points in curves if points and points[-1][0] > 0] or [1.0]
-    is_wide = len({style.variable for style, _ in curves}) > 1 and max(ends) > LOG_FROM * min(ends)
-    middle = math.sqrt(min(ends) * max(ends)) if is_wide else max(ends)
-    scale, unit = (1.0, "") if over == "samples" else time_unit(middle)
-    axes.xaxis.set_major_locator(few_ticks())
-    for style, points in curves:
-        x, y = [x / scale for x, _ in thin(points, most)], [y for _, y in thin(points, most)]
-        mark = marker if len(points) < 80 else ""
-        look: dict[str, Any] = {"color": style.colour, "linestyle": style.dashes, "linewidth": 1.3, "alpha": 0.85}
-        axes.plot(x, y, marker=mark, markersize=4, markeredgewidth=0, **look)
-    axes.set_xlabel("samples trained on" if over == "samples" else f"{unit} since run_start")
-    if is_wide:
-        logarithmic(axes, "x", [x / scale for _, points in curves for x, _ in points])
-    if over == "samples":
-        in_thousands(axes, "x")
+    scale, unit = (1.0, "") if over == "samples" else time_unit(statistics.median_high(ends))
+
+    def paint(axes: Axes) -> None:
+        logarithmic(axes, "x", [end / scale for end in ends])
+        for variable, words, points, dashes in curves:
+            x, y = zip(*thin(points, most), strict=True) if points else ((), ())
+            look: dict[str, Any] = {"color": COLOURS[variable], "linestyle": dashes, "linewidth": 1.3, "alpha": 0.85}
+            mark: dict[str, Any] = {
+                "marker": "." if len(points) < _MOST_MARKED else "",
+                "markersize": 4,
+                "markeredgewidth": 0,
+            }
+            # matplotlib leaves labels that begin with an underscore out of the legend.
+            axes.plot([value / scale for value in x], y, label=f" {words}", **look, **mark)
+        axes.set_xlabel("samples trained on" if over == "samples" else f"{unit} since run_start")
+        if over == "samples":
+            in_thousands(axes, "x")
+        decorate(axes)
+
+    return draw(title, paint, note=note)
+
+
+def paint_levels(axes: Axes, levels: Mapping[str, float]) -> None:
+    """Draw the accuracies of simple predictors."""
+    for name, value in levels.items():
+        _level(axes.axhline, value, f"{name} {value:.3f}")
+
+
+def _curves(results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]) -> list[Curve]:
+    """Return a curve per run, coloured by system, or for a single system by whether the run counts."""
+    if len(results) == 1:
+        return [Curve(*_mark(results[0], run), points(results[0], run)) for run in results[0].runs]
+    return [
+        Curve(f"s{index % SERIES}", result.system.name, points(result, run), _DASHES[index // SERIES % len(_DASHES)])
+        for index, result in enumerate(results)
+        for run in result.runs
+    ]
+
+
+def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
+    """Return the colour of a run within one system and its words: counted, excluded from the mean, or missed."""
+    mark = result.marks.get(run.name)
+    if mark is None:
+        return "s0", "counted" if FASTEST in result.marks.values() else "reached the target"
+    return ("warn", mark) if mark == MISSED else ("muted", "fastest or slowest: not counted")
+
+
+def _level(line: Callable[..., object], value: float, words: str, *, is_target: bool = False) -> None:
+    """Draw a line across the figure with ``axhline`` or ``axvline``: dashed for a target, dotted for others."""
+    colour, dashes, width = ("ink", "--", 1.1) if is_target else ("muted", ":", 1.2)
+    line(value, color=COLOURS[colour], linestyle=dashes, linewidth=width, label=words)
+
+
+def _paint_reference(
+    axes: Axes, point: ReferencePoint, has_numbers: bool = True, bottom: float = 0.0, top: float = 1.0
+) -> None:
+    """Draw a reference convergence point over part of the figure's height; without numbers if there are several."""
+    low, high = (point.mean_samples + sign * point.stdev_samples for sign in (-1, 1))
+    batch, mean, least = "", "", ""
+    if has_numbers:
+        batch, least = f" at batch {point.global_batch_size}", f": {point.min_mean_samples:,.0f}"
+        mean = f": {point.mean_samples:,.0f} ± {point.stdev_samples:,.0f} samples"
+    words = f"reference{batch}, mean ± standard deviation{mean}"
+    axes.axvspan(low, high, bottom, top, color=COLOURS["band"], alpha=0.4, linewidth=0, label=words)
+    look: dict[str, Any] = {"color": COLOURS["muted"], "linestyle": ":", "linewidth": 1.2}
+    axes.axvline(point.min_mean_samples, bottom, top, label=f"smallest mean that the rules accept{least}", **look)

@@ -6,14 +6,13 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report.results import FASTEST, Result
 from mlbert.report.runs import ReportedRun
-from mlbert.report.svg import count, duration, percent, speed
 
 _PROVENANCE = (
     *("submission_org", "submission_platform", "submission_status", "commit", "tree_modified", "recipe"),
@@ -22,7 +21,7 @@ _PROVENANCE = (
 )
 _NEUTRAL = "Computed from the logs alone; they do not say whether MLCommons has verified the result."
 _LONGEST_VALUE = 300  # characters of a logged value
-_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # set by whoever repeats a run
+_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # differ for each repetition of a run
 
 
 class Cell(NamedTuple):
@@ -40,10 +39,37 @@ class ReportTable:
     rows: Sequence[Sequence[str | Cell]]
     texts: int = 1
     is_long: bool = False  # texts may span several lines
-    colours: Sequence[str] = field(default=())  # row colours, if rows are systems
 
 
-def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable:
+def duration(seconds: float | None) -> str:
+    """Format a time: 84.21 s, 5 min 0.5 s, 6 h 6 min."""
+    if seconds is None or math.isinf(seconds):
+        return "-"
+    if round(seconds, 2) < 60:
+        return f"{seconds:.2f} s"
+    if round(seconds, 1) < 3600:
+        minutes, rest = divmod(round(seconds, 1), 60)
+        return f"{minutes:.0f} min {rest:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,d} h {minutes} min"
+
+
+def count(value: float | None, digits: int = 0) -> str:
+    """Format a number with thousands separators; a dash for None."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def speed(value: float | None) -> str:
+    """Format samples per second, with one decimal for small numbers."""
+    return count(value, 1 if value is not None and value < 1000 else 0)
+
+
+def percent(value: float) -> str:
+    """Format a fraction as a percentage."""
+    return f"{100 * value:.1f} %"
+
+
+def comparison(results: Sequence[Result]) -> ReportTable:
     """Return one row per system, each compared with the first."""
     columns = ["system", "time to train", "relative to the first", "runs", "batch", "accelerators", "samples to target"]
     columns += ["samples/s", "while training", "score factor", "share of peak"]
@@ -59,7 +85,7 @@ def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable
                 f"{mean / first:.3f} x" if is_known and first and mean else "-",
                 f"{result.num_converged} of {len(result.runs)}",
                 count(result.batch),
-                count(result.accelerators) if result.accelerators else "-",
+                count(result.accelerators or None),
                 count(result.mean_samples),
                 speed(result.samples_per_second),
                 speed(result.training_speed),
@@ -67,7 +93,7 @@ def comparison(results: Sequence[Result], colours: Sequence[str]) -> ReportTable
                 "-" if share is None else percent(share),
             ]
         )
-    return ReportTable(columns, rows, colours=colours)
+    return ReportTable(columns, rows)
 
 
 def time_to_train(result: Result) -> str:
