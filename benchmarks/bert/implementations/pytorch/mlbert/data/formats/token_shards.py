@@ -23,7 +23,7 @@ import hashlib
 import struct
 import threading
 import zlib
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,6 @@ class TokenShards:
         digest = hashlib.sha256(tokenizer.identity.encode()).hexdigest()
         self.folder = folder / f"tokens-{digest[:16]}"
         self._per_thread = threading.local()
-        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._shards: dict[int, TokenShard] = {}
         self._in_memory: dict[int, int] = {}  # bytes of shards that are only in memory, oldest first
         self._loose: OrderedDict[int, np.ndarray] = OrderedDict()  # tokens of texts whose shard did not exist yet
@@ -149,25 +148,19 @@ class TokenShards:
         return number in self._shards or self._open(number, wait=False) is not None
 
     def _open(self, number: int, wait: bool) -> TokenShard | None:
-        lock = self._locks[number]
-        if not lock.acquire(blocking=wait):
-            return None
-        try:
-            found = self.ready(number) or self._make(number, wait)
-            if found is not None:
-                self._shards[number] = found
-            return found
-        finally:
-            lock.release()
+        found = self.ready(number) or self._make(number, wait)
+        if found is not None:
+            self._shards[number] = found
+        return found
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
-        """Make a shard, or return None if another process is making it and ``wait`` is False."""
+        """Make a shard, or return None if another process or thread is making it and ``wait`` is False."""
         path, made = self._path(number), None
         try:
             with locked(path, wait) as is_mine:
                 if not is_mine:
                     return None
-                if (found := self._kept(number)) is not None:  # another process made it in the meantime
+                if (found := self._kept(number)) is not None:  # another one made it in the meantime
                     return found
                 made = self._tokenised(number)
                 body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()

@@ -243,17 +243,13 @@ class NativeWordPiece:
         """Tokenize the chunks that are not ASCII individually."""
         begins, lengths = np.empty(pending, np.int64), np.empty(pending, np.int64)
         self._library.wordpiece_pending(self._handle, *addresses(begins, lengths))
-        ids: list[int] = []
-        counts: list[int] = []
-        blank: list[bool] = []
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-            chunk = data[begin : begin + length].decode("utf-8")
-            tokens = self._tokenizer.encode(chunk)
-            ids += tokens
-            counts.append(len(tokens))
-            blank.append(not chunk.strip())
-        arrays = (np.asarray(ids, np.uint16), offsets_of(counts), np.asarray(blank, np.uint8))
-        return int(self._library.wordpiece_define(self._handle, *addresses(*arrays)))
+        places = zip(begins.tolist(), lengths.tolist(), strict=True)
+        chunks = [data[begin : begin + length].decode("utf-8") for begin, length in places]
+        rows = [self._tokenizer.encode(chunk) for chunk in chunks]
+        ids = np.asarray([token for row in rows for token in row], np.uint16)
+        offsets = offsets_of([len(row) for row in rows])
+        blank = np.asarray([not chunk.strip() for chunk in chunks], np.uint8)
+        return int(self._library.wordpiece_define(self._handle, *addresses(ids, offsets, blank)))
 
 
 def no_memory(what: str) -> UserError:
