@@ -42,7 +42,11 @@ def matched(patterns: Any, tokens: int | None = None, predictions: int | None = 
     existing = [
         name for name in sorted(glob.glob(str(patterns))) if Path(name).stat().st_size > 16 and Path(name).is_file()
     ]
-    own = read_widths(existing[0], skip_bad=True) if existing and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
+    own = (
+        read_widths(Path(existing[0]), skip_bad=True)
+        if existing and tokens is None
+        else Widths(LONGEST, MAX_PREDICTIONS)
+    )
     return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
 
 
