@@ -29,7 +29,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +40,11 @@ from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
 from mlbert.data.formats.mds_fetch import cached_shard, check_file, decompressed
 from mlbert.data.formats.mds_index import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
-from mlbert.data.formats.padded import MAX_ID, column_problems, without_padding
+from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
 
-# In the order in a sample.
-COLUMNS = (
-    *("input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights"),
-    *("next_sentence_labels", "segment_ids"),
-)
+COLUMNS = tuple(sorted(NAMES))  # in the order in a sample
 _ITEM = 4  # bytes of every value
 _HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
 _GATHERED = 1024  # samples read at a time
@@ -58,23 +53,9 @@ _VERSION = 1
 _RESTORE = "Restore the file, or write the set again"
 
 
-@dataclass(frozen=True)
-class SampleWidths:
-    """Slots of a sample."""
-
-    tokens: int
-    predictions: int
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """uint32 [7], bytes of each column."""
-        slots = [self.tokens, self.tokens, *[self.predictions] * 3, 1, self.tokens]
-        return np.array(slots, UINT32) * _ITEM
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of a sample (B)."""
-        return _HEAD + int(self.sizes.sum())
+def _sizes_of(widths: Widths) -> np.ndarray:
+    """Return uint32 [7], bytes of each column."""
+    return np.array([widths.of(name) for name in COLUMNS], UINT32) * _ITEM
 
 
 def accepts(folder: Path) -> bool:
@@ -91,8 +72,8 @@ def describe(folder: Path) -> StoreInfo:
         folder=Path(folder),
         kind="mds",
         identity=identity,
-        max_seq_length=widths.tokens,
-        max_predictions=widths.predictions,
+        max_seq_length=widths.max_seq_length,
+        max_predictions=widths.max_predictions,
         num_sequences=sum(shard.num_samples for shard in index.shards),
     )
 
@@ -109,15 +90,16 @@ class MdsSamples(IndexedStore):
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.info = describe(folder)
-        self._widths = SampleWidths(self.info.max_seq_length, self.info.max_predictions)
+        self._sizes = _sizes_of(Widths(self.info.max_seq_length, self.info.max_predictions))
+        self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
         shards = _read_index(folder)[0].shards
         with ThreadPoolExecutor(_THREADS) as pool:
             self._paths = list(pool.map(lambda shard: _unpacked(folder, shard), shards))
         self._map = FileMap(self._paths)
         self._first = offsets_of([shard.num_samples for shard in shards])
-        self._rows = self._map.view(np.dtype((np.void, self._widths.num_bytes)))
+        self._rows = self._map.view(np.dtype((np.void, self._num_bytes)))
         # The samples are at the end of a shard, after offsets and JSON of varying length.
-        self._places = self._map.ends - np.diff(self._first) * self._widths.num_bytes
+        self._places = self._map.ends - np.diff(self._first) * self._num_bytes
         self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
         self._lengths = self._load_lengths(shards)
 
@@ -144,15 +126,15 @@ class MdsSamples(IndexedStore):
         """Return every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError if widths
         differ."""
         shard = np.searchsorted(self._first, indices, side="right") - 1
-        starts = self._places[shard] + (indices - self._first[shard]) * self._widths.num_bytes
-        rows = self._rows[starts].view(np.uint8).reshape(len(indices), self._widths.num_bytes)
+        starts = self._places[shard] + (indices - self._first[shard]) * self._num_bytes
+        rows = self._rows[starts].view(np.uint8).reshape(len(indices), self._num_bytes)
         found = np.ascontiguousarray(rows[:, :_HEAD]).view(UINT32)
-        if bad := np.flatnonzero((found != self._widths.sizes).any(axis=1)).tolist():
+        if bad := np.flatnonzero((found != self._sizes).any(axis=1)).tolist():
             number, place = self._place(int(indices[bad[0]]))
             reason = f"sample {place} has columns of other sizes than the first sample of the set"
             raise UserError("data.mixed", self._paths[number], reason, "Keep samples of one width in a set")
         columns, start = {}, _HEAD
-        for name, size in zip(COLUMNS, self._widths.sizes.tolist(), strict=True):
+        for name, size in zip(COLUMNS, self._sizes.tolist(), strict=True):
             values = np.ascontiguousarray(rows[:, start : start + size])
             columns[name] = values.view("<f4" if name == "masked_lm_weights" else "<i4")
             start += size
@@ -178,7 +160,7 @@ class MdsSamples(IndexedStore):
         check_file(path, shard.raw)
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
         edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
-        if (np.diff(edges) != self._widths.num_bytes).any() or edges[-1] != len(inside):
+        if (np.diff(edges) != self._num_bytes).any() or edges[-1] != len(inside):
             reason = "has samples of another width than the first one"
             raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
         first, end = int(self._first[number]), int(self._first[number + 1])
@@ -200,7 +182,7 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
     return index, hashlib.sha256(raw).hexdigest()
 
 
-def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
+def _widths(folder: Path, shard: ShardInfo) -> Widths:
     """Return the widths of a shard's first sample."""
     path = folder / shard.raw.name
     first = UINT32.itemsize * (shard.num_samples + 2)
@@ -210,8 +192,8 @@ def _widths(folder: Path, shard: ShardInfo) -> SampleWidths:
     if len(sizes) != _HEAD or start < first:
         raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
-    widths = SampleWidths(slots[0], slots[2])
-    if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= MAX_ID:
+    widths = Widths(slots[0], slots[2])
+    if (_sizes_of(widths) != sizes.view(UINT32)).any() or not 0 < slots[2] <= slots[0] <= MAX_ID:
         raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
     return widths
 

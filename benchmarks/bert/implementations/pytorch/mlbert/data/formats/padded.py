@@ -16,13 +16,30 @@ Legend: S sequences, L slots for tokens, P slots for masked tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
 
 MAX_ID = 65_535  # ids are stored in 16 bits
+NAMES = (  # in the order in the benchmark's files
+    *("input_ids", "masked_lm_positions", "input_mask", "segment_ids"),
+    *("masked_lm_weights", "masked_lm_ids", "next_sentence_labels"),
+)
+
+
+class Widths(NamedTuple):
+    """Slots of a sequence for tokens and for masked tokens."""
+
+    max_seq_length: int
+    max_predictions: int
+
+    def of(self, name: str) -> int:
+        """Return the slots of a column."""
+        if name == "next_sentence_labels":
+            return 1
+        return self.max_predictions if name.startswith("masked") else self.max_seq_length
 
 
 def column_problems(columns: Mapping[str, np.ndarray], vocab_size: int = MAX_ID + 1) -> dict[str, np.ndarray]:

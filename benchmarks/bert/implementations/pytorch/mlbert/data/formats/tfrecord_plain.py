@@ -30,42 +30,26 @@ import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import ListedFile, SetDescription
-from mlbert.data.formats.padded import MAX_ID, column_problems, without_padding
+from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
 from mlbert.host.json_files import read_json
 from mlbert.host.schema import parse_model
 
-NAMES = (  # in the order in the benchmark's files
-    "input_ids",
-    "masked_lm_positions",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_weights",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 _BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
 _KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
 _VARINT, _64_BITS, _LENGTH, _32_BITS = 0, 1, 2, 5  # wire types
 _NO_EXAMPLE = "is not a tf.train.Example"
-
-
-class Widths(NamedTuple):
-    """Sizes of an example's lists: tokens and predictions."""
-
-    max_seq_length: int
-    max_predictions: int
 
 
 class BadExample(ValueError):
@@ -204,13 +188,11 @@ def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> W
         if kind != _KIND[name]:
             raise BadExample(f"has {_KIND_NAMES[kind]} in {name}, not {_KIND_NAMES[_KIND[name]]}")
     own = Widths(len(lists["input_ids"][1]), len(lists["masked_lm_ids"][1]))
-    tokens, predictions = widths or own
     for name in NAMES:
-        expected = 1 if name == "next_sentence_labels" else predictions if "masked_lm" in name else tokens
-        if len(lists[name][1]) != expected:
+        if len(lists[name][1]) != (expected := (widths or own).of(name)):
             raise BadExample(f"has {len(lists[name][1])} values in {name}, {expected} expected")
-    if tokens > MAX_ID:
-        raise BadExample(f"has {tokens} values in input_ids, at most {MAX_ID} are possible")
+    if own.max_seq_length > MAX_ID:
+        raise BadExample(f"has {own.max_seq_length} values in input_ids, at most {MAX_ID} are possible")
     return own
 
 

@@ -90,10 +90,8 @@ class DaliStore(TFRecordStore):
         form = self._dali.tfrecord
         features = {}
         for name in NAMES:
-            size = self._widths.max_predictions if name.startswith("masked") else self._widths.max_seq_length
-            size = 1 if name == "next_sentence_labels" else size
             kind, absent = (form.float32, 0.0) if name == "masked_lm_weights" else (form.int64, 0)
-            features[name] = form.FixedLenFeature([size], kind, absent)
+            features[name] = form.FixedLenFeature([self._widths.of(name)], kind, absent)
         return features
 
 
