@@ -18,7 +18,6 @@ from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
 from mlbert.data.loading.batches import Batch
-from mlbert.models.assembly import Compute, choose_compute, make_classifier, make_masked_lm
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
@@ -26,8 +25,9 @@ from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regr
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import load_state, padded
-from mlbert.ops.config import ComputeConfig
 from mlbert.recipes import masked_lm_stored
+from mlbert.recipes.assembly import Compute, choose_compute, make_masked_lm
+from mlbert.recipes.classification_build import make_classifier
 from model_loss import loss_of
 from padded_batches import unpadded
 from training_settings import configuration
@@ -252,14 +252,14 @@ def settings_of(implementation: str = "huggingface", **changes: object) -> Confi
 
 
 def compute_of(config: Configuration) -> Compute:
-    return choose_compute(config[ComputeConfig], config[ModelConfig], torch.device("cpu"), print)
+    return choose_compute(config, torch.device("cpu"), print)
 
 
 @pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])
 def test_the_setting_chooses(implementation: str) -> None:
     config = settings_of(implementation)
     compute = compute_of(config)
-    model = make_masked_lm(config[ModelConfig], 32, SHAPE, compute)
+    model = make_masked_lm(config, SHAPE, compute)
     classifier = make_classifier(config[ModelConfig], 32, SHAPE, 3, compute)
     is_theirs = implementation == "huggingface"
     assert isinstance(model, HuggingFaceForMaskedLM) == isinstance(classifier, HuggingFaceForSequenceClassification)
@@ -270,12 +270,12 @@ def test_the_setting_chooses(implementation: str) -> None:
 
 
 def test_unsupported_options_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings_of()[ModelConfig]
+    config = settings_of()
     compute = compute_of(settings_of())
     with user_error("model.unsupported", "MODEL_IMPLEMENTATION=huggingface"):
-        make_masked_lm(config, 32, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
+        make_masked_lm(config, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
     with user_error("config.conflict", "PRECISION=fp8"):
         compute_of(settings_of(precision="fp8"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with user_error("package.missing", "MODEL_IMPLEMENTATION=huggingface"):
-        make_masked_lm(config, 32, SHAPE, compute)
+        make_masked_lm(config, SHAPE, compute)

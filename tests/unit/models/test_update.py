@@ -6,16 +6,10 @@ import pytest
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
-from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.world import World
-from mlbert.models.assembly import build_replicated_optimizer
 from mlbert.models.bert import BertForSequenceClassification
-from mlbert.ops.config import ComputeConfig
-from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.optim.flat import FlatParameters
-from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.recipes import classification, masked_lm_stored, masked_lm_text
+from mlbert.recipes.assembly import Update, build_replicated_update
 from training_settings import configuration
 from user_errors import user_error
 
@@ -37,21 +31,15 @@ each_recipe = pytest.mark.parametrize(
 )
 
 
-def update(recipe: Recipe, **changes: object) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
+def update(recipe: Recipe, **changes: object) -> Update:
     config = configuration(recipe, schedule="constant", **NEEDED[recipe.name], **changes)
-    settings = (
-        config[OptimizerConfig],
-        config[ScheduleConfig].learning_rate,
-        config[DistributedConfig],
-        config[ComputeConfig],
-    )
-    return build_replicated_optimizer(*settings, BertForSequenceClassification(SHAPE, 2), World(), None, recipe.name)
+    return build_replicated_update(config, BertForSequenceClassification(SHAPE, 2), World(), recipe.name)
 
 
 @each_recipe
 @pytest.mark.parametrize("decay_all", [None, False])
 def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: Recipe, decay_all: bool | None) -> None:
-    flat, _, _ = update(recipe, **({} if decay_all is None else {"decay_all": decay_all}))
+    flat = update(recipe, **({} if decay_all is None else {"decay_all": decay_all})).flat
     spared = [segment.name for segment in flat.segments if not segment.decay]
     assert bool(spared) == (decay_all is False)
     assert all(name.endswith("bias") or "LayerNorm" in name for name in spared)

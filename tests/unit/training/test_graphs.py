@@ -15,7 +15,7 @@ from mlbert.data.loading.batches import StaticShape
 from mlbert.distributed.capture import NoCapture
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
-from mlbert.recipes import packed_lamb_build
+from mlbert.recipes import assembly
 from mlbert.training import experiment
 from mlbert.training.protocols import Method
 from mlbert.training.step import GraphMode, Graphs, choose_graphs
@@ -45,7 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
         monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
-        monkeypatch.setattr(packed_lamb_build.methods, "make", lambda *given: TensorLamb(given[-2]))  # flat, layout
+        monkeypatch.setattr(assembly.methods, "make", lambda *given: TensorLamb(given[4]))  # flat
         with pytest.raises(SystemExit) as end:
             main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
         assert end.value.code == 1  # the target is out of reach
@@ -77,7 +77,7 @@ def test_a_graphed_run_equals_one_without_graphs(run: Callable[..., Path], mode:
 def test_a_batch_over_the_budget_runs_without_a_graph(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(packed_lamb_build, "budget_of", lambda *_: BUDGET)
+    monkeypatch.setattr(assembly, "budget_of", lambda *_: BUDGET)
     graphed = run("graphed", "segmented")
     assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(") == 1
     assert numbers(graphed) == numbers(run("plain", "none"))

@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
-from mlbert.models.assembly import start_weights
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import padded, write_composer
+from mlbert.recipes.assembly import start_weights
 from user_errors import user_error
 
 SHAPE = BertConfig(

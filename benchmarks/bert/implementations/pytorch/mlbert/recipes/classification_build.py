@@ -17,21 +17,17 @@ from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.data.loading.text_run import sequence_length
-from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
-from mlbert.models.assembly import build_replicated_optimizer, choose_compute, make_classifier
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.task_model import TaskCard
 from mlbert.models.weights.load import load_weights
-from mlbert.ops.config import ComputeConfig
-from mlbert.optim import schedules
-from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.optim.loss_scale import LossScale
+from mlbert.recipes import assembly
+from mlbert.recipes.assembly import Compute
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import Method
 
@@ -62,12 +58,8 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
         return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
     columns = tuple(name.strip() for name in (task_config.text_columns or "").split(",") if name.strip())
     if not columns or task_config.label_column is None:
-        raise UserError(
-            "config.missing",
-            "TEXT_COLUMNS",
-            "and LABEL_COLUMN are not set",
-            "Set them to the columns of the task's files, or set TASK",
-        )
+        remedy = "Set them to the columns of the task's files, or set TASK"
+        raise UserError("config.missing", "TEXT_COLUMNS", "and LABEL_COLUMN are not set", remedy)
     return TaskForm(columns, task_config.label_column, task_config.num_labels), data.input_dir, {"": data.eval_dir}
 
 
@@ -109,11 +101,9 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
     for line in (line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings):
         warn(line)
     model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
-    compute = choose_compute(config[ComputeConfig], config[ModelConfig], world.device, warn)
-    loss_scale = LossScale.of(config[ComputeConfig], world.device)
-    data, text, schedule = config[DataConfig], config[TextConfig], config[ScheduleConfig]
-    sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
-    flat, optimizer, sync = build_replicated_optimizer(*sections, model, world, loss_scale, "classification")
+    compute = assembly.choose_compute(config, world.device, warn)
+    data, text = config[DataConfig], config[TextConfig]
+    update = assembly.build_replicated_update(config, model, world, "classification")
     share = RankSlice(data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size)
     source = TaskSource(
         inputs.train,
@@ -130,29 +120,28 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
         task_model.write_predictions(folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card)
         task_model.draw_confusion(folder / task_model.CONFUSION, found[:, 0], found[:, -1], inputs.card)
 
-    return Method(
+    return assembly.make_method(
+        config,
+        inputs,
+        compute,
+        update,
+        identity={"optimizer": update.optimizer.name, "train_batch_size": data.train_batch_size},
         model=model,
         objective=objective,
         source=source,
         evaluation=evaluation,
-        flat=flat,
-        sync=sync,
-        optimizer=optimizer,
-        schedule=schedules.make(schedule),
         static_shape=budget_of(share, inputs.card.max_seq_length),
-        precision=compute.precision,
-        ops=compute.ops,
-        identity={
-            "model": inputs.shape.to_json(),
-            "optimizer": config[OptimizerConfig].optimizer,
-            "train_batch_size": data.train_batch_size,
-            "train_data": inputs.train_data,
-            "eval_data": inputs.eval_data,
-            **config.fixed_on_resume(),
-        },
         export=export,
-        loss_scale=loss_scale,
     )
+
+
+def make_classifier(
+    config: ModelConfig, max_seq_length: int | None, shape: BertConfig, num_labels: int, compute: Compute
+) -> Classifier:
+    """Return a model with ``num_labels`` outputs per sequence (1 for regression); see `assembly.make_masked_lm`."""
+    if config.model_implementation == assembly.HUGGING_FACE:
+        return HuggingFaceForSequenceClassification(shape, num_labels, compute.dtype, max_seq_length)
+    return BertForSequenceClassification(shape, num_labels, compute.dtype, fp8_products=compute.products)
 
 
 def build_evaluation(
@@ -176,7 +165,7 @@ def build_evaluation(
         rank=world.rank,
         world_size=world.world_size,
     )
-    compute = choose_compute(config[ComputeConfig], config[ModelConfig], world.device, warn)
+    compute = assembly.choose_compute(config, world.device, warn)
     model = make_classifier(config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute)
     _start(model, config[ModelConfig], seed, world, warn)
     return model, objective, evaluation

@@ -1,0 +1,278 @@
+"""What the recipes' builds share: model and starting weights, evaluation, replicated update, and the method's parts."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.sections import Configuration
+from mlbert.data.formats.open import check_shape
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.inputs import PreTrainingInputs
+from mlbert.data.loading.pretraining import EvalSet, budget_of, make_evaluation_set, make_source
+from mlbert.data.loading.synthetic import SyntheticEvalSet
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.groups import exchange_group
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
+from mlbert.host import native
+from mlbert.host.errors import UserError
+from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining
+from mlbert.models.config import ModelConfig
+from mlbert.models.huggingface_model import HuggingFaceForMaskedLM
+from mlbert.models.objectives import MaskedLM
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.load import load_weights
+from mlbert.ops import api as ops
+from mlbert.ops.config import ComputeConfig
+from mlbert.ops.fp8_scaling import Products
+from mlbert.ops.precision import compute_dtype, fp8_products
+from mlbert.optim import optimizers as methods
+from mlbert.optim import schedules
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.loss_scale import LossScale
+from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.training.config import EvaluationConfig
+from mlbert.training.protocols import Method
+
+HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION
+AnyModel = TypeVar("AnyModel", bound=AnyBert)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Precision and op implementations, selected by PRECISION and OPS.
+
+    Attributes:
+        dtype: of matrix products and activations.
+        products: the encoder products that run in FP8, or None.
+        precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16", "fp8" or "fp8-forward".
+        ops: for the log, JSON of op -> implementation. For Hugging Face's model only the loss is ours.
+    """
+
+    dtype: torch.dtype
+    products: Products | None
+    precision: str
+    ops: str
+
+
+def choose_compute(configuration: Configuration, device: torch.device, warn: Callable[[str], None]) -> Compute:
+    """Select the ops for this process. Raise UserError if the device or the model does not support the settings."""
+    config = configuration[ComputeConfig]
+    dtype = compute_dtype(config.precision, device)
+    products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
+    chosen = ops.select(config.ops, device)
+    if config.ops == "auto" and device.type == "cpu" and (problem := native.problem()):
+        warn(f"warning: {problem}")
+    if configuration[ModelConfig].model_implementation == HUGGING_FACE:
+        if products:
+            reason, remedy = (
+                "Hugging Face's model has no FP8 products",
+                "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert",
+            )
+            raise UserError("config.conflict", f"PRECISION={config.precision}", reason, remedy)
+        chosen = {"model": "transformers", "masked_cross_entropy": chosen["masked_cross_entropy"]}
+    if products and device.type == "cpu":
+        warn(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
+    return Compute(dtype, products, config.precision if products else str(dtype), json.dumps(chosen))
+
+
+def start_weights(
+    model: AnyModel, config: ModelConfig, seed: int, device: torch.device, warn: Callable[[str], None]
+) -> AnyModel:
+    """Initialize the weights, move the model to the device, and load INIT_CHECKPOINT if it is set.
+
+    Raises:
+        UserError: the checkpoint is missing, damaged, or has another shape.
+    """
+    model.initialize(seed)
+    model.to(device)
+    if config.init_checkpoint is not None:
+        for line in load_weights(model, config.init_checkpoint).warnings(config.init_checkpoint):
+            warn(line)
+    return model
+
+
+MakeModel = Callable[[Configuration, BertConfig, Compute], AnyModel]
+
+
+def make_pre_training(config: Configuration, shape: BertConfig, compute: Compute) -> BertForPreTraining:
+    """Return our model with both heads, uninitialized."""
+    return BertForPreTraining(shape, compute.dtype, fp8_products=compute.products)
+
+
+def make_masked_lm(
+    config: Configuration, shape: BertConfig, compute: Compute
+) -> BertForMaskedLM | HuggingFaceForMaskedLM:
+    """Return an uninitialized masked-LM model. Hugging Face's pads all sequences to MAX_SEQ_LENGTH, or to the longest
+    of the batch if that is none, and raises UserError as `HuggingFaceModel` does."""
+    if config[ModelConfig].model_implementation == HUGGING_FACE:
+        return HuggingFaceForMaskedLM(shape, compute.dtype, config[DataConfig].max_seq_length)
+    return BertForMaskedLM(shape, compute.dtype, fp8_products=compute.products)
+
+
+def start_model(
+    make: MakeModel[AnyModel],
+    config: Configuration,
+    shape: BertConfig,
+    world: World,
+    seed: int,
+    warn: Callable[[str], None],
+) -> tuple[AnyModel, Compute]:
+    """Return a model with its starting weights, and how it computes. Raise UserError as `choose_compute` and
+    `start_weights` do."""
+    compute = choose_compute(config, world.device, warn)
+    return start_weights(make(config, shape, compute), config[ModelConfig], seed, world.device, warn), compute
+
+
+def build_stored_evaluation(
+    make: MakeModel[AnyModel],
+    objective: type[MaskedLM],
+    config: Configuration,
+    world: World,
+    seed: int,
+    warn: Callable[[str], None],
+) -> tuple[AnyModel, MaskedLM, EvalSet | SyntheticEvalSet]:
+    """Return model, objective and stored samples to evaluate the starting weights, without reading the training set.
+
+    Raises:
+        UserError: model, checkpoint or samples are missing, damaged, or do not match each other.
+    """
+    model, data = config[ModelConfig], config[DataConfig]
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
+    samples = make_evaluation_set(data, config[EvaluationConfig], shape, **place)
+    if isinstance(samples, EvalSet):
+        check_shape(samples.info, shape, model.bert_config_file)
+    return start_model(make, config, shape, world, seed, warn)[0], objective(scope="step"), samples
+
+
+class Update(NamedTuple):
+    """How gradients become new weights: the fields of `Method` with these names."""
+
+    flat: FlatParameters
+    sync: GradientReducer
+    optimizer: FlatOptimizer
+    loss_scale: LossScale | None
+
+
+def refuse_bucket_clipping(config: DistributedConfig) -> None:
+    """Raise UserError if the settings clip each gradient bucket separately."""
+    if config.gradient_clipping == "buckets":
+        raise UserError(
+            "config.conflict", "GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before"
+        )
+
+
+def build_replicated_update(
+    config: Configuration,
+    model: AnyBert,
+    world: World,
+    recipe: str,
+    clip_buckets: Callable[..., GradientReducer] | None = None,
+) -> Update:
+    """Return an update that every rank makes of all weights. Gradients are clipped by global norm, or by bucket.
+
+    Args:
+        config: the run's settings.
+        model: on its device.
+        world: initialized.
+        recipe: its name, for errors.
+        clip_buckets: creates the reducer for GRADIENT_CLIPPING=buckets, if the recipe has one.
+
+    Raises:
+        UserError: the settings ask for a sharded optimizer, or for clipping by bucket without `clip_buckets`.
+    """
+    optimizer, distributed, compute = config[OptimizerConfig], config[DistributedConfig], config[ComputeConfig]
+    for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
+        if (given := getattr(distributed, name.lower())) != value:
+            reason = f"every rank of {recipe} updates everything"
+            raise UserError("config.conflict", f"{name}={given}", reason, f"Set {name}={value}")
+    if clip_buckets is None:
+        refuse_bucket_clipping(distributed)
+    loss_scale = LossScale.of(compute, world.device)
+    flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(optimizer))
+    buckets = cut_buckets(flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size())
+    gradients = flat.parameters, flat.grad, flat.offsets, world, buckets
+    limit, options = optimizer.max_grad_norm, reduction_options(config, loss_scale)
+    if clip_buckets is not None and distributed.gradient_clipping == "buckets" and limit is not None:
+        sync = clip_buckets(*gradients, max_norm=limit, **options)
+    else:
+        clip_before = limit if distributed.gradient_clipping == "before" else None
+        sync = GradientReducer(*gradients, clip_before, **options)
+    base_lr, layout = config[ScheduleConfig].learning_rate, ShardLayout.whole(flat.numel)
+    update = methods.make(optimizer, base_lr, distributed, compute, flat, layout, sync.grad_norm)
+    return Update(flat, sync, update, loss_scale)
+
+
+def reduction_options(config: Configuration, loss_scale: LossScale | None) -> dict[str, Any]:
+    """Return the arguments of every gradient reducer: the loss scale, and whether gradients are sent in bfloat16."""
+    in_bf16 = config[DistributedConfig].gradient_reduction == "bf16"
+    return {"loss_scale": loss_scale.value if loss_scale else None, "in_bf16": in_bf16}
+
+
+def make_method(
+    config: Configuration,
+    inputs: Any,
+    compute: Compute,
+    update: Update,
+    identity: Mapping[str, object],
+    **objects: Any,
+) -> Method:
+    """Return the method.
+
+    Args:
+        config, compute, update: of the run.
+        inputs: `mlbert.training.protocols.Inputs`.
+        identity: what a checkpoint of the recipe must match besides the shape, the data and the fixed settings.
+        objects: the other fields of `Method`.
+    """
+    data = {"train_data": inputs.train_data, "eval_data": inputs.eval_data}
+    return Method(
+        **objects,
+        **update._asdict(),
+        schedule=schedules.make(config[ScheduleConfig]),
+        precision=compute.precision,
+        ops=compute.ops,
+        identity={"model": inputs.shape.to_json(), **identity, **data, **config.fixed_on_resume()},
+    )
+
+
+def make_stored_method(
+    config: Configuration,
+    inputs: PreTrainingInputs,
+    world: World,
+    seed: int,
+    compute: Compute,
+    update: Update,
+    identity: Mapping[str, object],
+    *,
+    model: AnyBert,
+    objective: MaskedLM,
+) -> Method:
+    """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as in `make_method`.
+    The data sets are not read before their ``open``."""
+    data, place = config[DataConfig], {"seed": seed, "rank": world.rank, "world_size": world.world_size}
+    local = (world.local_rank, world.local_world_size)
+    source = make_source(data, inputs.shape, **place, exchange=exchange_group(data, world), local=local)
+    return make_method(
+        config,
+        inputs,
+        compute,
+        update,
+        identity,
+        model=model,
+        objective=objective,
+        source=source,
+        evaluation=make_evaluation_set(data, config[EvaluationConfig], inputs.shape, **place),
+        static_shape=budget_of(data, source),
+        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+    )
