@@ -28,13 +28,21 @@ LOOPBACK = "127.0.0.1"
 ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
 
 
+def _mistake(subject: str, problem: str, remedy: str = ONE_IDENTITY) -> UserError:
+    return UserError("distributed.identity", subject, problem, remedy)
+
+
+def _no_hosts(text: str) -> UserError:
+    return _mistake("SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself")
+
+
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
     """Return the variable as an integer of at least 0, or None if it is unset or empty."""
     text = environ.get(name, "").strip()
     if not text:
         return None
     if not text.isdecimal():
-        raise UserError("distributed.identity", name, f"'{text}' is not a whole number of at least 0", ONE_IDENTITY)
+        raise _mistake(name, f"'{text}' is not a whole number of at least 0")
     return int(text)
 
 
@@ -46,9 +54,7 @@ def expand_hostlist(text: str) -> list[str]:
     """
     entry_form = r"(?:[^,\[\]\s]|\[[^\[\]]*\])+"
     if not re.fullmatch(rf"{entry_form}(?:,{entry_form})*", text):
-        raise UserError(
-            "distributed.identity", "SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself"
-        )
+        raise _no_hosts(text)
     hosts: list[str] = []
     for entry in re.findall(entry_form, text):
         parts = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry)
@@ -63,12 +69,7 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
         first, _, last = part.partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-            raise UserError(
-                "distributed.identity",
-                "SLURM_JOB_NODELIST",
-                f"'{text}' is not a list of hosts",
-                "Set MASTER_ADDR yourself",
-            )
+            raise _no_hosts(text)
         names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return names
 
@@ -79,12 +80,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
         if match is None:
-            raise UserError(
-                "distributed.identity",
-                "SLURM_STEP_TASKS_PER_NODE",
-                f"'{text}' is not a list of task counts",
-                ONE_IDENTITY,
-            )
+            raise _mistake("SLURM_STEP_TASKS_PER_NODE", f"'{text}' is not a list of task counts")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -116,7 +112,7 @@ def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> P
     rank, world_size, local_rank, local_size = found.values()
     if rank is None or world_size is None:
         missing = " and ".join(name for name in names[:2] if found[name] is None)
-        raise UserError("distributed.identity", missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
+        raise _mistake(missing, f"is not set, but {', '.join(given)} is")
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "variables"  # a site's own launcher
     return ProcessIdentity(launcher, rank, world_size, local_rank, local_size)
@@ -130,12 +126,7 @@ def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
     if step_tasks == 1:
         return ProcessIdentity("slurm", 0, 1, 0, 1)
     if rank is None:
-        raise UserError(
-            "distributed.identity",
-            "SLURM_PROCID",
-            f"is not set in a step of {step_tasks} tasks",
-            "Start the ranks with srun",
-        )
+        raise _mistake("SLURM_PROCID", f"is not set in a step of {step_tasks} tasks", "Start the ranks with srun")
     node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
     counts = expand_tasks_per_node(per_node) if per_node else []
     if node is not None and node < len(counts):
@@ -156,26 +147,22 @@ def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> Non
         return
     if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
         say = [f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)]
-        raise UserError("distributed.identity", "process identity", ", ".join(say), ONE_IDENTITY)
+        raise _mistake("process identity", ", ".join(say))
 
 
 def _has_agent(environ: Mapping[str, str]) -> bool:
-    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _check_restarts(environ: Mapping[str, str]) -> None:
-    """Raise UserError if torchrun would restart ranks that then find the addresses of dead ones.
+    """Return whether torchrun's agent holds the store. Raise UserError if torchrun would restart ranks that then find
+    the addresses of dead ones.
 
     By default all rounds of its c10d rendezvous share one store, so new ranks find the addresses of the previous
     round there and connect to ranks that no longer exist.
     """
-    if _has_agent(environ) and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        raise UserError(
-            "distributed.identity",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-            "is not 1, so ranks restarted by torchrun would wait for the dead ones",
-            "Export it as 1 before torchrun --max-restarts with --rdzv-backend=c10d",
-        )
+    has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_agent and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        problem = "is not 1, so ranks restarted by torchrun would wait for the dead ones"
+        remedy = "Export it as 1 before torchrun --max-restarts with --rdzv-backend=c10d"
+        raise _mistake("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", problem, remedy)
+    return has_agent
 
 
 def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, int]:
@@ -184,22 +171,15 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
-        raise UserError(
-            "distributed.identity", "process identity", f"{identity.launcher} does not set the {missing}", remedy
-        )
+        raise _mistake("process identity", f"{identity.launcher} does not set the {missing}", remedy)
     rank = identity.rank if rank is None else rank
     size = identity.world_size if size is None else size
     for value, limit, name in ((identity.rank, identity.world_size, "rank"), (rank, size, "local rank")):
         if value >= limit:
-            raise UserError(
-                "distributed.identity",
-                "process identity",
-                f"{name} {value} of {limit} ({identity.launcher})",
-                ONE_IDENTITY,
-            )
+            raise _mistake("process identity", f"{name} {value} of {limit} ({identity.launcher})")
     if size > identity.world_size:
         reason = f"{size} local ranks of {identity.world_size} in total ({identity.launcher})"
-        raise UserError("distributed.identity", "process identity", reason, ONE_IDENTITY)
+        raise _mistake("process identity", reason)
     return rank, size
 
 
@@ -258,11 +238,9 @@ class RankPlace:
             _check_contradiction(chosen, other)
             if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
                 chosen = other  # srun's PMI plugin sets no local ranks, but srun does
-        _check_restarts(environ)
+        has_agent = _has_agent(environ)
         if chosen.world_size < 1:
-            raise UserError(
-                "distributed.identity", "process identity", f"{chosen.launcher} says a world of 0 ranks", ONE_IDENTITY
-            )
+            raise _mistake("process identity", f"{chosen.launcher} says a world of 0 ranks")
         address = environ.get("MASTER_ADDR", "").strip()
         in_step = chosen.launcher == "slurm"
         is_local = address in ("", "localhost", LOOPBACK)
@@ -272,9 +250,7 @@ class RankPlace:
             address = LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
         if not address:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
-            raise UserError(
-                "distributed.identity", "MASTER_ADDR", reason, "Export the address of the machine of rank 0"
-            )
+            raise _mistake("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
         port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
         ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
-        return cls(*ranks, chosen.launcher, address, port, host, _has_agent(environ))
+        return cls(*ranks, chosen.launcher, address, port, host, has_agent)
