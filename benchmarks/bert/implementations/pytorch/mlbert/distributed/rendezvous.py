@@ -48,12 +48,8 @@ def raise_open_files_limit(world_size: int) -> None:
     needed = CONNECTIONS_PER_RANK * world_size + OTHER_FILES
     if needed > most:
         reason = f"the hard limit on open files is {hard}, and {world_size} ranks need {needed}"
-        raise UserError(
-            "machine.open-files",
-            "ulimit -n",
-            reason,
-            "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)",
-        )
+        remedy = "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)"
+        raise UserError("machine.open-files", "ulimit -n", reason, remedy)
     limit = min(2 * needed, most)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -102,12 +102,8 @@ class Snapshots:
             return False
         seed = checkpoint.state.get("seed")
         if seed != self._seed:
-            raise UserError(
-                "run.other-settings",
-                checkpoint.path,
-                f"is of a run with seed {seed}, not {self._seed}",
-                f"Set SEED={seed}",
-            )
+            reason = f"is of a run with seed {seed}, not {self._seed}"
+            raise UserError("run.other-settings", checkpoint.path, reason, f"Set SEED={seed}")
         try:
             self._take_over(checkpoint)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -43,12 +43,8 @@ def build_fitting(
             reason = (
                 f"does not fit in memory in {data.gradient_accumulation_steps} parts and is not divisible by {parts}"
             )
-            raise UserError(
-                "device.memory",
-                f"BATCHSIZE {data.train_batch_size}",
-                reason,
-                "Use a power of two, or a smaller model",
-            )
+            remedy = "Use a power of two, or a smaller model"
+            raise UserError("device.memory", f"BATCHSIZE {data.train_batch_size}", reason, remedy)
         config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
         del method
         _release()

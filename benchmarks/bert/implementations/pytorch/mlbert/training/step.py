@@ -390,12 +390,8 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
         )
     if graph_mode is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
         reason = f"the {method.optimizer.implementation!r} optimizer decides on the host whether to update"
-        raise UserError(
-            "config.conflict",
-            f"{SETTING}={mode}",
-            reason,
-            f"Set OPS=auto with Triton installed, or {SETTING}=segmented",
-        )
+        remedy = f"Set OPS=auto with Triton installed, or {SETTING}=segmented"
+        raise UserError("config.conflict", f"{SETTING}={mode}", reason, remedy)
     smaller = static_shape.smaller_ones()
     if graph_mode is GraphMode.FULL_ITERATION and smaller and ranks > 1:
         # NCCL needs all ranks to replay collectives of the same graph.

@@ -230,12 +230,8 @@ def _fitted(
     if tensor is None:
         raise UserError("checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER)
     if not bool((abs(tensor) < math.inf).all()):
-        raise UserError(
-            "checkpoint.damaged",
-            source,
-            f"{name} holds numbers that are not finite",
-            "Take a checkpoint from before that",
-        )
+        remedy = "Take a checkpoint from before that"
+        raise UserError("checkpoint.damaged", source, f"{name} holds numbers that are not finite", remedy)
     return tensor[: shape.vocab_size] if vocabulary else tensor
 
 

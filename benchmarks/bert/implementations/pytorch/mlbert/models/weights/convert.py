@@ -117,12 +117,8 @@ def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
     path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
         reason = f"has {entries} entries, the model only {most}"
-        raise UserError(
-            "vocabulary.mismatch",
-            path,
-            reason,
-            "Set vocab_size of its bert_config.json right, or put the right vocabulary there",
-        )
+        remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
+        raise UserError("vocabulary.mismatch", path, reason, remedy)
 
 
 def _write_tokenizer(checkpoint: ReadCheckpoint, folder: Path) -> None:

@@ -90,12 +90,8 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     if values.get("model_type") == MODEL_TYPE:
         name = values.get("hidden_activation")
         if name not in _ACTIVATIONS_BACK:
-            raise UserError(
-                "model.unsupported",
-                path,
-                f"hidden_activation {shown(name)} is not a GELU",
-                "Choose a checkpoint with GELU",
-            )
+            remedy = "Choose a checkpoint with GELU"
+            raise UserError("model.unsupported", path, f"hidden_activation {shown(name)} is not a GELU", remedy)
         return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
     if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
         raise UserError(

@@ -108,12 +108,8 @@ def read_file(file: Path) -> Weights:
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
         weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # its records have checksums
     else:
-        raise UserError(
-            "checkpoint.format",
-            file,
-            "is neither a safetensors nor a .pt file",
-            "Convert it first: mlbert convert --help",
-        )
+        remedy = "Convert it first: mlbert convert --help"
+        raise UserError("checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy)
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):
@@ -177,10 +173,6 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         write_weights(model, Path(made), {"weights": source}, vocabulary if vocabulary.is_file() else None)
         folder = Path(made) / HUGGINGFACE
         if not folder.is_dir():
-            raise UserError(
-                "model.unsupported",
-                source,
-                f"Hugging Face: {obstacle(model.config)}",
-                "Keep the weights in our own form",
-            )
+            remedy = "Keep the weights in our own form"
+            raise UserError("model.unsupported", source, f"Hugging Face: {obstacle(model.config)}", remedy)
         folder.rename(target)

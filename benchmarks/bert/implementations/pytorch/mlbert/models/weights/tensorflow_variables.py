@@ -89,12 +89,8 @@ def read_variables(
         for name, own in chosen.items()
     }
     if not arrays:
-        raise UserError(
-            "checkpoint.format",
-            prefix,
-            "holds no variable of a BERT",
-            "Check that it is the form that the command names",
-        )
+        remedy = "Check that it is the form that the command names"
+        raise UserError("checkpoint.format", prefix, "holds no variable of a BERT", remedy)
     state, report = own_state(arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling)
     report.dropped |= skipped
     return state, report
