@@ -205,7 +205,8 @@ def _phase_of(event: Event) -> int | None:
 
 def _blocks(log: Log) -> Iterator[list[Event]]:
     """Yield the events of the identity file in groups, one for each function."""
-    events = [event for event in log.events if event.call_site and event.call_site[0] == _identity_file(log)]
+    file = _identity_file(log)
+    events = [event for event in log.events if event.call_site and event.call_site[0] == file]
     parts = itertools.groupby(events, key=lambda event: event.key.startswith("submission_"))
     for is_submission, part in parts:
         group = list(part)

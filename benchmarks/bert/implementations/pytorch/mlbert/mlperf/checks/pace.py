@@ -326,7 +326,6 @@ def _durations(log: Log) -> Iterator[tuple[LoggedEvaluation, float]]:
 
 _MAX_CLOCK_SKEW_MS = 1000
 _TEN_RUNS = "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
-_TIMED_TO_STOP = "rules: the time from run_start to run_stop is the result, without a pause"
 _CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
 
 
@@ -352,7 +351,7 @@ def check_time(results: ResultSet) -> Complaints:
         yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
         stop = log.first("run_stop")
         if stop is not None and log.minutes is not None and log.minutes <= 0:
-            yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED_TO_STOP)
+            yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED)
 
 
 def _is_back(before: Event, after: Event) -> bool:
@@ -365,5 +364,5 @@ def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
     start, stop = log.first("run_start"), log.first("run_stop")
     is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
     if is_ours(log) or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
-        return Complaint(Outcome.ERROR, text, _TIMED_TO_STOP)
+        return Complaint(Outcome.ERROR, text, _TIMED)
     return Complaint(Outcome.WARN if is_timed else Outcome.NOTE, text)
