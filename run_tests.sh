@@ -1,6 +1,7 @@
 #!/bin/bash
 # Sets up .venv with the test tools, then runs every check of the tree and the whole test suite.
 #   ./run_tests.sh [arguments of pytest]
+#   ./run_tests.sh --fast [COMMIT]    only the unit tests nearest to what changed since the commit (default: the last)
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -27,13 +28,18 @@ check lint-imports --config=.importlinter
 check mypy
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
-if (($#)); then
+workers=$(nproc)
+side_by_side=(--timeout=300 --numprocesses=$((workers < 8 ? workers : 8)) --dist=loadfile)
+if [[ ${1:-} == --fast ]]; then
+    found=$(python tools/affected_tests.py --since "${2:-HEAD}")
+    nearest=()
+    [[ -z ${found} ]] || mapfile -t nearest <<<"${found}"
+    check python -m pytest "${side_by_side[@]}" tests/golden tests/tree/test_sources.py "${nearest[@]}"
+elif (($#)); then
     check python -m pytest --timeout=300 "$@"
 else
     # Files side by side. What starts ranks, daemons or jobs of its own and waits for them runs alone.
-    workers=$(nproc)
-    check python -m pytest --timeout=300 --numprocesses=$((workers < 8 ? workers : 8)) --dist=loadfile \
-        --ignore=tests/dist --ignore=tests/slurm
+    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm
     # These wait for other processes, for which a busy machine may have no time: a failure counts when it comes twice.
     check python -m pytest --timeout=300 --reruns=1 -rR tests/dist tests/slurm
 fi

@@ -1,0 +1,66 @@
+"""The tests nearest to a change, in this tree and in a small one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from affected_tests import MOST_FILES, affected, changed_files, importers
+
+PACKAGE = "benchmarks/bert/implementations/pytorch/mlbert"
+
+
+@pytest.fixture(scope="module")
+def graph(tree_root: Path) -> dict[str, set[str]]:
+    return importers(tree_root)
+
+
+@pytest.mark.parametrize(
+    ("module", "test"),
+    [
+        ("optim/lamb.py", "tests/unit/optim/test_optimizers.py"),
+        ("optim/muon.py", "tests/unit/optim/test_muon.py"),
+        ("data/formats/packing.py", "tests/unit/data/formats/test_packing.py"),
+        ("data/formats/masking.py", "tests/unit/data/formats/test_masking.py"),
+        ("distributed/lifecycle.py", "tests/unit/distributed/test_lifecycle.py"),
+        ("mlperf/mllog.py", "tests/unit/mlperf/test_mllog.py"),
+        ("data/loading/config.py", "tests/tree/test_published_commands.py"),
+    ],
+)
+def test_a_change_is_tested_by_the_tests_of_its_module(graph: dict[str, set[str]], module: str, test: str) -> None:
+    assert test in [file for _, file in affected([f"{PACKAGE}/{module}"], graph)[:MOST_FILES]]
+
+
+def test_nearest_come_first_through_helpers_and_entry_points(tmp_path: Path) -> None:
+    home = tmp_path / PACKAGE
+    home.mkdir(parents=True)
+    (home / "changed.py").write_text("")
+    (home / "user.py").write_text("from mlbert import changed\n")
+    (home / "table.py").write_text('RULES = {"a": "mlbert.changed:Rule"}\n')
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "helper.py").write_text("import mlbert.user\n")
+    (tests / "test_far.py").write_text("from helper import nothing\n")
+    (tests / "test_near.py").write_text("from mlbert.table import RULES\n")
+    (tests / "test_other.py").write_text("import json\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    found = affected([f"{PACKAGE}/changed.py"], importers(tmp_path))
+    assert found == [(2, "tests/test_near.py"), (3, "tests/test_far.py")]
+
+
+def test_changed_files_are_those_of_the_working_tree_and_new_ones(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    git("init", "-q")
+    (tmp_path / "same.py").write_text("1\n")
+    (tmp_path / "edited.py").write_text("1\n")
+    (tmp_path / ".gitignore").write_text("built.py\n")
+    git("add", ".")
+    git("commit", "-qm", "Begin")
+    (tmp_path / "edited.py").write_text("2\n")
+    (tmp_path / "new.py").write_text("1\n")
+    (tmp_path / "built.py").write_text("1\n")
+    assert changed_files(tmp_path, "HEAD") == {"edited.py", "new.py"}
