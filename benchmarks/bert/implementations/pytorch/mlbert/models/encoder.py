@@ -110,25 +110,15 @@ class _AllFp8(_SomeFp8):
         return Hidden(*fp8.feed_forward(*states, weights, exact, norm, self._table, *rows))
 
 
-class PlainLinears(nn.Module):
-    """Linear layers without FP8 state: nothing to refresh, to measure or to save.
+class NoDerivedState:
+    """A model, or its linear layers, with nothing derived from the weights: nothing to measure or to save.
 
-    The methods are documented in `Fp8Linears` and `mlbert.ops.fp8_scaling.FP8Scaling`.
+    The methods are documented in `mlbert.ops.fp8_scaling.FP8Scaling`.
     """
 
     is_calibrated = True
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__()
-        self._num_layers = num_layers
-
-    def layers(self) -> list[LayerLinears]:
-        """Return the linear layers of each encoder layer, for this pass."""
-        return [LayerLinears()] * self._num_layers
-
     def weights_changed(self) -> None: ...
-
-    def refresh(self, weights: LayerWeights) -> None: ...
 
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None: ...
 
@@ -138,6 +128,20 @@ class PlainLinears(nn.Module):
         return {}
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class PlainLinears(NoDerivedState, nn.Module):
+    """Linear layers without FP8 state. The methods are documented in `Fp8Linears`."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self._num_layers = num_layers
+
+    def layers(self) -> list[LayerLinears]:
+        """Return the linear layers of each encoder layer, for this pass."""
+        return [LayerLinears()] * self._num_layers
+
+    def refresh(self, weights: LayerWeights) -> None: ...
 
 
 class Fp8Linears(FP8Scaling):

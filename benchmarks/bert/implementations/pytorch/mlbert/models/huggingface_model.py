@@ -12,7 +12,7 @@ Legend: S sequences, W padded length, T tokens, M masked tokens, V vocabulary, L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,14 +24,14 @@ from mlbert.data.loading.batches import Batch
 from mlbert.host.errors import UserError
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits
-from mlbert.models.encoder import Keys
+from mlbert.models.encoder import Keys, NoDerivedState
 from mlbert.models.weights.huggingface import huggingface_config, obstacle, padded_tokens
 from mlbert.ops import api as ops
 
 SETTING = "MODEL_IMPLEMENTATION=huggingface"
 
 
-class HuggingFaceModel(nn.Module):
+class HuggingFaceModel(NoDerivedState, nn.Module):
     """Base of both classes.
 
     Args:
@@ -43,8 +43,6 @@ class HuggingFaceModel(nn.Module):
     Raises:
         UserError: transformers is not installed, or its BERT does not support the shape.
     """
-
-    is_calibrated = True
 
     def __init__(
         self, architecture: str, shape: BertConfig, dtype: torch.dtype, pad_to: int | None, values: Mapping[str, object]
@@ -99,28 +97,12 @@ class HuggingFaceModel(nn.Module):
         """Return why CUDA graphs are unsupported: each replay would repeat the masks of the capture."""
         return f"{SETTING} seeds its dropout on the host"
 
-    def weights_changed(self) -> None:
+    def refresh(self) -> None:
         """Do nothing: there is no state derived from the weights."""
 
-    def refresh(self) -> None:
-        """Do nothing; see `weights_changed`."""
-
-    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
-        """Do nothing; see `weights_changed`."""
-
-    def forget_step(self) -> None:
-        """Do nothing; see `weights_changed`."""
-
     def recording(self) -> AbstractContextManager[object]:
-        """Return an empty context; see `weights_changed`."""
+        """Return an empty context; see `refresh`."""
         return nullcontext()
-
-    def derived_state(self) -> dict[str, Tensor]:
-        """Return nothing; see `weights_changed`."""
-        return {}
-
-    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Do nothing; see `weights_changed`."""
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         raise NotImplementedError
