@@ -87,29 +87,25 @@ def model_config(model: AnyBert) -> dict[str, object]:
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Return our shape for a Hugging Face ``config.json``. Raise UserError for another architecture."""
-    if values.get("model_type") == MODEL_TYPE:
-        name = values.get("hidden_activation")
-        if name not in _ACTIVATIONS_BACK:
-            remedy = "Choose a checkpoint with GELU"
-            raise UserError("model.unsupported", path, f"hidden_activation {shown(name)} is not a GELU", remedy)
-        return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
-    if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
-        raise UserError(
-            "model.unsupported", path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint"
-        )
-    if values.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError(
-            "model.unsupported", path, "uses relative positions", "Choose a checkpoint with absolute positions"
-        )
-    activation = str(values.get("hidden_act", "gelu"))
-    if activation not in _ACTIVATIONS_BACK:
-        raise UserError(
-            "model.unsupported", path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU"
-        )
+    model_type = values.get("model_type", "bert")  # older ones have none
+    if model_type not in ("bert", MODEL_TYPE):
+        reason = f"model_type is {shown(model_type)}, not 'bert'"
+        raise UserError("model.unsupported", path, reason, "Choose a BERT checkpoint")
+    if model_type == "bert" and values.get("position_embedding_type", "absolute") != "absolute":
+        remedy = "Choose a checkpoint with absolute positions"
+        raise UserError("model.unsupported", path, "uses relative positions", remedy)
+    key, default = ("hidden_activation", None) if model_type == MODEL_TYPE else ("hidden_act", "gelu")
+    activation = values.get(key, default)
+    if str(activation) not in _ACTIVATIONS_BACK:
+        reason = f"{key} {shown(activation)} is not a GELU"
+        raise UserError("model.unsupported", path, reason, "Choose a checkpoint with GELU")
+    own_activation = _ACTIVATIONS_BACK[str(activation)]
+    if model_type == MODEL_TYPE:
+        return shape_of_modernbert(values, own_activation, path)
     names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
     known = {name: values[name] for name in names if name in values}
     try:
-        return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
+        return BertConfig(hidden_act=own_activation, **known)  # type: ignore[arg-type]
     except TypeError:
         raise UserError("model.shape", path, "lacks the shape of a BERT", "Choose a complete config.json") from None
     except UserError as error:
