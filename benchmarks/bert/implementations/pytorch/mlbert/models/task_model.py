@@ -114,18 +114,15 @@ def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarr
     Raises:
         UserError: the file cannot be written.
     """
-    lines = _prediction_lines(parts, predicted, card)
+    lines = list(_prediction_lines(parts, predicted, card))
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
             if path.suffix == ".jsonl":
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-                return
-            writer: csv.DictWriter[str] | None = None
-            for line in lines:
-                if writer is None:
-                    writer = csv.DictWriter(file, list(line))
-                    writer.writeheader()
-                writer.writerow(line)
+            elif lines:
+                writer = csv.DictWriter(file, list(lines[0]))
+                writer.writeheader()
+                writer.writerows(lines)
     except OSError as error:
         raise UserError(
             "file.unwritable", path, f"cannot be written ({error.strerror})", "Name another place"
