@@ -92,7 +92,8 @@ def tf1_names(num_layers: int) -> dict[str, str]:
 
 
 _KERAS = "layer_with_weights-"
-_tf2_spelling = _table(
+# Our spelling of a TensorFlow 2 key, in any layout. The result need not be an existing parameter.
+own_tf2_name = _table(
     (rf"{re.escape(_VALUE)}$", ""),
     # Objects that contain the encoder, which Keras counts as the model's first layer.
     (r"^(?:(?:model|encoder|encoder_network|network|bert)/)+", ""),
@@ -128,11 +129,6 @@ _tf2_spelling = _table(
     (r"(layer\.\d+)\.(?:_output_dense|output)\.(?=weight|bias)", r"\1.output.dense."),
     (r"(layer\.\d+)\._?output_layer_norm\.", r"\1.output.LayerNorm."),
 )
-
-
-def own_tf2_name(key: str) -> str:
-    """Return our spelling of a TensorFlow 2 key, in any layout. The result need not be an existing parameter."""
-    return _tf2_spelling(key)
 
 
 def is_transposed(foreign: str) -> bool:

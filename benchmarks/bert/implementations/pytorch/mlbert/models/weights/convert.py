@@ -17,8 +17,7 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,9 +85,16 @@ def read_weights_folder(folder: Path) -> dict[str, Tensor]:
 
 def read_own(source: Path) -> ReadCheckpoint:
     """Read our format: a run's ``weights/`` folder or the output of a conversion."""
-    shape = BertConfig.from_json(source / CONFIG)
-    state, report = own_state(read_weights_folder(source), shape, str(source / WEIGHTS))
-    return with_heads(ReadCheckpoint(shape, state, report, source))
+    return _own(read_weights_folder(source), BertConfig.from_json(source / CONFIG), source / WEIGHTS)
+
+
+def _own(
+    tensors: Mapping[str, Tensor], shape: BertConfig, file: Path, known: Mapping[str, Shape] | None = None
+) -> ReadCheckpoint:
+    """Return the tensors of a file as a complete checkpoint; ``known`` as in `with_heads`. Raise UserError as
+    `own_state`."""
+    state, report = own_state(tensors, shape, str(file), known=known)
+    return with_heads(ReadCheckpoint(shape, state, report, file.parent), known)
 
 
 def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
@@ -158,8 +164,7 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
     weights = read_composer(source)
     shape = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
     known = parameters_in(weights.tensors, shape)
-    own, report = own_state(weights.tensors, shape, str(source), known=known)
-    return write_own(ReadCheckpoint(shape, own, report, source.parent), target, known)
+    return write_own(_own(weights.tensors, shape, source, known), target, known)
 
 
 def torch_to_composer(source: Path, target: Path) -> Report:
@@ -167,10 +172,9 @@ def torch_to_composer(source: Path, target: Path) -> Report:
     check_target(target)
     shape = BertConfig.from_json(source / CONFIG)
     tensors = read_weights_folder(source)
-    known = parameters_in(tensors, shape)
-    state, report = own_state(tensors, shape, str(source / WEIGHTS), known=known)
-    checkpoint = with_heads(ReadCheckpoint(shape, state, report, source), known)
+    checkpoint = _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape))
     write_composer(checkpoint.state, shape, target)
+    report = checkpoint.report
     for own in (name for name in checkpoint.state if name.startswith("cls.seq_relationship.")):
         report.missing.pop(own, None)
         report.taken.pop(own, None)
@@ -185,10 +189,10 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
     file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
     tensors = read_weights(file).tensors if is_old else read_weights_folder(source)
-    state, report = own_state(tensors, shape, str(file))
+    checkpoint = _own(tensors, shape, file)
     with TemporaryDirectory() as made:
         folder = _vocabulary_of(source / TOKENIZER_JSON, Path(made)) or source
-        return write_own(ReadCheckpoint(shape, state, report, folder), target)
+        return write_own(replace(checkpoint, folder=folder), target)
 
 
 def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
@@ -215,25 +219,21 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
 
 
 def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Convert a TensorFlow 1 checkpoint to our format. Raise UserError as `read_tf1`."""
+    """Convert a TensorFlow 1 checkpoint to our format. Raise UserError as `read_tensorflow`."""
     check_target(target)
-    return write_own(read_tf1(prefix, config), target)
-
-
-def read_tf1(prefix: Path, config: Path | None = None) -> ReadCheckpoint:
-    """Read a TensorFlow 1 checkpoint; ``prefix`` is its path, with or without ``.index``. Raise UserError for a missing
-    or damaged file, wrong shapes or missing variables, or if TensorFlow is not installed."""
-    return _read(prefix, config, object_based=False)
+    return write_own(read_tensorflow(prefix, config, object_based=False), target)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
     """Convert an object-based TensorFlow 2 checkpoint of Google's model garden to our format. Raise UserError as
-    `read_tf1`."""
+    `read_tensorflow`."""
     check_target(target)
-    return write_own(_read(prefix, config, object_based=True), target)
+    return write_own(read_tensorflow(prefix, config, object_based=True), target)
 
 
-def _read(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoint:
+def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoint:
+    """Read a TensorFlow checkpoint; ``prefix`` is its path, with or without ``.index``. Raise UserError for a missing
+    or damaged file, wrong shapes or missing variables, or if TensorFlow is not installed."""
     prefix = prefix.with_name(without_suffix(prefix.name))
     shape = find_shape(config, prefix.parent)
     index = prefix.with_name(f"{prefix.name}.index")
@@ -246,25 +246,16 @@ def _read(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoi
 
 
 def _tensorflow(prefix: Path) -> Any:
+    """Import TensorFlow. Hide its notices, also what version 2.21 writes to stderr on import at any log level."""
     if not environment().get("TF_CPP_MIN_LOG_LEVEL"):
-        # Read when the library is loaded. Hides its notices; errors are raised as exceptions.
-        os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        with _no_notices():
-            return importlib.import_module("tensorflow")
-    except ImportError:
-        raise UserError(
-            "package.missing", prefix, "needs TensorFlow to be read", "Run: pip install mlbert[tf]"
-        ) from None
-
-
-@contextmanager
-def _no_notices() -> Iterator[None]:
-    """Hide what TensorFlow 2.21 writes to stderr on import at any log level."""
+        os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")  # read when the library is loaded; errors are raised as exceptions
     screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
-        yield
+        return importlib.import_module("tensorflow")
+    except ImportError:
+        remedy = "Run: pip install mlbert[tf]"
+        raise UserError("package.missing", prefix, "needs TensorFlow to be read", remedy) from None
     finally:
         os.dup2(screen, 2)
         os.close(screen)
@@ -275,8 +266,7 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
     """Convert a ``.pt`` file to our format. Raise UserError as `read_nvidia_pt` and `own_state`."""
     check_target(target)
     shape = find_shape(config, source.parent)
-    state, report = own_state(read_nvidia_pt(source), shape, str(source))
-    return write_own(ReadCheckpoint(shape, state, report, source.parent), target)
+    return write_own(_own(read_nvidia_pt(source), shape, source), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
@@ -286,9 +276,9 @@ def torch_to_nvidia(source: Path, target: Path) -> Report:
 
 
 def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file. Raise UserError as `read_tf1`."""
+    """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file. Raise UserError as `read_tensorflow`."""
     check_target(target)
-    return _write(with_heads(read_tf1(prefix, config)), target)
+    return _write(with_heads(read_tensorflow(prefix, config, object_based=False)), target)
 
 
 def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
