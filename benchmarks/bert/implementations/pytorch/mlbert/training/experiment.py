@@ -230,6 +230,15 @@ def _make_ready(
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
     """Collect facts about a run from its data and PyTorch. All ranks call it together."""
+    gpu_facts: dict[str, Any] = {"gpus": {}}
+    if world.device.type == "cuda":
+        gpu_facts = {
+            # Each rank of a machine has one GPU, all of the same model.
+            "gpus": {torch.cuda.get_device_name(world.device): world.local_world_size},
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
     return RuntimeFacts(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
@@ -240,20 +249,8 @@ def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
         ranks=world.world_size,
         threads_per_rank=torch.get_num_threads(),
         hosts=world.hosts(),
-        **_gpu_facts(world),
+        **gpu_facts,
     )
-
-
-def _gpu_facts(world: World) -> dict[str, Any]:
-    """Return this rank's GPU fields of `RuntimeFacts`. Each rank of a machine has one GPU, all of the same model."""
-    if world.device.type != "cuda":
-        return {"gpus": {}}
-    return {
-        "gpus": {torch.cuda.get_device_name(world.device): world.local_world_size},
-        "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-    }
 
 
 def log_run(log: MLPerfLogger, resolved: Resolved, facts: RuntimeFacts, method: Method) -> RunIdentity:
@@ -333,9 +330,7 @@ def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: 
         UserError: there are no weights, or data and model do not match.
     """
     world.start()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
     def build() -> tuple[Model, Objective, EvaluationSet]:
         if config[ModelConfig].init_checkpoint is None:
