@@ -47,7 +47,9 @@ def build_fitting(
             raise UserError("device.memory", f"BATCHSIZE {data.train_batch_size}", reason, remedy)
         config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
         del method
-        _release()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         say(f"out of memory: GRADIENT_STEPS is now {parts}")
 
 
@@ -77,9 +79,3 @@ def _largest(static_shape: StaticShape) -> HostBatch:
         rows.append(([0] * length, length, False, masked, [0] * len(masked)))
     ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
     return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
-
-
-def _release() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
