@@ -2,7 +2,7 @@
 
 A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the samples. A sample is the
 uint32 sizes of the columns without a fixed size, then the values of all columns. Everything is little-endian.
-`mlbert.data.formats.mds_index` parses the index.
+`mlbert.data.formats.mds_files` parses the index.
 
 The reader maps shards into memory and returns samples in any order. It decodes text; other values stay bytes, and
 pickled ones are never loaded. The writer produces the same bytes as MosaicML
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, no_folder, reading
-from mlbert.data.formats.mds_fetch import cached_shard, check_file, fetch_index, local_folder, zstandard_module
-from mlbert.data.formats.mds_index import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
+from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
@@ -56,11 +56,11 @@ class MdsReader:
 
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
         self._remote, self._cache = str(folder), None if cache is None else Path(cache)
-        self._folder = local_folder(self._remote)
+        self._folder = mds_files.local_folder(self._remote)
         if self._folder is not None and not self._folder.is_dir():
             remedy = f"Give a folder with {INDEX}, or its address"
             raise UserError("file.missing", folder, no_folder(self._folder), remedy)
-        raw = self._read_index() if self._cache is None else fetch_index(self._remote, self._cache)
+        raw = self._read_index() if self._cache is None else mds_files.fetch_index(self._remote, self._cache)
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
@@ -115,13 +115,13 @@ class MdsReader:
 
     def _checked_file(self, shard: ShardInfo) -> Path:
         if self._cache is not None:
-            return cached_shard(self._remote, self._cache, shard)
+            return mds_files.cached_shard(self._remote, self._cache, shard)
         assert self._folder is not None
         path = self._folder / shard.raw.name
         if shard.zipped and not path.exists() and (self._folder / shard.zipped.name).exists():
             reason = "is compressed, and only uncompressed shards can be read in place"
             raise UserError("config.missing", self._folder / shard.zipped.name, reason, "Give a cache folder")
-        check_file(path, shard.raw)
+        mds_files.check_file(path, shard.raw)
         return path
 
     def _decode(self, data: bytes) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class MdsWriter:
         if self._level is None:
             write_atomically(self._folder / name, raw)
         else:
-            packed = zstandard_module().ZstdCompressor(self._level).compress(raw)
+            packed = mds_files.zstandard_module().ZstdCompressor(self._level).compress(raw)
             zipped = self._file(f"{name}.zstd", packed)
             write_atomically(self._folder / zipped.name, packed)
         samples, file = len(self._samples), self._file(name, raw)
@@ -282,7 +282,7 @@ def _level(compression: str | None) -> int | None:
     name, colon, level = compression.partition(":")
     if name != "zstd" or (colon and not level.isdecimal()):
         raise UserError("config.choice", f"compression {compression!r}", "is not known", "Use zstd, or zstd:LEVEL")
-    zstandard = zstandard_module()
+    zstandard = mds_files.zstandard_module()
     if colon and not 1 <= int(level) <= zstandard.MAX_COMPRESSION_LEVEL:
         raise UserError("config.range", f"compression {compression!r}", "has no such level", "Use 1 to 22")
     return int(level) if colon else _DEFAULT_LEVEL

@@ -33,13 +33,13 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.data.formats import mds_files
 from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
-from mlbert.data.formats.mds_fetch import cached_shard, check_file, decompressed
-from mlbert.data.formats.mds_index import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.mds_files import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
@@ -157,7 +157,7 @@ class MdsSamples(IndexedStore):
 
     def _lengths_of_shard(self, number: int, shard: ShardInfo) -> np.ndarray:
         path = self._paths[number]
-        check_file(path, shard.raw)
+        mds_files.check_file(path, shard.raw)
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
         edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
         if (np.diff(edges) != self._num_bytes).any() or edges[-1] != len(inside):
@@ -206,7 +206,7 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
             return np.frombuffer(file.read(num_bytes), np.uint8)
     path = folder / shard.zipped.name
     with reading(path), path.open("rb") as file:
-        return np.frombuffer(decompressed(file, path, num_bytes), np.uint8)
+        return np.frombuffer(mds_files.decompressed(file, path, num_bytes), np.uint8)
 
 
 def _unpacked(folder: Path, shard: ShardInfo) -> Path:
@@ -214,4 +214,4 @@ def _unpacked(folder: Path, shard: ShardInfo) -> Path:
     path = folder / shard.raw.name
     if path.exists() or shard.zipped is None:
         return path
-    return cached_shard(str(folder), folder, shard)
+    return mds_files.cached_shard(str(folder), folder, shard)

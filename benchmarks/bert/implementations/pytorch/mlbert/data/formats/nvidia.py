@@ -202,7 +202,6 @@ class NvidiaStore(IndexedStore):
         refuse(each_row, wrong, "has too many or few next_sentence_labels")
         labels = items("next_sentence_labels", row_counts)
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
-
         masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
             used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0

@@ -33,8 +33,7 @@ import numpy as np
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
-from mlbert.data.formats.mds_fetch import local_folder, locked
-from mlbert.data.formats.mds_index import BYTES, STR
+from mlbert.data.formats.mds_files import BYTES, STR, local_folder, locked
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
