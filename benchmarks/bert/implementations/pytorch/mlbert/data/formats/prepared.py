@@ -270,14 +270,18 @@ class ShardSet(Store):
         """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64 [packs]).
         Raises UserError if they are damaged."""
         indices = np.asarray(indices, np.int64)
-        shard_of, first, end = np.empty((3, len(indices)), np.int64)
         with self._damage():
-            for number, places, packs in by_part(self._first_pack, indices):
-                offsets = self._pack_offsets(number)
-                shard_of[places], first[places], end[places] = number, offsets[packs], offsets[packs + 1]
-            check_spans(first, end, np.diff(self._first)[shard_of])
             if len(self._shards) == 1:
+                offsets = self._pack_offsets(0)
+                first, end = offsets[indices], offsets[indices + 1]
+                check_spans(first, end, len(self))
                 return self.shard(0).rows.take(span_members(first, end - first)), end - first
+            shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
+            first, end = np.empty_like(indices), np.empty_like(indices)
+            within = indices - self._first_pack[shard_of]
+            for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+                first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+            check_spans(first, end, np.diff(self._first)[shard_of])
             return self._ranges(shard_of, first, end), end - first
 
     def _pack_offsets(self, index: int) -> np.ndarray:
