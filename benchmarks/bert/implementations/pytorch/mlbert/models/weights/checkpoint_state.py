@@ -180,12 +180,17 @@ def own_state(
             else:
                 problem = f"{name} and {origin[part]} differ"
                 raise UserError("checkpoint.damaged", source, problem, "The model has one tensor for both")
-    for own_name in (name for name in known if name not in state):
-        theirs = (spelling or {}).get(own_name, own_name)
-        if own_name.startswith(ENCODER):
-            raise UserError("checkpoint.incomplete", source, f"tensor {theirs} is missing", ANOTHER)
-        report.missing[theirs] = "initialised"
+    report.missing.update(_missing([name for name in known if name not in state], spelling or {}, source))
     return state, report
+
+
+def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the report's entries for missing parameters. Raise UserError if one belongs to the encoder."""
+    for own_name in own_names:
+        if own_name.startswith(ENCODER):
+            problem = f"tensor {spelling.get(own_name, own_name)} is missing"
+            raise UserError("checkpoint.incomplete", source, problem, ANOTHER)
+    return {spelling.get(name, name): "initialised" for name in own_names}
 
 
 def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
