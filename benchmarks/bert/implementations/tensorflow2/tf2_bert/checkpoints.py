@@ -66,9 +66,8 @@ def _read(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Repor
         return _read_safetensors(address, shape)
     if address.endswith(_TORCH):
         commands = "nvidia-to-torch, composer-to-torch or hf-to-torch"
-        raise UserError(
-            "checkpoint.format", address, "is a PyTorch file", f"Convert it first: mlbert convert {commands}"
-        )
+        reason = "is a PyTorch file"
+        raise UserError("checkpoint.format", address, reason, f"Convert it first: mlbert convert {commands}")
     prefix = without_suffix(address)
     if not tf.io.gfile.exists(f"{prefix}.index"):
         raise UserError("file.missing", f"{prefix}.index", "does not exist", REMEDY)
@@ -83,9 +82,8 @@ def _in_folder(folder: str) -> str:
     if newest is not None:
         # Only the last part: the rest is the path at which it was written, and the folder may have moved.
         return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
-    raise UserError(
-        "checkpoint.missing", folder, f"contains no {_WEIGHTS} and no checkpoint file that names a checkpoint", _START
-    )
+    reason = f"contains no {_WEIGHTS} and no checkpoint file that names a checkpoint"
+    raise UserError("checkpoint.missing", folder, reason, _START)
 
 
 def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Report]:
@@ -97,9 +95,8 @@ def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.nda
     except SafetensorError as error:
         raise UserError("checkpoint.damaged", address, f"is damaged ({error})", _START) from None
     except KeyError as error:
-        raise UserError(
-            "checkpoint.format", address, f"contains numbers of type {error}", "Save it in float32"
-        ) from None
+        reason = f"contains numbers of type {error}"
+        raise UserError("checkpoint.format", address, reason, "Save it in float32") from None
     config = Path(address).parent / _CONFIG
     if config.is_file():
         check_unseen(BertConfig.from_json(config), shape, address)
@@ -136,9 +133,8 @@ class CheckpointFolder:
             with tempfile.TemporaryDirectory() as folder:
                 self._write(Path(folder))
         except OSError as error:
-            raise UserError(
-                "file.unwritable", "TMPDIR", f"cannot be written ({error})", "Set it to a folder with space"
-            ) from None
+            reason = f"cannot be written ({error})"
+            raise UserError("file.unwritable", "TMPDIR", reason, "Set it to a folder with space") from None
 
     def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
         """Restore the newest valid checkpoint and return True if there is one; report damaged ones to ``say``.
@@ -155,9 +151,8 @@ class CheckpointFolder:
             try:
                 state.restore(numbers)
             except ValueError as error:
-                raise UserError(
-                    "checkpoint.damaged", self._path, f"is damaged ({error})", "Remove its newest folder"
-                ) from None
+                reason = f"is damaged ({error})"
+                raise UserError("checkpoint.damaged", self._path, reason, "Remove its newest folder") from None
         return numbers is not None
 
     def _write(self, folder: Path) -> None:
@@ -195,9 +190,8 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or plain(error)
-        raise UserError(
-            "file.unwritable", folder, f"cannot be written ({reason})", "Free space or change LOGDIR"
-        ) from None
+        reason = f"cannot be written ({reason})"
+        raise UserError("file.unwritable", folder, reason, "Free space or change LOGDIR") from None
 
 
 def make_folder(target: Path | str) -> None:
@@ -221,6 +215,5 @@ def _writable(address: str) -> Iterator[str]:
         yield address
     except (OSError, tf.errors.OpError) as error:
         reason = plain(error)
-        raise UserError(
-            "file.unwritable", address, f"cannot be written ({reason})", "Name another --model_export_path"
-        ) from None
+        reason = f"cannot be written ({reason})"
+        raise UserError("file.unwritable", address, reason, "Name another --model_export_path") from None

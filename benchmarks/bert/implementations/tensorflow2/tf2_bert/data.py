@@ -201,9 +201,8 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
         return Inputs(shape, dummy, dummy, None, ())
     if tensorflow.input_files and data.max_sequences_per_pack > 1:
         reason = f"is {data.max_sequences_per_pack}, but sequences that tf.data reads from INPUT_FILES cannot be packed"
-        raise UserError(
-            "config.conflict", "MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES"
-        )
+        remedy = "Give DATADIR_PHASE2 instead of INPUT_FILES"
+        raise UserError("config.conflict", "MAX_SEQUENCES_PER_PACK", reason, remedy)
     widths = (data.max_seq_length, data.max_predictions_per_seq)
     most = widths_at_most(*widths, shape)
     notes: tuple[str, ...] = ()
@@ -240,9 +239,8 @@ def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: 
         raise UserError("config.conflict", "MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or remove it")
     if max_predictions is not None and max_predictions < info.max_predictions:
         reason = f"is {max_predictions}, but {info.folder} has up to {info.max_predictions} per sequence"
-        raise UserError(
-            "config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or remove it"
-        )
+        remedy = f"Set it to {info.max_predictions} or remove it"
+        raise UserError("config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, remedy)
 
 
 def _infos(source: Source) -> tuple[StoreInfo, ...]:
@@ -253,12 +251,8 @@ def _check_positions(source: Source, model: BertConfig) -> None:
     if isinstance(source, Files) and source.shape.tokens > model.max_position_embeddings:
         positions = model.max_position_embeddings
         reason = f"has sequences of {source.shape.tokens} tokens, but the model has {positions} positions"
-        raise UserError(
-            "data.too-long",
-            source.patterns,
-            reason,
-            "Raise max_position_embeddings or use data with shorter sequences",
-        )
+        remedy = "Raise max_position_embeddings or use data with shorter sequences"
+        raise UserError("data.too-long", source.patterns, reason, remedy)
 
 
 def _sums(source: Source) -> tuple[FileSum, ...]:

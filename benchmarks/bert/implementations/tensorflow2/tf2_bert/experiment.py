@@ -165,14 +165,12 @@ def make_trained(
     compute, tensorflow = config[ComputeConfig], config[TensorFlowConfig]
     clipping = config[DistributedConfig].gradient_clipping
     if clipping == "buckets":
-        raise UserError(
-            "config.conflict", "GRADIENT_CLIPPING", "buckets is not supported in TensorFlow 2", "Use before or after"
-        )
+        reason = "buckets is not supported in TensorFlow 2"
+        raise UserError("config.conflict", "GRADIENT_CLIPPING", reason, "Use before or after")
     if compute.precision not in COMPUTE_DTYPES:
         known = ", ".join(COMPUTE_DTYPES)
-        raise UserError(
-            "config.choice", "PRECISION", f"{compute.precision} is not supported in TensorFlow 2", f"Use {known}"
-        )
+        reason = f"{compute.precision} is not supported in TensorFlow 2"
+        raise UserError("config.choice", "PRECISION", reason, f"Use {known}")
     for note in inputs.notes:
         say(note)
     with strategy.scope():

@@ -206,12 +206,8 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
         if int(FLAGS[name].value or 0) < 1:
             raise UserError("config.range", f"--{name}", f"{FLAGS[name].value} is not at least 1", "Set at least 1")
     if not 1 <= steps <= schedule:
-        raise UserError(
-            "config.range",
-            "--stop_steps",
-            f"{steps} is not between 1 and the schedule's {schedule} steps",
-            "Set it within the schedule",
-        )
+        reason = f"{steps} is not between 1 and the schedule's {schedule} steps"
+        raise UserError("config.range", "--stop_steps", reason, "Set it within the schedule")
     put("max_steps", steps, "stop_steps", *length)
     put("lr_decay_end", schedule, *length, "stop_steps")
     put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
@@ -242,12 +238,8 @@ def _whole(value: object, otherwise: int = 1) -> int:
 def _per_replica(name: str, replicas: int) -> int:
     total = FLAGS[name].value or 0
     if total < 1 or total % replicas:
-        raise UserError(
-            "config.conflict",
-            f"--{name}",
-            f"{total} cannot be divided among {replicas} replicas",
-            f"Give a multiple of {replicas}",
-        )
+        reason = f"{total} cannot be divided among {replicas} replicas"
+        raise UserError("config.conflict", f"--{name}", reason, f"Give a multiple of {replicas}")
     if total // replicas > MAX_ROWS:
         raise UserError("config.range", f"--{name}", f"{total} is more than {MAX_ROWS} rows per replica", "Lower it")
     return total // replicas

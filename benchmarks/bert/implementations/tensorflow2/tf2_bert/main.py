@@ -91,12 +91,8 @@ def report_error(mistake: UserError) -> int:
 def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
-            raise UserError(
-                "config.syntax",
-                arguments[1],
-                "is neither a flag nor a flag's value",
-                "See run_pretraining.py --helpfull",
-            )
+            reason = "is neither a flag nor a flag's value"
+            raise UserError("config.syntax", arguments[1], reason, "See run_pretraining.py --helpfull")
         return run_bert_pretrain()
 
     sys.exit(exit_status(work))

@@ -255,12 +255,8 @@ class BertPretrainer(tf.Module):
         super().__init__()
         for name, supported in _SUPPORTED.items():
             if (value := getattr(config, name)) != supported:
-                raise UserError(
-                    "model.unsupported",
-                    "bert_config",
-                    f"{name} {value!r} is not supported in TensorFlow 2",
-                    f"Use {supported!r}",
-                )
+                reason = f"{name} {value!r} is not supported in TensorFlow 2"
+                raise UserError("model.unsupported", "bert_config", reason, f"Use {supported!r}")
         self.config, self.compute_dtype = config, compute_dtype
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
@@ -306,9 +302,8 @@ class BertPretrainer(tf.Module):
             ("checkpoint.shape", "is not a parameter of this model", values.keys() - variables.keys()),
         ):
             if names:
-                raise UserError(
-                    code, "weights", f"{min(names)} {problem}", "Use weights of this model's bert_config.json"
-                )
+                reason = f"{min(names)} {problem}"
+                raise UserError(code, "weights", reason, "Use weights of this model's bert_config.json")
         new = {name: self._own_shape(name, values[name], variable) for name, variable in variables.items()}
         for name, variable in variables.items():
             variable.assign(new[name])
@@ -323,12 +318,8 @@ class BertPretrainer(tf.Module):
         own = _transpose_kernel(name, value)
         if own.shape != tuple(variable.shape):
             expected = list(variable.shape)[:: -1 if _is_kernel(name) else 1]
-            raise UserError(
-                "checkpoint.shape",
-                "weights",
-                f"{name} is {list(value.shape)}, not {expected}",
-                "Use weights of this model's bert_config.json",
-            )
+            reason = f"{name} is {list(value.shape)}, not {expected}"
+            raise UserError("checkpoint.shape", "weights", reason, "Use weights of this model's bert_config.json")
         return own
 
     def _seeds(self, dropout_seed: tf.Tensor | None) -> list[tf.Tensor | None]:

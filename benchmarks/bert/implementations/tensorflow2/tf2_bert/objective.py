@@ -68,12 +68,8 @@ def metrics(sums: Sums) -> dict[str, float]:
     """
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:
-        raise UserError(
-            "data.empty",
-            "the evaluation set",
-            "contains no masked tokens",
-            "Use a set that was prepared with masked tokens",
-        )
+        reason = "contains no masked tokens"
+        raise UserError("data.empty", "the evaluation set", reason, "Use a set that was prepared with masked tokens")
     assert sequences, "the evaluation set contains no sequences"
     return {
         "mlm_accuracy": correct / masked,

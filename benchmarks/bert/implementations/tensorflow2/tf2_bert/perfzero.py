@@ -89,9 +89,8 @@ class PerfZeroBenchmark(tf.test.Benchmark):
         """Return the results folder of method ``name``. Raises UserError for a bucket."""
         if "://" in self.output_dir:
             remedy = "Leave out --scratch_gcs_url; --output_gcs_url copies the results at the end"
-            raise UserError(
-                "config.unsupported", "output_dir", f"{self.output_dir} is not a folder on this machine", remedy
-            )
+            reason = f"{self.output_dir} is not a folder on this machine"
+            raise UserError("config.unsupported", "output_dir", reason, remedy)
         return f"{self.output_dir}/{name}"
 
     @contextmanager
@@ -110,12 +109,8 @@ class PerfZeroBenchmark(tf.test.Benchmark):
             for word in FLAGS.benchmark_method_flags or ():
                 name, separator, text = word.partition("=")
                 if not separator or name not in FLAGS:
-                    raise UserError(
-                        "config.syntax",
-                        "--benchmark_method_flags",
-                        f"{word!r} is not of the form flag=value",
-                        "See --helpfull",
-                    )
+                    reason = f"{word!r} is not of the form flag=value"
+                    raise UserError("config.syntax", "--benchmark_method_flags", reason, "See --helpfull")
                 setattr(FLAGS, name, FLAGS[name].parser.parse(text))
             yield
 

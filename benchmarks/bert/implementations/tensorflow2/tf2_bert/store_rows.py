@@ -120,6 +120,5 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
 def _check(found: np.ndarray, limit: int, kind: str, variable: str, remedy: str) -> None:
     """Raise UserError if any of ``found``, int64 [R], exceeds ``limit``."""
     if found.max(initial=0) > limit:
-        raise UserError(
-            "data.too-long", variable, f"a row of the data has {found.max()} {kind}, but only {limit} fit", remedy
-        )
+        reason = f"a row of the data has {found.max()} {kind}, but only {limit} fit"
+        raise UserError("data.too-long", variable, reason, remedy)

@@ -87,12 +87,8 @@ def make_strategy(
             "config.choice", "ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out"
         )
     if name in ("off", "one_device") and num_gpus > 1:
-        raise UserError(
-            "config.conflict",
-            "num_gpus",
-            f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}",
-            "Set 1, or use mirrored",
-        )
+        reason = f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}"
+        raise UserError("config.conflict", "num_gpus", reason, "Set 1, or use mirrored")
     if name == "parameter_server":
         reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
         raise UserError("config.conflict", "DISTRIBUTION_STRATEGY", reason, "Use mirrored or multi_worker_mirrored")
@@ -116,12 +112,8 @@ def make_strategy(
 
 def _check_number(requested: int, available: int, kind: str) -> None:
     if requested > available:
-        raise UserError(
-            "device.unavailable",
-            "num_gpus",
-            f"is {requested}, but this machine has {available} {kind}",
-            f"Set at most {available}",
-        )
+        reason = f"is {requested}, but this machine has {available} {kind}"
+        raise UserError("device.unavailable", "num_gpus", reason, f"Set at most {available}")
 
 
 def _gpus_in_use(num_gpus: int) -> bool:
@@ -153,12 +145,8 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
     except tf.errors.OpError as error:
         spec = cluster.cluster_spec().as_dict().get("worker", [])
         reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({plain(error)})"
-        raise UserError(
-            "distributed.identity",
-            "worker_hosts",
-            reason,
-            "Give host:port of each worker; this worker's port must be free",
-        ) from None
+        remedy = "Give host:port of each worker; this worker's port must be free"
+        raise UserError("distributed.identity", "worker_hosts", reason, remedy) from None
 
 
 def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Resolver:
@@ -175,9 +163,8 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
         try:
             json.loads(known["TF_CONFIG"])["cluster"]["worker"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                "distributed.identity", "TF_CONFIG", "names no workers", 'Give {"cluster": {"worker": [...]}, ...}'
-            ) from error
+            remedy = 'Give {"cluster": {"worker": [...]}, ...}'
+            raise UserError("distributed.identity", "TF_CONFIG", "names no workers", remedy) from error
         return tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks = int(known.get("SLURM_NTASKS", "1"))
     if tasks > 1:
@@ -195,12 +182,8 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
         spec = resolver.cluster_spec()
     except (RuntimeError, ValueError) as error:
         reason = f"is {tasks}, but TensorFlow cannot read the step's nodes ({error})"
-        raise UserError(
-            "distributed.identity",
-            "SLURM_NTASKS",
-            reason,
-            "Start it with srun, or give --worker_hosts and --task_index",
-        ) from error
+        remedy = "Start it with srun, or give --worker_hosts and --task_index"
+        raise UserError("distributed.identity", "SLURM_NTASKS", reason, remedy) from error
     _, index = resolver.get_task_info()
     actual, expected = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
     if actual not in (None, expected):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
@@ -224,6 +207,5 @@ def _tpu(address: str | None) -> Strategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         remedy = "Give the name or address of a TPU that this machine can reach"
-        raise UserError(
-            "device.unavailable", "TPU", f"{address or 'the local TPU'} cannot be used ({lines[0]})", remedy
-        ) from error
+        reason = f"{address or 'the local TPU'} cannot be used ({lines[0]})"
+        raise UserError("device.unavailable", "TPU", reason, remedy) from error

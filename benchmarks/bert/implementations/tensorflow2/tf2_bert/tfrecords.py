@@ -72,24 +72,18 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     for pattern in filter(None, map(str.strip, patterns.split(","))):
         matched = _query(pattern, tf.io.gfile.glob)
         if not matched:
-            raise UserError(
-                "file.missing",
-                pattern,
-                "no file matches",
-                f"Set {variable} to comma-separated globs such as /data/part-*",
-            )
+            remedy = f"Set {variable} to comma-separated globs such as /data/part-*"
+            raise UserError("file.missing", pattern, "no file matches", remedy)
         found.update(matched)
     names = sorted(found)
     if not names:
-        raise UserError(
-            "config.missing", variable, "names no files", "Set it to comma-separated globs such as /data/part-*"
-        )
+        reason = "names no files"
+        raise UserError("config.missing", variable, reason, "Set it to comma-separated globs such as /data/part-*")
     sized = []
     for name in names:
         if _query(name, tf.io.gfile.isdir):
-            raise UserError(
-                "file.wrong-kind", name, "is a folder", f"Set {variable} to globs of files, such as {name}/part-*"
-            )
+            reason = "is a folder"
+            raise UserError("file.wrong-kind", name, reason, f"Set {variable} to globs of files, such as {name}/part-*")
         if (size := _query(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
             raise UserError("data.empty", name, "contains no records", RESTORE)
         sized.append((os.path.basename(name), size))
@@ -107,12 +101,8 @@ def check_widths(files: Files) -> None:
     if own != expected:
         reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, but "
         reason += f"{expected.max_seq_length} and {expected.max_predictions} are configured"
-        raise UserError(
-            "config.conflict",
-            files.names[0],
-            reason,
-            "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to those of the files",
-        )
+        remedy = "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to those of the files"
+        raise UserError("config.conflict", files.names[0], reason, remedy)
 
 
 def _query(name: str, function: Any) -> Any:
@@ -120,9 +110,8 @@ def _query(name: str, function: Any) -> Any:
     try:
         return function(name)
     except tf.errors.OpError as error:
-        raise UserError(
-            "file.unreadable", name, f"cannot be read ({plain(error)})", "Check the path and the access to it"
-        ) from error
+        reason = f"cannot be read ({plain(error)})"
+        raise UserError("file.unreadable", name, reason, "Check the path and the access to it") from error
 
 
 def _first_widths(name: str) -> Widths:
@@ -226,9 +215,8 @@ class TFRecordEvaluation(_TFRecordData):
             raise self.translate_error(error) or error from error
         if available < (self._wanted or 1):
             reason = f"it contains {available} examples, but {self._wanted or 1} are requested"
-            raise UserError(
-                "data.too-small", self.files.patterns, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}"
-            )
+            remedy = f"Set NUM_EVAL_EXAMPLES from 1 to {available}"
+            raise UserError("data.too-small", self.files.patterns, reason, remedy)
         self.num_examples = available
 
     def steps(self, num_replicas: int) -> int:
@@ -323,9 +311,8 @@ def translate_error(error: BaseException, files: Files, vocab_size: int) -> User
     for name in named or files.names:
         if (problem := _problem_of(name, files.widths, vocab_size)) is not None:
             return problem
-    return UserError(
-        "file.unreadable", named[0] if named else files.patterns, f"cannot be read ({plain(error)})", RESTORE
-    )
+    reason = f"cannot be read ({plain(error)})"
+    return UserError("file.unreadable", named[0] if named else files.patterns, reason, RESTORE)
 
 
 def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:

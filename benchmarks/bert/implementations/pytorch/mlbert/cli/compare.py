@@ -92,9 +92,8 @@ def _seed(word: str, log: Log) -> int:
     if word == _SAME:
         return int(log.value("seed"))
     if not word.isdecimal() or int(word) > _LARGEST_SEED:
-        raise UserError(
-            "config.value", "--seed", f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}", "Give one"
-        )
+        reason = f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}"
+        raise UserError("config.value", "--seed", reason, "Give one")
     return int(word)
 
 
@@ -110,9 +109,8 @@ def _folder(out: Path | None) -> Iterator[Path]:
     try:
         out.mkdir(parents=True)
     except OSError as error:
-        raise UserError(
-            "file.unwritable", out, f"cannot be created ({error.strerror})", "Name another folder with --out"
-        ) from None
+        reason = f"cannot be created ({error.strerror})"
+        raise UserError("file.unwritable", out, reason, "Name another folder with --out") from None
     try:
         yield out.resolve()
     except (KeyboardInterrupt, UserError):
@@ -137,18 +135,16 @@ def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
             process.wait()
         raise
     if status < 0 or status >= 128:
-        raise UserError(
-            "program.failed", "the repeated run", f"was killed by a signal (status {status})", "Start it again"
-        )
+        reason = f"was killed by a signal (status {status})"
+        raise UserError("program.failed", "the repeated run", reason, "Start it again")
     log = folder / "result_0.txt"
     new = read_log(log) if log.is_file() else None
     if new is None or new.status is None:
-        raise UserError(
-            "program.failed", "the repeated run", f"did not finish (status {status})", "See its output above"
-        )
+        reason = f"did not finish (status {status})"
+        raise UserError("program.failed", "the repeated run", reason, "See its output above")
     stop = new.first("run_stop")
-    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # a run that stops at a limit gives none
-        raise UserError("program.failed", "the repeated run", f"stopped early ({reason})", "See its output above")
+    if stop is not None and (early := (stop.metadata or {}).get("reason")):  # a run that stops at a limit gives none
+        raise UserError("program.failed", "the repeated run", f"stopped early ({early})", "See its output above")
     return new
 
 

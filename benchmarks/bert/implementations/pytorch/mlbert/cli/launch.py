@@ -52,9 +52,8 @@ def chain(
     """
     exports = environment()
     if not exports.get("CONFIG_FILE"):
-        raise UserError(
-            "config.missing", "CONFIG_FILE", "is not set", "Source a config first: source config_<system>.sh"
-        )
+        reason = "is not set"
+        raise UserError("config.missing", "CONFIG_FILE", reason, "Source a config first: source config_<system>.sh")
     if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
         raise UserError("config.conflict", "TIMED", "is set, and a timed run cannot be resumed", "Unset it for a chain")
     number = ""
@@ -63,13 +62,11 @@ def chain(
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"})
         except FileNotFoundError:
-            raise UserError(
-                "program.missing", "sbatch", "is not installed here", "Submit from a login node of the cluster"
-            ) from None
+            reason = "is not installed here"
+            raise UserError("program.missing", "sbatch", reason, "Submit from a login node of the cluster") from None
         if done.returncode:
-            raise UserError(
-                "program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", "See its output above"
-            )
+            remedy = "See its output above"
+            raise UserError("program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", remedy)
         number = done.stdout.strip().split(";")[0]
         print(number, flush=True)
 
@@ -129,12 +126,8 @@ def local_command(
     if nodes == 1:
         return [*command, *(("--master-port", str(master_port)) if master_port else ("--standalone",))]
     if master_port is None:
-        raise UserError(
-            "config.missing",
-            "--master_port",
-            "is not set, and there are several nodes",
-            "Give the same one on every node",
-        )
+        reason = "is not set, and there are several nodes"
+        raise UserError("config.missing", "--master_port", reason, "Give the same one on every node")
     place = ("--master-addr", master_addr, "--master-port", str(master_port))
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 

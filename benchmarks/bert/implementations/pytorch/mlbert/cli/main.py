@@ -100,9 +100,8 @@ def _calling_shell() -> str:
     try:
         return str(shellingham.detect_shell()[0])
     except shellingham.ShellDetectionFailure:
-        raise UserError(
-            "config.missing", "completion", "cannot detect the shell", f"Name it: {', '.join(SHELLS)}"
-        ) from None
+        reason = "cannot detect the shell"
+        raise UserError("config.missing", "completion", reason, f"Name it: {', '.join(SHELLS)}") from None
 
 
 def _known_shell(shell: str | None) -> str | None:

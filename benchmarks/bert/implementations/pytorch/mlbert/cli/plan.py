@@ -196,9 +196,8 @@ def _gbps(text: str | None) -> float | None:
         return None
     match = _NETWORK.fullmatch(text.strip())
     if match is None or not 0 < float(match[1]) <= MOST_GBPS:
-        raise UserError(
-            "config.value", "--network", f"{text!r} is not a speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb"
-        )
+        reason = f"{text!r} is not a speed up to {MOST_GBPS:g} Gb/s"
+        raise UserError("config.value", "--network", reason, "Give for example 400Gb")
     return float(match[1])
 
 
@@ -207,18 +206,16 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
     if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
-        raise UserError(
-            "log.incomplete", path, "does not record ranks, batch and run start", "Give a log that mlbert train wrote"
-        )
+        reason = "does not record ranks, batch and run start"
+        raise UserError("log.incomplete", path, reason, "Give a log that mlbert train wrote")
     triples = zip(log.all("eval_start"), log.all("eval_stop"), log.evaluations, strict=False)
     evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
     reached = evaluations[-1][2] if evaluations and log.status == "success" else None
     try:
         return calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
     except ValueError as error:
-        raise UserError(
-            "log.incomplete", path, f"has no usable speed: {error}", "Give a log of a run with evaluations"
-        ) from None
+        reason = f"has no usable speed: {error}"
+        raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None
 
 
 def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: int | None, as_json: bool) -> int:
@@ -238,9 +235,8 @@ def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: in
 def _run_simulation(ranks: int, given: Given, as_json: bool) -> int:
     each = given.batch_per_gpu or (8 if given.batch is None else given.batch // ranks)
     if not 1 <= each <= 1024:
-        raise UserError(
-            "config.range", "--batch-per-gpu", f"{each} sequences per rank cannot be simulated", "Give 1 to 1024"
-        )
+        reason = f"{each} sequences per rank cannot be simulated"
+        raise UserError("config.range", "--batch-per-gpu", reason, "Give 1 to 1024")
     if ranks % given.per_node:
         reason = f"{ranks} is not a multiple of the {given.per_node} GPUs of a node"
         raise UserError("config.conflict", "--simulate-ranks", reason, "Give a multiple")

@@ -245,9 +245,8 @@ def _take_speed(words: list[str]) -> float | None:
         except ValueError:
             speed = 0.0
         if not 0 < speed < float("inf"):
-            raise UserError(
-                "config.value", name, f"{value!r} is not a number above 0", "Give a speed reported by a run"
-            )
+            reason = f"{value!r} is not a number above 0"
+            raise UserError("config.value", name, reason, "Give a speed reported by a run")
         return speed
     return None
 

@@ -151,9 +151,8 @@ class BertConfig:
         for word in (text or "").split():
             name, equals, value = word.partition("=")
             if not equals:
-                raise UserError(
-                    "config.value", subject, f"{word!r} is not name=value", "Write name=value, separated by spaces"
-                )
+                reason = f"{word!r} is not name=value"
+                raise UserError("config.value", subject, reason, "Write name=value, separated by spaces")
             if name not in kinds:
                 near = nearest(name, kinds)
                 hint = f"The nearest known one is {near}" if near else f"Known ones: {', '.join(kinds)}"

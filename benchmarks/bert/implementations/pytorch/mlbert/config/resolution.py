@@ -262,9 +262,8 @@ def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserEr
     else:
         limit, words = limits[error["type"]]
         code, reason = "config.range", words.format(error["ctx"][limit])
-    return UserError(
-        code, _subject(setting, origin), f"{str(value).strip()} is not legal, it {reason}", setting.meaning
-    )
+    reason = f"{str(value).strip()} is not legal, it {reason}"
+    return UserError(code, _subject(setting, origin), reason, setting.meaning)
 
 
 def _subject(setting: Setting, origin: str) -> str:

@@ -84,16 +84,11 @@ def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) ->
         merged.update(read_yaml(path.parent / parent, files, (*children, path)))
     for name, value in tree.items():
         if name not in settings_by_key():
-            raise UserError(
-                "config.unknown-name",
-                path,
-                f"{name} is an unknown key",
-                unknown_name(name, "key", settings_by_key()).remedy,
-            )
+            reason = f"{name} is an unknown key"
+            raise UserError("config.unknown-name", path, reason, unknown_name(name, "key", settings_by_key()).remedy)
         if isinstance(value, dict | list):
-            raise UserError(
-                "config.file", path, f"{name} is not a single value", "Write one value per line, name: value"
-            )
+            reason = f"{name} is not a single value"
+            raise UserError("config.file", path, reason, "Write one value per line, name: value")
         merged[name] = (value, f"{tree_relative(path)}:{lines[name]}")
     return merged
 

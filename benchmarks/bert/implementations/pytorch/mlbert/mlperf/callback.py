@@ -128,12 +128,8 @@ class MLPerfCallback:
         facts = self._describe(org, status, host_processors_per_node) if self.rank == 0 else {}
         system = system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
         if not _NAME.fullmatch(system):
-            raise UserError(
-                "config.value",
-                f"system_name {system!r}",
-                "is not a valid folder name",
-                "Use letters, digits, - _ . and +",
-            )
+            reason = "is not a valid folder name"
+            raise UserError("config.value", f"system_name {system!r}", reason, "Use letters, digits, - _ . and +")
         root = Path(root_folder)
         self.path = root / "results" / system / benchmark / f"result_{int(index)}.txt"
         if self.rank == 0:
@@ -249,9 +245,8 @@ class MLPerfCallback:
         if not self._log.run_started or not any(name.startswith(self._label) for name in metrics):
             return
         if self.metric not in metrics:
-            raise UserError(
-                "config.choice", self.metric, f"is not among the metrics {', '.join(metrics)}", "Set metric_name"
-            )
+            reason = f"is not among the metrics {', '.join(metrics)}"
+            raise UserError("config.choice", self.metric, reason, "Set metric_name")
         samples = self._samples_of(state)
         if not self._evaluates:
             self.eval_start(samples)
@@ -279,9 +274,8 @@ class MLPerfCallback:
         self._known = known
         required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
         if missing := [key for key in required if key not in known]:
-            raise UserError(
-                "config.missing", "hyperparameters", f"lack {', '.join(missing)}", "Give them by these names"
-            )
+            reason = f"lack {', '.join(missing)}"
+            raise UserError("config.missing", "hyperparameters", reason, "Give them by these names")
         for key, value in self._known.items():
             if key not in _AT_THE_END:
                 self._log.event(key, value)
@@ -333,9 +327,8 @@ def _default_name(facts: Mapping[str, str]) -> str:
 def _refuse_result(path: Path) -> None:
     """Raise UserError if the log contains run_start: a result is never overwritten."""
     if path.exists() and f'"{constants.RUN_START}"' in path.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(
-            "file.exists", path, "exists, and no result is overwritten", "Choose another index, or move it away"
-        )
+        reason = "exists, and no result is overwritten"
+        raise UserError("file.exists", path, reason, "Choose another index, or move it away")
 
 
 def _keep_description(path: Path, facts: dict[str, str]) -> None:

@@ -218,9 +218,8 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
         UserError: the path is none of these.
     """
     if not os.path.exists(path):
-        raise UserError(
-            "file.missing", path, "does not exist", "Name a submission tree, a folder with result_*.txt, or one log"
-        )
+        reason = "does not exist"
+        raise UserError("file.missing", path, reason, "Name a submission tree, a folder with result_*.txt, or one log")
     with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
         copy, scratch = Path(temporary) / "submission", Path(temporary) / "scratch"
         copy.mkdir()
@@ -235,9 +234,8 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
         names = logs_in(folder) if folder.is_dir() else [path]
         if not names:
-            raise UserError(
-                "log.missing", path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does"
-            )
+            reason = f"holds neither systems/ and results/ nor {RESULT_PATTERN}"
+            raise UserError("log.missing", path, reason, "Name one that does")
         if names == [path]:
             read_log(path)  # raises if the log is unreadable
         place = Workplace(names[0].parent, copy, scratch, is_tree=False)

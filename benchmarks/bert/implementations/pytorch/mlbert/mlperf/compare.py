@@ -169,12 +169,8 @@ def read_side(path: Path) -> ComparedSide:
     logs = [read_log(name) for name in names]
     for log in logs:
         if log.first("run_start") is None:
-            raise UserError(
-                "log.incomplete",
-                log.path,
-                "is not the MLPerf log of a run: it has no run_start",
-                "Remove it, or name others",
-            )
+            reason = "is not the MLPerf log of a run: it has no run_start"
+            raise UserError("log.incomplete", log.path, reason, "Remove it, or name others")
     return ComparedSide(str(path), logs, _system_of(names[0].resolve().parent))
 
 

@@ -361,9 +361,8 @@ def write_description(path: Path, facts: dict[str, str]) -> None:
         UserError: the name is invalid or the file cannot be written.
     """
     if path.suffix != ".json" or " " in path.name or path.name.startswith("."):
-        raise UserError(
-            "config.value", path, "is not a valid name of a system file", "Use systems/<system>.json, without spaces"
-        )
+        reason = "is not a valid name of a system file"
+        raise UserError("config.value", path, reason, "Use systems/<system>.json, without spaces")
     with writing(path, "Choose a file that is writable"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -69,9 +69,8 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     source = home / other
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
-        raise UserError(
-            "config.choice", f"--from {other}", "is not a system of this tree", f"Choose one of {', '.join(known)}"
-        )
+        reason = "is not a system of this tree"
+        raise UserError("config.choice", f"--from {other}", reason, f"Choose one of {', '.join(known)}")
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
@@ -99,9 +98,8 @@ def _check_name(name: str, tree: Path) -> None:
         reason = f"is not a valid name: letters, digits and single underscores, a letter first, at most {_LONGEST_NAME}"
         raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):
-        raise UserError(
-            "config.value", name, "looks like the numbers of a config", "They follow the name in the config's file name"
-        )
+        reason = "looks like the numbers of a config"
+        raise UserError("config.value", name, reason, "They follow the name in the config's file name")
     taken = {path.name.lower(): path for path in (tree / IMPLEMENTATIONS).iterdir()}
     taken |= {path.stem.lower(): path for path in (tree / "systems").glob("*.json")}
     if name.lower() in taken:
@@ -122,9 +120,8 @@ def _choose_config(source: Path, config: str | None) -> Path:
     for path in configs:
         if path.name == config:
             return path
-    raise UserError(
-        "config.choice", f"--config {config}", f"is not a config of {source.name}", f"Choose one of {names}"
-    )
+    reason = f"is not a config of {source.name}"
+    raise UserError("config.choice", f"--config {config}", reason, f"Choose one of {names}")
 
 
 def _renamed(path: Path, other: str, name: str) -> str:

@@ -56,13 +56,11 @@ def read_repeatable(path: Path) -> Log:
     log = read_log(path)
     recipe = log.value("recipe")
     if not isinstance(log.value("configuration"), dict) or recipe is None or not isinstance(log.value("seed"), int):
-        raise UserError(
-            "log.incomplete", path, "does not name recipe, seed and configuration", "Name a log of this code"
-        )
+        reason = "does not name recipe, seed and configuration"
+        raise UserError("log.incomplete", path, reason, "Name a log of this code")
     if recipe not in _RECIPES:
-        raise UserError(
-            "log.unsupported", path, f"is of recipe {recipe}", f"Those of {', '.join(_RECIPES)} can be repeated"
-        )
+        reason = f"is of recipe {recipe}"
+        raise UserError("log.unsupported", path, reason, f"Those of {', '.join(_RECIPES)} can be repeated")
     if log.status is None or log.first("run_start") is None:
         raise UserError("log.incomplete", path, "has no run_start or no run_stop", "Name the log of a finished run")
     return log
@@ -85,12 +83,8 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     if not isinstance(ranks, int) or ranks < 1:
         raise UserError("log.incomplete", log.path, "does not name its ranks", "Name a log of this code")
     if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in (None, "one_device", "off"):
-        raise UserError(
-            "log.unsupported",
-            log.path,
-            "ran in TensorFlow on several devices",
-            "Start such a run with its own launcher",
-        )
+        reason = "ran in TensorFlow on several devices"
+        raise UserError("log.unsupported", log.path, reason, "Start such a run with its own launcher")
     exports = dict(_settings(log))
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
@@ -100,9 +94,8 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
         exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
     start = setting(log, "INIT_CHECKPOINT")
     if start is not None and not Path(start).exists():
-        raise UserError(
-            "file.missing", "INIT_CHECKPOINT", f"{start} is missing, and the run started from it", "Put it there"
-        )
+        reason = f"{start} is missing, and the run started from it"
+        raise UserError("file.missing", "INIT_CHECKPOINT", reason, "Put it there")
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may need more time for the same result
     return RepeatPlan(str(log.value("recipe")), ranks, exports)
@@ -118,12 +111,8 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     commit = log.value("commit")
     if not has_commit(tree, commit):
         if exact:
-            raise UserError(
-                "submission.commit",
-                "--exact",
-                f"commit {commit} is not in the history of {tree}",
-                "Fetch it, or leave it out",
-            )
+            reason = f"commit {commit} is not in the history of {tree}"
+            raise UserError("submission.commit", "--exact", reason, "Fetch it, or leave it out")
         yield tree, f"The history here does not have the log's commit {commit}; the present code runs."
         return
     modified = "The log's tree had been modified." if log.value("tree_modified") else ""
@@ -135,9 +124,8 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as folder:
         place = Path(folder) / "tree"
         if git(tree, "worktree", "add", "--detach", str(place), commit) is None:
-            raise UserError(
-                "program.failed", tree, f"git cannot check out {commit} in a worktree", "See git worktree list"
-            )
+            reason = f"git cannot check out {commit} in a worktree"
+            raise UserError("program.failed", tree, reason, "See git worktree list")
         try:
             yield place, f"The code of the log's commit {commit[:12]} runs. {modified}".rstrip()
         finally:
@@ -194,9 +182,8 @@ def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
     if found != wanted:
         # A prefix is enough to see that the digests differ.
         reason = f"is not the log's {logged.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
-        raise UserError(
-            "data.checksum", path, reason, "Prepare it with the log's code and text, or name another folder with --data"
-        )
+        remedy = "Prepare it with the log's code and text, or name another folder with --data"
+        raise UserError("data.checksum", path, reason, remedy)
     return path.resolve()
 
 

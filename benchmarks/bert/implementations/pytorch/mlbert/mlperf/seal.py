@@ -48,24 +48,18 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     """
     folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
     if Path(system).name != system or not description.is_file():
-        raise UserError(
-            "file.missing", description, "does not exist", "Name a system of systems/, or describe it first"
-        )
+        reason = "does not exist"
+        raise UserError("file.missing", description, reason, "Name a system of systems/, or describe it first")
     if key is not None and not key.is_file():
-        raise UserError(
-            "file.missing", key, "is not a file", "Name a private key, such as ssh-keygen -t ed25519 creates"
-        )
+        reason = "is not a file"
+        raise UserError("file.missing", key, reason, "Name a private key, such as ssh-keygen -t ed25519 creates")
     try:
         if logdir is not None:
             _copy_runs(logdir, folder)
         names = _names(folder)
         if not any(name.startswith(f"{BENCHMARK}/") for name in names):
-            raise UserError(
-                "log.missing",
-                folder / BENCHMARK,
-                f"holds no {RESULT_PATTERN}",
-                "Name the LOGDIR of the runs with --from",
-            )
+            reason = f"holds no {RESULT_PATTERN}"
+            raise UserError("log.missing", folder / BENCHMARK, reason, "Name the LOGDIR of the runs with --from")
         for name in names:
             if not name.isprintable() or "\\" in name:
                 raise UserError("submission.file-name", repr(name), "has a name that sha256sum escapes", "Rename it")
@@ -78,9 +72,8 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             for name in {*FILES} - {path.name for path in made}:
                 (folder / name).unlink(missing_ok=True)  # a signature of older sums
     except OSError as error:
-        raise UserError(
-            "file.unreadable", error.filename or folder, f"cannot be read or written ({error.strerror})", "Fix it"
-        ) from error
+        reason = f"cannot be read or written ({error.strerror})"
+        raise UserError("file.unreadable", error.filename or folder, reason, "Fix it") from error
     return names
 
 
@@ -137,9 +130,8 @@ def _sign(sums: Path, key: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0 or not signature.is_file():
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-        raise UserError(
-            "program.failed", key, f"did not sign: {lines[-1]}", "Use the private key of an ssh or minisign pair"
-        )
+        reason = f"did not sign: {lines[-1]}"
+        raise UserError("program.failed", key, reason, "Use the private key of an ssh or minisign pair")
     return signature
 
 

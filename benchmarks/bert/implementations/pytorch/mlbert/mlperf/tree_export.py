@@ -112,9 +112,8 @@ def _list_files(tree: Path) -> list[PurePosixPath]:
         try:
             listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(
-                "program.failed", tree, "is a git checkout that git cannot list", "Install git, or repair the checkout"
-            ) from error
+            reason = "is a git checkout that git cannot list"
+            raise UserError("program.failed", tree, reason, "Install git, or repair the checkout") from error
         names = sorted({PurePosixPath(name) for name in listed.split("\0") if name})
         return [name for name in names if (tree / name).is_symlink() or (tree / name).is_file()]
     names = []
@@ -137,19 +136,11 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
     for name in names:
         path = tree / name
         if " " in str(name):
-            raise UserError(
-                "submission.file-name",
-                str(name),
-                "has a space in its name, which the repository checker rejects",
-                "Rename it",
-            )
+            reason = "has a space in its name, which the repository checker rejects"
+            raise UserError("submission.file-name", str(name), reason, "Rename it")
         if not path.is_file():
             problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
             raise UserError("submission.file-name", str(name), problem, "Replace it by a regular file")
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise UserError(
-                "file.too-large",
-                str(name),
-                "is larger than 50 MB, which the repository checker rejects",
-                "Leave it out",
-            )
+            reason = "is larger than 50 MB, which the repository checker rejects"
+            raise UserError("file.too-large", str(name), reason, "Leave it out")

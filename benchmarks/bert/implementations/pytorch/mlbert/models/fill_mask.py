@@ -33,14 +33,12 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
     tokenizer = load_tokenizer_json(fast) if fast.is_file() and not vocabulary.exists() else load_tokenizer(vocabulary)
     if len(tokenizer.vocabulary) != model.config.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
-        raise UserError(
-            "vocabulary.mismatch", tokenizer.file, reason, "Give the vocabulary that the model was trained with"
-        )
+        remedy = "Give the vocabulary that the model was trained with"
+        raise UserError("vocabulary.mismatch", tokenizer.file, reason, remedy)
     has_head = not any(name.startswith(_HEAD) for name in report.missing)
     if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
-        raise UserError(
-            "checkpoint.shape", source, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned"
-        )
+        reason = "has no masked-LM head"
+        raise UserError("checkpoint.shape", source, reason, "Give a model that was pre-trained, not fine-tuned")
     model.train(False)
     return model, tokenizer
 

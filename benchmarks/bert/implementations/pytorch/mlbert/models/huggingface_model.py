@@ -63,9 +63,8 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         try:
             import transformers
         except ImportError:
-            raise UserError(
-                "package.missing", SETTING, "transformers is not installed", "pip install 'mlbert[huggingface]'"
-            ) from None
+            reason = "transformers is not installed"
+            raise UserError("package.missing", SETTING, reason, "pip install 'mlbert[huggingface]'") from None
         values: dict[str, Any] = {k: v for k, v in self._values.items() if k not in ("architectures", "model_type")}
         peer = getattr(transformers, self.architecture)(transformers.BertConfig(**values))
         if hasattr(peer, "cls") and not self.config.tie_word_embeddings:

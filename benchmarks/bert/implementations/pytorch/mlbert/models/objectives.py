@@ -286,6 +286,5 @@ def _library(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(
-            "package.missing", package, "is not installed, and metrics need it", "pip install 'mlbert[finetune]'"
-        ) from None
+        reason = "is not installed, and metrics need it"
+        raise UserError("package.missing", package, reason, "pip install 'mlbert[finetune]'") from None

@@ -124,9 +124,8 @@ def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarr
                 writer.writeheader()
                 writer.writerows(lines)
     except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", "Name another place"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError("file.unwritable", path, reason, "Name another place") from None
 
 
 def _prediction_lines(

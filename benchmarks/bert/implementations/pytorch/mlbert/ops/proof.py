@@ -245,9 +245,8 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
         remedy = f"Set {REMEDIES.get(name, 'OPS=plain')}, which leaves it out"
-        raise UserError(
-            "device.broken", f"the {name} kernel of {op}", f"has broken the {device.type} device: {why}", remedy
-        ) from error
+        reason = f"has broken the {device.type} device: {why}"
+        raise UserError("device.broken", f"the {name} kernel of {op}", reason, remedy) from error
 
 
 def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> str:

@@ -124,9 +124,8 @@ class FlatOptimizer:
             self._load(name)
         except (NativeUnavailable, ImportError) as error:
             if wanted != "auto":
-                raise UserError(
-                    "ops.unavailable", f"{name} optimizer", str(error), "Choose the plain implementation or auto"
-                ) from error
+                remedy = "Choose the plain implementation or auto"
+                raise UserError("ops.unavailable", f"{name} optimizer", str(error), remedy) from error
             self.reason = str(error)
         else:
             self.implementation, self.reason = name, ""
@@ -254,9 +253,8 @@ class FlatOptimizer:
                 raise UserError("checkpoint.shape", "optimizer state", reason, "Use a checkpoint of this model")
         num_updates = state.get("num_updates")
         if not isinstance(num_updates, int):
-            raise UserError(
-                "checkpoint.incomplete", "optimizer state", "num_updates is missing", "Use a complete checkpoint"
-            )
+            reason = "num_updates is missing"
+            raise UserError("checkpoint.incomplete", "optimizer state", reason, "Use a complete checkpoint")
         padding = self.flat.padded_data.numel() - self.flat.numel
         for key in self.STATE:
             getattr(self, key).copy_(self._layout.take(pad(state[key], (0, padding))))

@@ -53,9 +53,8 @@ def write_page(path: Path, page: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", "Name a file in a writable folder"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError("file.unwritable", path, reason, "Name a file in a writable folder") from None
 
 
 LINE_SECONDS = 10.0

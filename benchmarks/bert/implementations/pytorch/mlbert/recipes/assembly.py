@@ -167,9 +167,8 @@ class Update(NamedTuple):
 def refuse_bucket_clipping(config: DistributedConfig) -> None:
     """Raise UserError if the settings clip each gradient bucket separately."""
     if config.gradient_clipping == "buckets":
-        raise UserError(
-            "config.conflict", "GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before"
-        )
+        reason = "is the way of RECIPE=ddp_adam"
+        raise UserError("config.conflict", "GRADIENT_CLIPPING=buckets", reason, "Set after or before")
 
 
 def build_replicated_update(

@@ -86,9 +86,8 @@ def inspect(config: Configuration) -> TaskInputs:
     tokenizer = load_tokenizer(text.tokenizer)
     if not 0 <= shape.vocab_size - len(tokenizer.vocabulary) < MOST_PADDING:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
-        raise UserError(
-            "vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, "Use the vocabulary of INIT_CHECKPOINT"
-        )
+        remedy = "Use the vocabulary of INIT_CHECKPOINT"
+        raise UserError("vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, remedy)
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
         raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set a smaller value")

@@ -103,9 +103,8 @@ def walltime_minutes(text: str) -> float:
     """
     match = _WALLTIME.fullmatch(text.strip())
     if match is None:
-        raise UserError(
-            "config.value", "WALLTIME", f"'{text}' is not an sbatch time limit", "Give minutes, or H:M:S, or D-H:M:S"
-        )
+        reason = f"'{text}' is not an sbatch time limit"
+        raise UserError("config.value", "WALLTIME", reason, "Give minutes, or H:M:S, or D-H:M:S")
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
     if days is not None:

@@ -70,9 +70,8 @@ def _logs(path: Path) -> list[Path]:
     for pattern in (*patterns, f"results/*/{BENCHMARK}/{RESULT_PATTERN}"):
         if found := [log for log in path.glob(pattern) if log.is_file()]:
             return sorted(found, key=_by_number)
-    raise UserError(
-        "log.missing", path, f"contains no {RESULT_PATTERN}", "Name a LOGDIR, a system's results, a tree, or logs"
-    )
+    reason = f"contains no {RESULT_PATTERN}"
+    raise UserError("log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs")
 
 
 def _by_number(log: Path) -> tuple[str, int, str]:

@@ -133,9 +133,8 @@ class Monitor(Events):
             file.writelines(json.dumps(point) + "\n" for point in kept)
             file.flush()
         except OSError as error:
-            raise UserError(
-                "file.unwritable", path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
-            ) from None
+            reason = f"cannot be written ({error.strerror})"
+            raise UserError("file.unwritable", path, reason, "Set LOGDIR to a writable folder") from None
         return file
 
     def _fraction(self, state: TrainState, seconds: float) -> float:
@@ -176,6 +175,5 @@ class Monitor(Events):
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise UserError(
-                "file.unwritable", str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk"
-            ) from None
+            reason = f"cannot be written ({error.strerror})"
+            raise UserError("file.unwritable", str(self.path), reason, "Free space on its disk") from None

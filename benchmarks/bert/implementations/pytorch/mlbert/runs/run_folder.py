@@ -49,12 +49,8 @@ class RunFolder:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise UserError(
-                "file.unwritable",
-                self.folder,
-                f"cannot be written ({error.strerror})",
-                "Set LOGDIR to a writable folder",
-            ) from None
+            reason = f"cannot be written ({error.strerror})"
+            raise UserError("file.unwritable", self.folder, reason, "Set LOGDIR to a writable folder") from None
         self._refuse_special_files()
         self.refuse_finished()
         if resume or not self.log.exists():
@@ -68,9 +64,8 @@ class RunFolder:
     def refuse_finished(self) -> None:
         """Raise UserError if the folder holds a finished run."""
         if (self.folder / "summary.json").exists():
-            raise UserError(
-                "run.exists", self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it"
-            )
+            reason = "holds a finished run"
+            raise UserError("run.exists", self.folder, reason, "Set another LOGDIR or EXPERIMENT, or remove it")
 
     def _refuse_special_files(self) -> None:
         """Raise UserError for a pipe or device in place of a file, which would block or lose what is written."""
@@ -79,9 +74,8 @@ class RunFolder:
         for path, is_right in expected.items():
             if os.path.lexists(path) and not is_right(path):
                 kind = "file" if is_right is Path.is_file else "folder"
-                raise UserError(
-                    "file.in-the-way", path, f"is in the way: not a plain {kind}", "Remove it, or set another LOGDIR"
-                )
+                reason = f"is in the way: not a plain {kind}"
+                raise UserError("file.in-the-way", path, reason, "Remove it, or set another LOGDIR")
 
     def _has_trained(self) -> bool:
         """Return True if there is a metric or a checkpoint of a step."""

@@ -67,9 +67,8 @@ class StepFolders:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.strerror or error
-            raise UserError(
-                "file.unwritable", final, f"could not be written ({reason})", "Free space, or name another folder"
-            ) from None
+            reason = f"could not be written ({reason})"
+            raise UserError("file.unwritable", final, reason, "Free space, or name another folder") from None
         for old in self._complete()[: -max(self.keep, 1)]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -89,9 +88,8 @@ class StepFolders:
             else:
                 return load(folder, state), warnings
         if warnings:
-            raise UserError(
-                "checkpoint.damaged", self.path, "every checkpoint is damaged", "Remove the folder to start anew"
-            )
+            reason = "every checkpoint is damaged"
+            raise UserError("checkpoint.damaged", self.path, reason, "Remove the folder to start anew")
         return None, warnings
 
     def _complete(self) -> list[Path]:
@@ -102,9 +100,8 @@ class StepFolders:
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
         if _set_entries(record["identity"]) != _set_entries(self.identity):
-            raise UserError(
-                "run.other-settings", folder, self._difference(record["identity"]), "Set it so, or use another LOGDIR"
-            )
+            remedy = "Set it so, or use another LOGDIR"
+            raise UserError("run.other-settings", folder, self._difference(record["identity"]), remedy)
         return record["state"]
 
     def _difference(self, found: dict) -> str:
@@ -117,9 +114,8 @@ def read_step(folder: Path) -> tuple[dict, dict]:
     try:
         record = _undamaged(folder)
     except _DamagedError as damage:
-        raise UserError(
-            "checkpoint.damaged", folder, str(damage), "Use another one, such as the checkpoint before it"
-        ) from None
+        remedy = "Use another one, such as the checkpoint before it"
+        raise UserError("checkpoint.damaged", folder, str(damage), remedy) from None
     return record["identity"], record["state"]
 
 

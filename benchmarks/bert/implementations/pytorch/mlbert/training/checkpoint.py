@@ -109,9 +109,8 @@ class Snapshots:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
             cause = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             reason = f"does not match what this version saves ({cause})"
-            raise UserError(
-                "checkpoint.damaged", checkpoint.path, reason, "Remove it to resume from an earlier one"
-            ) from None
+            remedy = "Remove it to resume from an earlier one"
+            raise UserError("checkpoint.damaged", checkpoint.path, reason, remedy) from None
         return True
 
     def _take_over(self, checkpoint: Checkpoint) -> None:

@@ -118,6 +118,5 @@ def _wandb(
 
 
 def _missing(setting: str, package: str) -> UserError:
-    return UserError(
-        "package.missing", setting, f"needs {package}, which is not installed", "Run: pip install 'mlbert[loggers]'"
-    )
+    reason = f"needs {package}, which is not installed"
+    return UserError("package.missing", setting, reason, "Run: pip install 'mlbert[loggers]'")

@@ -385,9 +385,8 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     if obstacle := method.model.capture_obstacle(device, static_shape.max_seqlen if static_shape else 0):
         raise UserError("config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if static_shape is None:
-        raise UserError(
-            "config.conflict", f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none"
-        )
+        reason = "this recipe's batches have no fixed sizes"
+        raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=none")
     if graph_mode is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
         reason = f"the {method.optimizer.implementation!r} optimizer decides on the host whether to update"
         remedy = f"Set OPS=auto with Triton installed, or {SETTING}=segmented"

@@ -92,11 +92,9 @@ def _concatenation(given: argparse.Namespace) -> Concatenation | None:
             raise UserError("config.conflict", "--bos_text, --eos_text and --no_wrap", "have no effect alone", remedy)
         return None
     if given.concat_tokens < 1:
-        raise UserError(
-            "config.range", "--concat_tokens", f"{given.concat_tokens} is not a number of tokens", "Use 1 or more"
-        )
+        reason = f"{given.concat_tokens} is not a number of tokens"
+        raise UserError("config.range", "--concat_tokens", reason, "Use 1 or more")
     if given.dataset in HUB_SETS and given.tokenizer is None:
-        raise UserError(
-            "config.missing", "--concat_tokens", "needs a tokenizer", f"Give --tokenizer {UNCASED_NAMES[0]}"
-        )
+        reason = "needs a tokenizer"
+        raise UserError("config.missing", "--concat_tokens", reason, f"Give --tokenizer {UNCASED_NAMES[0]}")
     return Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)

@@ -64,9 +64,8 @@ def finetune(
     """
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None:
-            raise UserError(
-                "config.conflict", "--predict", "needs --model and excludes a YAML", "Write --predict FILE --model RUN"
-            )
+            reason = "needs --model and excludes a YAML"
+            raise UserError("config.conflict", "--predict", reason, "Write --predict FILE --model RUN")
         return _predict(predict, model, out)
     if path is None:
         raise UserError("config.missing", PROGRAM, "needs a YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")

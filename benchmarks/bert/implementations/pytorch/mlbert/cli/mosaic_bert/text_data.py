@@ -38,9 +38,8 @@ def main() -> None:
 def _run() -> int:
     given = _parser().parse_args()
     if given.max_seq_len < LEAST_LENGTH:
-        raise UserError(
-            "config.range", "--max_seq_len", f"{given.max_seq_len} is too short", f"Use {LEAST_LENGTH} or more"
-        )
+        reason = f"{given.max_seq_len} is too short"
+        raise UserError("config.range", "--max_seq_len", reason, f"Use {LEAST_LENGTH} or more")
     tokenizer = load_tokenizer(given.tokenizer)
     remote = None if given.remote_path is None else f"{given.remote_path.rstrip('/')}/{given.split}"
     texts = TextSet(given.local_path / given.split, remote, tokenizer, given.max_seq_len, TRUNCATE)

@@ -35,9 +35,8 @@ def _numbers(edges: str) -> list[int]:
     try:
         return [int(edge) for edge in edges.split(",")]
     except ValueError:
-        raise UserError(
-            "config.value", "--edges", f"{edges} is not a list of numbers", "Use for example 128,256,384,512"
-        ) from None
+        reason = f"{edges} is not a list of numbers"
+        raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512") from None
 
 
 def _filled(manifest: Manifest) -> float:

@@ -80,9 +80,8 @@ class DaliStore(TFRecordStore):
             runs = [pipeline.run() for _ in range(-(-count // batch))]
         except RuntimeError as error:
             reason = f"DALI cannot read it: {next(line for line in str(error).splitlines() if line.strip())}"
-            raise UserError(
-                "data.damaged", self.info.folder, reason, "Open the files again, or read them without DALI"
-            ) from None
+            remedy = "Open the files again, or read them without DALI"
+            raise UserError("data.damaged", self.info.folder, reason, remedy) from None
         columns = zip(NAMES, zip(*runs, strict=True), strict=True)
         return {name: np.concatenate([part.as_array() for part in parts])[:count] for name, parts in columns}
 

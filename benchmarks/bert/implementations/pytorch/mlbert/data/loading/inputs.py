@@ -68,6 +68,5 @@ def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
     theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
     if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
         reason = f"differs from {vocabulary}, the vocabulary of the training set"
-        raise UserError(
-            "vocabulary.mismatch", theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT"
-        )
+        remedy = "Prepare the text with this one, or set another INIT_CHECKPOINT"
+        raise UserError("vocabulary.mismatch", theirs, reason, remedy)

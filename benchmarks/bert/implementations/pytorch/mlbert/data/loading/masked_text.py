@@ -199,9 +199,8 @@ class TextSource(StepSource):
         try:
             self._opened.lanes.go_to(step, position)
         except (ValueError, TypeError):
-            raise UserError(
-                "checkpoint.damaged", self._name, "the saved position is damaged", "Resume from another checkpoint"
-            ) from None
+            reason = "the saved position is damaged"
+            raise UserError("checkpoint.damaged", self._name, reason, "Resume from another checkpoint") from None
 
 
 @dataclass(frozen=True)
@@ -235,9 +234,8 @@ class TextEvalSet:
     ) -> None:
         assert 0 <= rank < world_size
         if batch_size < 1:
-            raise UserError(
-                "config.range", "EVAL_BATCH_SIZE", f"{batch_size} is not a number of sequences", "Set it to 1 or more"
-            )
+            reason = f"{batch_size} is not a number of sequences"
+            raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
         self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
         self._texts, self._batch_size, self._rate = texts, batch_size, rate
         self._masking = _masking(texts.tokenizer, seed)
@@ -283,9 +281,8 @@ class TextEvalSet:
 
     def _set_num_examples(self, available: int) -> None:
         if available < 1:
-            raise UserError(
-                "data.empty", self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on"
-            )
+            reason = "holds no text"
+            raise UserError("data.empty", self._texts.remote or self._texts.local, reason, "Give texts to evaluate on")
         self._num_examples = min(available, self._num_examples or available)
 
     def __iter__(self) -> Iterator[HostBatch]:

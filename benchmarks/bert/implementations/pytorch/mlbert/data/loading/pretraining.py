@@ -62,9 +62,8 @@ class EvalSet:
         if self.info.num_sequences is not None or num_examples < 1:
             self._check_size(num_examples, self.info.num_sequences or 0)
         if packs_per_batch < 1:
-            raise UserError(
-                "config.range", "EVAL_BATCH_SIZE", f"{packs_per_batch} is not a number of packs", "Set it to 1 or more"
-            )
+            reason = f"{packs_per_batch} is not a number of packs"
+            raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
         self.num_examples = num_examples
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self._packs_per_batch, self._max_sequences = packs_per_batch, max_sequences_per_pack
@@ -94,12 +93,8 @@ class EvalSet:
             rows, counts = units.gather(packs)
             check_rows(rows, self.info, self._vocab_size)
             if words and (problem := another_vocabulary(rows, words)):
-                raise UserError(
-                    "vocabulary.mismatch",
-                    self.info.folder,
-                    problem,
-                    f"Prepare it with {self._vocabulary}, or another EVALDIR",
-                )
+                remedy = f"Prepare it with {self._vocabulary}, or another EVALDIR"
+                raise UserError("vocabulary.mismatch", self.info.folder, problem, remedy)
             self._batches.append(HostBatch.of(rows, counts, packs, self.max_tokens))
 
     def _check_size(self, wanted: int, available: int) -> None:
@@ -159,12 +154,8 @@ def make_evaluation_set(
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
     num_examples = evaluation.num_eval_examples or describe(config.eval_dir, most).num_sequences
     if num_examples is None:
-        raise UserError(
-            "config.missing",
-            "NUM_EVAL_EXAMPLES",
-            f"is not set, and {config.eval_dir} does not record its size",
-            "Set it",
-        )
+        reason = f"is not set, and {config.eval_dir} does not record its size"
+        raise UserError("config.missing", "NUM_EVAL_EXAMPLES", reason, "Set it")
     return EvalSet(
         config.eval_dir,
         num_examples,

@@ -178,12 +178,8 @@ class StepSource:
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
-                raise UserError(
-                    "run.other-settings",
-                    self._name,
-                    reason,
-                    "Resume with the settings and data that the run started with",
-                )
+                remedy = "Resume with the settings and data that the run started with"
+                raise UserError("run.other-settings", self._name, reason, remedy)
         self.close()
         self._step = int(state["step"])
 

@@ -54,18 +54,13 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
     tokenizer = load_tokenizer(text.tokenizer)
     if len(tokenizer.vocabulary) != shape.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model's shape says vocab_size {shape.vocab_size}"
-        raise UserError(
-            "vocabulary.mismatch",
-            f"TOKENIZER={text.tokenizer}",
-            reason,
-            "Use the tokenizer of the model, or its vocab_size",
-        )
+        remedy = "Use the tokenizer of the model, or its vocab_size"
+        raise UserError("vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, remedy)
     length = sequence_length(data)
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the model's {shape.max_position_embeddings} positions"
-        raise UserError(
-            "config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Lower it, or raise max_position_embeddings"
-        )
+        remedy = "Lower it, or raise max_position_embeddings"
+        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, remedy)
     train = describe_text(data.input_dir, corpus.data_remote, tokenizer)
     evaluation = describe_text(data.eval_dir, corpus.eval_remote, tokenizer)
     return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)

@@ -227,9 +227,8 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
     found = len({catalogue.md5[i].tobytes() for i in chosen})
     if not found:
         remedy = "Its sentences were split differently; omit --eval-md5"
-        raise UserError(
-            "data.other-text", options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy
-        )
+        reason = f"none of its {len(hashes):,} articles is in this text"
+        raise UserError("data.other-text", options.eval_md5, reason, remedy)
     progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
     return chosen
 
@@ -238,9 +237,8 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     """Return int64 [num_parts+1], the bounds of consecutive articles in parts of about equal size, at least one article
     each. Raises UserError: fewer articles than parts."""
     if len(lengths) < num_parts:
-        raise UserError(
-            "data.too-small", "--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts"
-        )
+        reason = f"{len(lengths)} articles cannot fill {num_parts} parts"
+        raise UserError("data.too-small", "--parts", reason, "Use fewer parts")
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     bounds = np.searchsorted(starts, [starts[-1] * i // num_parts for i in range(num_parts + 1)])
     bounds[-1] = len(lengths)
@@ -315,9 +313,8 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         (out / SCRATCH).mkdir(parents=True)
     except OSError as error:
-        raise UserError(
-            "file.unwritable", out, f"cannot be written ({error.strerror})", "Choose another --out"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError("file.unwritable", out, reason, "Choose another --out") from None
     write_atomically(plan, wanted_bytes)
 
 

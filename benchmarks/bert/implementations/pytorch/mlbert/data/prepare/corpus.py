@@ -120,9 +120,8 @@ def split(
     corpus.dropped = {"repeated_sentences": repeats, "near_repeats_of_eval": near}
     if not corpus.train or not corpus.evaluation:
         side = "training" if not corpus.train else "evaluation"
-        raise UserError(
-            "data.too-small", "input text", f"no document is left for {side}", "Give more text or another --eval-share"
-        )
+        reason = f"no document is left for {side}"
+        raise UserError("data.too-small", "input text", reason, "Give more text or another --eval-share")
     return corpus
 
 

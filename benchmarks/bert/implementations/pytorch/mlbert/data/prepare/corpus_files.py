@@ -172,9 +172,8 @@ def _characters(path: Path) -> Iterator[str]:
 def _not_text(path: Path, line: int, raw: bytes) -> UserError:
     if b"\0" in raw:
         return UserError("data.encoding", path, "is binary or not encoded as UTF-8", _REMEDY)
-    return UserError(
-        "data.encoding", path, f"line {line} is not UTF-8", "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
-    )
+    reason = f"line {line} is not UTF-8"
+    return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
 
 
 def _records(path: Path) -> Iterator[str]:
@@ -199,9 +198,8 @@ def _rows(folder: Path) -> Iterator[str]:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "package.missing", folder, "needs the package datasets to be read", "Run: pip install 'mlbert[bert]'"
-        ) from None
+        reason = "needs the package datasets to be read"
+        raise UserError("package.missing", folder, reason, "Run: pip install 'mlbert[bert]'") from None
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))

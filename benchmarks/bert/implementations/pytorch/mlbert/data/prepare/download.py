@@ -63,9 +63,8 @@ def read_list(path: Path | None = None) -> list[Entry]:
         raise UserError("file.json", path, f"is not a list of files ({error!r})", remedy) from None
     for entry in entries:
         if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
-            raise UserError(
-                "data.damaged", path, f"names a file outside the folder: {entry.name}", "Use relative names"
-            )
+            reason = f"names a file outside the folder: {entry.name}"
+            raise UserError("data.damaged", path, reason, "Use relative names")
     return entries
 
 
@@ -91,9 +90,8 @@ def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
     for name in wanted:
         if not any(name in _names(entry) for entry in entries):
             known = ", ".join(dict.fromkeys(entry.group for entry in entries))
-            raise UserError(
-                "config.choice", "--only", f"{name} is neither a file of the list nor a group", f"Groups: {known}"
-            )
+            reason = f"{name} is neither a file of the list nor a group"
+            raise UserError("config.choice", "--only", reason, f"Groups: {known}")
     return [entry for entry in entries if set(wanted) & _names(entry)]
 
 
@@ -277,9 +275,8 @@ def _written(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UserError(
-            "file.unwritable", path, f"cannot be written ({error.strerror})", f"Free space. {_RESUME}"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError("file.unwritable", path, reason, f"Free space. {_RESUME}") from None
 
 
 @contextmanager
@@ -356,6 +353,5 @@ def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Ite
                 done = raw.tell()
                 yield path, file_md5(path)
     except (*damaged, _Broken) as error:
-        raise UserError(
-            "data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again"
-        ) from None
+        reason = f"cannot be unpacked ({error})"
+        raise UserError("data.damaged", archive, reason, "Remove it and fetch it again") from None

@@ -195,12 +195,8 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
     for result in results:
         content, name = str(result.entry.values["content_sha256"]), result.source["file"]
         if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
-            raise UserError(
-                "prepare.other-options",
-                job.source / name,
-                f"holds the same sequences as {seen[content]}",
-                "Remove one of them",
-            )
+            reason = f"holds the same sequences as {seen[content]}"
+            raise UserError("prepare.other-options", job.source / name, reason, "Remove one of them")
     _check_bins(job, results)
     skipped = [line for result in results for line in result.skipped]
     infos = [result.info for result in results if result.info]

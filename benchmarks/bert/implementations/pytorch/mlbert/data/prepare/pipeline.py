@@ -190,9 +190,8 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.eval_share < 1:
-            raise UserError(
-                "config.range", "--eval-share", f"{self.eval_share} is not between 0 and 1", "Use for example 0.05"
-            )
+            reason = f"{self.eval_share} is not between 0 and 1"
+            raise UserError("config.range", "--eval-share", reason, "Use for example 0.05")
         check_vocab_size(self.vocab_size)
         for name, most in _MOST.items():
             if not 1 <= getattr(self, name) <= most:

@@ -202,12 +202,8 @@ def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
     """Return the vocabulary in a manifest's format. Raises UserError: this kind of data does not name it."""
     if info.vocab_size is None or info.vocabulary_sha256 is None:
         reason = "does not name its vocabulary"
-        raise UserError(
-            "vocabulary.mismatch",
-            info.folder,
-            reason,
-            "Import it with `mlbert prepare import --vocab vocab.txt` first",
-        )
+        remedy = "Import it with `mlbert prepare import --vocab vocab.txt` first"
+        raise UserError("vocabulary.mismatch", info.folder, reason, remedy)
     return {"sha256": info.vocabulary_sha256, "size": info.vocab_size}
 
 
@@ -348,9 +344,8 @@ def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progr
         return found
     store = open_store(source, verify=True)
     if not 1 <= num <= len(store):
-        raise UserError(
-            "config.range", "--num", f"{num} examples cannot be picked from {len(store)}", f"Use 1 to {len(store)}"
-        )
+        reason = f"{num} examples cannot be picked from {len(store)}"
+        raise UserError("config.range", "--num", reason, f"Use 1 to {len(store)}")
     writer = ShardWriter(out, 1, "")
     writer.clear_leftovers()
     writer.write_shard(0, store.gather(pick_evenly(len(store), num)))

@@ -60,13 +60,11 @@ class Counting:
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
     """Return the edges as a tuple. Raises UserError: they do not ascend within 1 and the maximum sequence length."""
     if len(edges) > MAX_TOKENS or max(edges, default=0) > MAX_TOKENS:
-        raise UserError(
-            "config.range", "--edges", f"goes beyond {MAX_TOKENS} tokens", "Use for example 128,256,384,512"
-        )
+        reason = f"goes beyond {MAX_TOKENS} tokens"
+        raise UserError("config.range", "--edges", reason, "Use for example 128,256,384,512")
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
-        raise UserError(
-            "config.value", "--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512"
-        )
+        reason = f"{','.join(map(str, edges))} does not ascend"
+        raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512")
     return tuple(edges)
 
 

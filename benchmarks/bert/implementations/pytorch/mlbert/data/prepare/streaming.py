@@ -77,9 +77,8 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
         import datasets
     except ImportError:
         reason = "needs the package datasets"
-        raise UserError(
-            "package.missing", f"dataset {dataset}", reason, "Install it: pip install 'mlbert[bert]'"
-        ) from None
+        remedy = "Install it: pip install 'mlbert[bert]'"
+        raise UserError("package.missing", f"dataset {dataset}", reason, remedy) from None
 
     def texts(part: str) -> Iterator[str]:
         try:
@@ -140,9 +139,8 @@ def read_texts(path: Path) -> Iterator[str]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise UserError(
-                    "data.encoding", path, f"line {number} is not UTF-8", "Convert the file to UTF-8"
-                ) from None
+                reason = f"line {number} is not UTF-8"
+                raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
             if path.suffix in LINES_SUFFIXES:
                 text = text_in_line(path, number, line, remedy) if line.strip() else ""
                 if text.strip():

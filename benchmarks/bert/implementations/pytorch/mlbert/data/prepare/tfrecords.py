@@ -190,9 +190,8 @@ def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:
             reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
-            raise UserError(
-                "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
-            )
+            remedy = f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
+            raise UserError("vocabulary.mismatch", vocab_file, reason, remedy)
 
 
 def tfrecords_to_hdf5(

@@ -74,9 +74,8 @@ class Md5List:
             elif len(words) == 2 and _MD5.fullmatch(last):
                 rows[Path(first).name] = last
             else:
-                raise UserError(
-                    "data.row", path, f"line {number} is not an md5 sum and a name", "Give a list in md5sum's format"
-                )
+                reason = f"line {number} is not an md5 sum and a name"
+                raise UserError("data.row", path, reason, "Give a list in md5sum's format")
         return cls(path, files, rows)
 
 

@@ -198,9 +198,8 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
-        raise UserError(
-            "checkpoint.shape", source, f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}", OTHER_CONFIG
-        )
+        reason = f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}"
+        raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
 
 
 def _pieces(tensor: Any, count: int) -> list[Any]:
@@ -247,6 +246,5 @@ def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
         theirs, ours = getattr(found, name), getattr(shape, name)
         if theirs != ours:
             remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
-            raise UserError(
-                "checkpoint.shape", source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy
-            )
+            reason = f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}"
+            raise UserError("checkpoint.shape", source, reason, remedy)

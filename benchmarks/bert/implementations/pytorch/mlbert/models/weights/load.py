@@ -59,9 +59,8 @@ def read_checkpoint(folder: Path) -> Weights:
         }
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
-        raise UserError(
-            "checkpoint.format", folder, reason, "Give a checkpoint that this version of mlbert train wrote"
-        ) from None
+        remedy = "Give a checkpoint that this version of mlbert train wrote"
+        raise UserError("checkpoint.format", folder, reason, remedy) from None
     return Weights(tensors, shape)
 
 
@@ -148,9 +147,8 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
 def _model_of(weights: Weights, file: Path) -> AnyBert:
     """Return a model with the heads that the weights have."""
     if weights.shape is None:
-        raise UserError(
-            "checkpoint.incomplete", file, "has no model configuration next to it", "Put its config.json there"
-        )
+        reason = "has no model configuration next to it"
+        raise UserError("checkpoint.incomplete", file, reason, "Put its config.json there")
     if (classifier := weights.tensors.get("classifier.weight")) is not None:
         return BertForSequenceClassification(weights.shape, len(classifier))
     if any("seq_relationship" in name for name in weights.tensors):

@@ -94,9 +94,8 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
     wanted = {"global_attn_every_n_layers": 1, **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True)}
     for name, value in wanted.items():
         if values.get(name) != value:
-            raise UserError(
-                "model.unsupported", path, f"{name} is {values.get(name)}, only {value} is supported", remedy
-            )
+            reason = f"{name} is {values.get(name)}, only {value} is supported"
+            raise UserError("model.unsupported", path, reason, remedy)
     same = BertConfig.__dataclass_fields__.keys() & values.keys()
     try:
         return BertConfig(
@@ -126,9 +125,8 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
     feed-forward part is not zero."""
     bias = next((name for name in tensors if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()), None)
     if bias is not None:
-        raise UserError(
-            "checkpoint.shape", source, f"{bias} is not zero", "Choose a model that mlbert pretrain has written"
-        )
+        reason = f"{bias} is not zero"
+        raise UserError("checkpoint.shape", source, reason, "Choose a model that mlbert pretrain has written")
     state: dict[str, Tensor] = {}
     for own in parameter_shapes(shape):
         theirs = _their_name(own)

@@ -162,9 +162,8 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         raise
     except Exception as error:  # a damaged file can fail in any way
         if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise UserError(
-                "checkpoint.unsafe", path, f"names {found[1]}, which is not loaded from a checkpoint", remedy
-            ) from None
+            reason = f"names {found[1]}, which is not loaded from a checkpoint"
+            raise UserError("checkpoint.unsafe", path, reason, remedy) from None
         reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
         raise UserError("checkpoint.damaged", path, f"is damaged or not a PyTorch file{reason}", remedy) from None
 
@@ -203,9 +202,8 @@ def new_path(target: Path) -> Iterator[Path]:
         if not partial.is_dir():
             partial.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(
-            "file.unwritable", target, f"cannot be written ({reason})", "Free space or name another place"
-        ) from None
+        reason = f"cannot be written ({reason})"
+        raise UserError("file.unwritable", target, reason, "Free space or name another place") from None
 
 
 def check_target(target: Path) -> None:

@@ -92,9 +92,8 @@ def hub_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
     except Exception as error:  # huggingface_hub raises many types
         reason = f"cannot be downloaded: {problem or type(error).__name__}"
-        raise UserError(
-            "network.unreachable", f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS of local weights"
-        ) from None
+        remedy = "Give load_path=WEIGHTS of local weights"
+        raise UserError("network.unreachable", f"model.use_pretrained of {name}", reason, remedy) from None
 
 
 def find_start(source: Path) -> tuple[BertConfig | None, Path | None]:

@@ -94,12 +94,8 @@ def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> fl
         UserError: a run has several ranks.
     """
     if any(run.ranks != 1 for run in runs):
-        raise UserError(
-            "config.conflict",
-            "--calibrate",
-            "contains a run of several ranks",
-            "With --shared-cores, give logs of one rank",
-        )
+        reason = "contains a run of several ranks"
+        raise UserError("config.conflict", "--calibrate", reason, "With --shared-cores, give logs of one rank")
     each, constant = two_parts(runs)
     return batch / (each * batch + constant * ranks) * 1e3
 

@@ -50,12 +50,8 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
     affordable = [pair for pair in priced if pair[0] <= budget]
     if not affordable:
         least = min(dollars for dollars, _ in priced)
-        raise UserError(
-            "plan.impossible",
-            "--budget",
-            f"no configuration costs {budget:g} dollars or less",
-            f"The cheapest costs {least:.2f}",
-        )
+        reason = f"no configuration costs {budget:g} dollars or less"
+        raise UserError("plan.impossible", "--budget", reason, f"The cheapest costs {least:.2f}")
     cheapest = min(affordable, key=lambda pair: pair[0])[1]
     return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
 
@@ -131,12 +127,8 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     gpus = given.gpus or (given.nodes or 1) * given.per_node
     nodes = given.nodes or nodes_for(gpus, given.per_node)
     if gpus % nodes:
-        raise UserError(
-            "config.conflict",
-            "--nodes",
-            f"{gpus} GPUs cannot be divided evenly over {nodes} nodes",
-            "Give a divisor of --gpus",
-        )
+        reason = f"{gpus} GPUs cannot be divided evenly over {nodes} nodes"
+        raise UserError("config.conflict", "--nodes", reason, "Give a divisor of --gpus")
     if given.precision is not None and given.precision not in PRECISIONS:
         raise UserError("config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8")
     fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
