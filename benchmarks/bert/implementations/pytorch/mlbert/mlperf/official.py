@@ -6,17 +6,18 @@ Ruleset 5.0.0 is always passed: the tools' default rulesets do not include BERT.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, PIPE
 
 from mlbert.mlperf.findings import Complaint, Finding, Outcome, finding_of
 from mlbert.mlperf.rules import BENCHMARK, RULESET
@@ -29,77 +30,72 @@ Answers = Callable[[Callable[[str], None]], list["Answer"]]
 
 
 @dataclass(frozen=True)
+class CheckerJob:
+    """One run of a tool."""
+
+    tool: str
+    arguments: Sequence[str]
+    after: Sequence[int] = field(default=())  # indices of the jobs that must finish first
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What one run of a tool printed."""
+    """Result of one job."""
 
     status: int  # exit status; negative after a signal, 1 after a timeout
     words: str  # everything printed
 
 
-@dataclass(frozen=True)
-class Call:
-    """One run of a tool, with the function that judges its answer."""
-
-    tool: str
-    arguments: Sequence[str]
-    judge: Callable[[Answer], list[Finding]]
-    after: str = ""  # the tool that must finish first
-
-
 @contextmanager
 def started(
-    calls: Sequence[Call], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
+    jobs: Sequence[CheckerJob], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> Iterator[Answers]:
-    """Start the tools and yield a function that waits for all answers and reports the tools that finish.
+    """Start the jobs and yield a function that waits for all answers and reports the jobs that finish.
 
     Args:
-        calls: the longest first.
+        jobs: most urgent first.
         folder: an empty folder for the tools' own files.
         renamed: strings to replace in the tools' output, in this order.
         seconds: time limit for one tool.
     """
-    running: list[subprocess.Popen[bytes]] = []
-    answers: dict[int, Future[Answer]] = {}
-
-    def run_one(index: int) -> Answer:
-        call, place = calls[index], folder.resolve() / str(index)
-        if call.after:
-            wait([answers[other] for other in range(len(calls)) if calls[other].tool == call.after])
-        command = [sys.executable, "-P", str(_WORKER), call.tool, *call.arguments]
-        try:
-            place.mkdir()
-            with place.with_suffix(".txt").open("wb") as words:
-                process = subprocess.Popen(command, stdin=DEVNULL, stdout=words, stderr=STDOUT, cwd=place)
-            running.append(process)
-            return _read(place.with_suffix(".txt"), process.wait(seconds), renamed or {})
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return Answer(1, f"ERROR no answer within {seconds:.0f} seconds")
-        except OSError as error:
-            return Answer(1, f"ERROR cannot be run ({error.strerror})")
+    asked = {
+        "jobs": [{"tool": job.tool, "arguments": list(job.arguments), "after": list(job.after)} for job in jobs],
+        "folder": str(folder.resolve()),
+        "seconds": seconds,
+    }
+    command = [sys.executable, "-P", str(_WORKER)]
+    # Start a new session, so that all its processes can be killed when the check ends.
+    worker = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, start_new_session=True)
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    reports = worker.stdout
 
     def collect(progress: Callable[[str], None]) -> list[Answer]:
-        index_of = {answer: index for index, answer in answers.items()}
-        for answer in as_completed(index_of):
-            progress(calls[index_of[answer]].tool)
-        return [answers[index].result() for index in range(len(calls))]
+        answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(jobs)
+        for line in reports:
+            index, status = json.loads(line)
+            progress(jobs[index].tool)
+            answers[index] = _read(folder / f"{index}.txt", status, seconds, renamed or {})
+        return answers
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        # A tool that waits for another is submitted last, so that the other has a thread.
-        for index in sorted(range(len(calls)), key=lambda index: calls[index].after != ""):
-            answers[index] = pool.submit(run_one, index)
-        try:
-            yield collect
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:
-                process.kill()
+    try:
+        with worker.stdin:
+            worker.stdin.write(json.dumps(asked).encode())
+        yield collect
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        reports.close()
+        worker.wait()
 
 
-def _read(path: Path, status: int, renamed: Mapping[str, str]) -> Answer:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        words = file.read(_MAX_CHARACTERS)
+def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, str]) -> Answer:
+    if status is None:
+        return Answer(1, f"ERROR no answer within {seconds:.0f} seconds")
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            words = file.read(_MAX_CHARACTERS)
+    except OSError as error:
+        return Answer(1, f"ERROR its output cannot be read ({error.strerror})")
     for old, new in renamed.items():
         words = words.replace(old, new)
     return Answer(status, words)
@@ -111,6 +107,16 @@ _COMPLAINT = re.compile(
 # A file name may contain a line that claims success, so failures are matched too.
 _FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a tool, with the function that judges its answer."""
+
+    tool: str
+    arguments: Sequence[str]
+    judge: Callable[[Answer], list[Finding]]
+    after: str = ""  # the tool that must finish first
 
 
 def compliance_checker(log: Path, subject: str) -> Call:
@@ -161,9 +167,17 @@ def run(call: Call) -> list[Finding]:
     """Run one tool and judge its answer."""
     with (
         tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
-        started([call], Path(scratch)) as answers,
+        started(jobs([call]), Path(scratch)) as answers,
     ):
         return call.judge(answers(lambda step: None)[0])
+
+
+def jobs(calls: Sequence[Call]) -> list[CheckerJob]:
+    """Convert calls to jobs for the worker."""
+    return [
+        CheckerJob(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
+        for call in calls
+    ]
 
 
 def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str = "") -> Call:
