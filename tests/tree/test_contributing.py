@@ -1,0 +1,70 @@
+"""Follow the examples of CONTRIBUTING.md in a copy of the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the tree without results and records, and apply the page's new files and changes."""
+    root = tmp_path_factory.mktemp("contributing") / "tree"
+    for path in tracked:
+        name = path.relative_to(tree_root)
+        if name.parts[0] not in ("results", "records"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, root / name)
+    programs = root / ".venv/bin"
+    programs.mkdir(parents=True)
+    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
+    (programs / "mlbert").chmod(0o755)
+    for language, text in BLOCK.findall((root / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+        if language == "python":
+            place, body = text.removeprefix("# ").split("\n", 1)
+            assert not (root / place).exists(), f"{place} is no new file"
+            (root / place).write_text(body, encoding="utf-8")
+        elif language == "diff":
+            applied = subprocess.run(
+                ["git", "apply", "--recount", "-"], cwd=root, input=text, capture_output=True, text=True, check=False
+            )
+            assert applied.returncode == 0, applied.stderr
+    return root
+
+
+def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
+    homes = [str(root / "benchmarks/bert/implementations" / name) for name in ("pytorch", "tensorflow2")]
+    environ = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
+    environ |= {
+        "PYTHONPATH": os.pathsep.join(homes),
+        "PATH": f"{root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    words = ["bash", "-c", f"set -euo pipefail\n{command}"]
+    return subprocess.run(words, cwd=root, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+
+def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
+    blocks = [text for language, text in BLOCK.findall((copy / "CONTRIBUTING.md").read_text()) if language == "bash"]
+    assert blocks[0].startswith("./quickstart.sh")  # test_readme runs it
+    done = run(copy, "\n".join(blocks[1:]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "muon, lion" in (copy / "docs/settings.md").read_text()
+
+
+def test_the_new_check_reports_whole_seconds_and_no_published_log(copy: Path, tree_root: Path, tmp_path: Path) -> None:
+    honest = tree_root / "results/cpu_demo/bert/result_0.txt"
+    rounded = tmp_path / "result_0.txt"
+    rounded.write_text(re.sub(r'("time_ms": \d+)\d{3}\b', r"\g<1>000", honest.read_text(encoding="utf-8")))
+    for log, is_reported in ((rounded, True), (honest, False)):
+        done = run(copy, f"mlbert submission check {log}")
+        assert ("all time stamps are whole seconds" in " ".join(done.stdout.split())) == is_reported, done.stdout
