@@ -28,14 +28,14 @@ import race_sides
 from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
-from mlbert.programs.pretrain_rules import OPTIMIZER, SEQUENCE_LENGTH, SIZES, Choice, choose
+from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
 from race_text import read_race
 
 TEXT_BYTES = 40_000_000
 NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
 # The middle one was the best in short runs; neighbours differ by a factor of 2.
 THEIR_RATES = {"2x128": (1e-3, 2e-3, 4e-3), "4x256": (5e-4, 1e-3, 2e-3)}
-THEIRS = "transformers"
+OURS, THEIRS = "mlbert", "transformers"
 SEEDS = 3  # pairs of runs with two optimizers
 
 
@@ -44,7 +44,7 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `THEIRS`, or our optimizer.
+        side: `OURS`, `THEIRS`, or an optimizer that ours uses in place of the rules' one.
         size: a name of `NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
@@ -89,7 +89,7 @@ def run(
         size: a name of `NAMES`.
         minutes: CPU time of each run.
         seed: seed of the first run.
-        sides: our optimizer and its learning rate (None: the rules'), then another one or `THEIRS`, if any.
+        sides: one or two names, `THEIRS` last, with a learning rate for each optimizer.
         tell: called with each record.
 
     Raises:
@@ -165,9 +165,9 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         if runner.side != THEIRS:
             device = torch.device("cpu")
             dtype = compute_dtype(small_model_precision(device), device)
-            side = race_sides.ours(
-                rows, replace(choice, learning_rate=runner.learning_rate), runner.seed, dtype, runner.side
-            )
+            if runner.side != OURS:
+                choice = replace(choice, optimizer=runner.side, learning_rate=runner.learning_rate)
+            side = race_sides.ours(rows, choice, runner.seed, dtype)
         else:
             side = race_sides.theirs(rows, *SIZES[NAMES[runner.size]], runner.learning_rate, runner.seed)
         for point in race_sides.race(*side, runner.budget):
@@ -201,7 +201,7 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
     parser.add_argument("--alone", action="store_true", help="without transformers")
-    parser.add_argument("--optimizers", nargs="+", metavar="NAME[:RATE]", help="of one or two runs of ours")
+    parser.add_argument("--optimizers", nargs="+", metavar="NAME:RATE", help="of one or two runs of ours")
     parser.add_argument("--minutes", type=float, default=10.0, help="processor time of each run")
     parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
@@ -217,9 +217,10 @@ def main() -> None:
             given.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     text = given.text or make_text(given.work)
-    named = [side.partition(":") for side in given.optimizers or [OPTIMIZER]]
-    sides = [(name, float(rate) if rate else None) for name, _, rate in named]
-    if not (given.alone or given.optimizers):
+    sides: list[tuple[str, float | None]] = [(OURS, None)]
+    if given.optimizers:
+        sides = [(name, float(rate)) for name, _, rate in (side.partition(":") for side in given.optimizers)]
+    elif not given.alone:
         sides.append((THEIRS, None))
     sys.stdout.write(table(run(text, given.work, given.size, given.minutes, given.seed, sides, keep)))
 

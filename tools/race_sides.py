@@ -24,7 +24,7 @@ from mlbert.models.bert import BertForMaskedLM, begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
 from mlbert.optim.config import OPTIMIZERS
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.pretrain_rules import BETAS, EPSILON, MASK_RATE, OPTIMIZER, WEIGHT_DECAY, Choice
+from mlbert.programs.pretrain_rules import BETAS, EPSILON, MASK_RATE, WEIGHT_DECAY, Choice
 from mlbert.training.step import Step as TrainingStep
 from race_text import RaceText, host_batch
 
@@ -109,21 +109,18 @@ def _groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
 
 
-def ours(
-    text: RaceText, choice: Choice, seed: int, dtype: torch.dtype, optimizer: str = OPTIMIZER
-) -> tuple[Step, Callable[[], float]]:
+def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple[Step, Callable[[], float]]:
     """Train our model with the real training step and the settings from the rules; the schedule follows the time."""
     model = BertForMaskedLM(choice.shape.config(len(text.unigrams)), dtype)
     model.initialize(seed)
     begin_with_frequencies(model, text.unigrams)
     flat = FlatParameters(model.ordered_parameters())
     numbers: dict[str, Any] = {"betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-    rule = pkgutil.resolve_name(OPTIMIZERS[optimizer])(
-        flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers
-    )
+    update_rule = pkgutil.resolve_name(OPTIMIZERS[choice.optimizer])
+    optimizer = update_rule(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     objective = MaskedLM("step")
-    update = TrainingStep(model, objective, flat, reducer, rule, over_ranks=lambda amax: amax, say=print)
+    update = TrainingStep(model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print)
     batches, steps = text.batches(choice.sequences, MASK_RATE, seed), itertools.count()
     warmup, decay = choice.warmup / choice.updates, choice.decay / choice.updates
 

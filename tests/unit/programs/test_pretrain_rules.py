@@ -22,7 +22,7 @@ def test_every_choice_can_be_run(corpus_tokens: int, seconds: float, size: str, 
     assert choice.warmup + choice.decay <= max(choice.updates, 2)
     assert choice.updates >= 1
     assert 8 <= choice.sequences <= 256
-    assert 0 < choice.learning_rate < 0.01
+    assert 0 < choice.learning_rate <= 0.01
 
 
 def test_more_time_means_a_larger_model() -> None:
@@ -34,3 +34,9 @@ def test_more_time_means_a_larger_model() -> None:
 def test_a_measured_speed_counts() -> None:
     slow, fast = (choose(10**7, 600.0, "tiny", speed).updates for speed in (1e10, 1e11))
     assert fast == pytest.approx(10 * slow, rel=1e-3)
+
+
+def test_muon_is_chosen_where_its_products_are_a_small_part() -> None:
+    chosen = {size: choose(10**7, 600.0, size).optimizer for size in SIZES}
+    assert chosen == {"tiny": "muon", "small": "stableadamw", "base": "stableadamw"}
+    assert choose(10**10, 1e7, "base", 1e15).optimizer == "muon"

@@ -4,9 +4,9 @@ Pure arithmetic. A run gets as many tokens as fit its time. Model shape and voca
 number; batch, learning rate and schedule follow from the shape and the number of updates. Precision depends on the
 processor: see `mlbert.ops.precision.small_model_precision`. For weight initialization see `mlbert.models.bert`.
 
-Measured (records/2026-11-22_pretrain_epyc-2cpu, minutes on one core): 2 layers x 128 and 4 x 256 with 16 sequences per
-update, learning rates of 3e-3 (better than 6e-3) and 2e-3, and this initialization, mask rate and schedule, for a
-vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
+Measured (records/2026-11-22_pretrain_epyc-2cpu, records/2026-11-24_muon_epyc-2cpu, minutes on one core): 2 layers x 128
+and 4 x 256 with 16 sequences per update, the learning rates of both optimizers, and this initialization, mask rate and
+schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlbert.config.bert_config import BertConfig
 SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15  # fraction of tokens to predict in training and in evaluation
-OPTIMIZER = "stableadamw"
+LEARNING_RATES = {"muon": 1e-2, "stableadamw": 3e-3}  # at a hidden size of 128
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
 WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
@@ -74,6 +74,7 @@ class Choice:
     Attributes:
         shape: model dimensions.
         sequences: sequences per update.
+        optimizer: Muon where its products are a small part of the work, else StableAdamW.
         learning_rate: learning rate of the plateau.
         updates: updates that fit in the time.
         warmup, decay: updates before and after the plateau.
@@ -81,6 +82,7 @@ class Choice:
 
     shape: SizeShape
     sequences: int
+    optimizer: str
     learning_rate: float
     updates: int
     warmup: int
@@ -104,15 +106,24 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
     sequences = max(16, min(256, 1 << max(0, round(target)).bit_length()))
+    # Muon's products cost about 5 x hidden / (tokens per update) of the training's own. At a third of it Muon wins, at
+    # two thirds it does not.
+    optimizer = "muon" if 16 * shapes[size].hidden <= sequences * SEQUENCE_LENGTH else "stableadamw"
     updates = max(1, round(tokens[size] / (sequences * SEQUENCE_LENGTH)))
     return Choice(
         shape=shapes[size],
         sequences=sequences,
-        learning_rate=3e-3 * (128 / shapes[size].hidden) ** 0.5,
+        optimizer=optimizer,
+        learning_rate=learning_rate(optimizer, shapes[size].hidden),
         updates=updates,
         warmup=max(1, round(WARMUP * updates)),
         decay=max(1, round(DECAY * updates)),
     )
+
+
+def learning_rate(optimizer: str, hidden: int) -> float:
+    """Return the plateau's learning rate of an optimizer of `LEARNING_RATES` for a hidden size."""
+    return LEARNING_RATES[optimizer] * (128 / hidden) ** 0.5
 
 
 def _shape(corpus_tokens: int, layers: int, hidden: int) -> SizeShape:

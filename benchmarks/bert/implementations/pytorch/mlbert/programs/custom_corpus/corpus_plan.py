@@ -145,11 +145,13 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
     choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
-    rate, length, shape = choice.learning_rate, rules.SEQUENCE_LENGTH, choice.shape.config(choice.shape.vocabulary)
+    optimizer, rate, length = choice.optimizer, choice.learning_rate, rules.SEQUENCE_LENGTH
+    shape = choice.shape.config(choice.shape.vocabulary)
     init: str | None = None
     if start is not None:
         folder, shape = start
-        init, rate, length = str(folder.resolve()), CONTINUED * rate, min(length, shape.max_position_embeddings)
+        init, length, optimizer = str(folder.resolve()), min(length, shape.max_position_embeddings), "stableadamw"
+        rate = CONTINUED * rules.learning_rate(optimizer, choice.shape.hidden)
     settings = {
         "recipe": MASKED_LM,
         "precision": precision,
@@ -157,7 +159,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "max_seq_length": length,
         "train_batch_size": choice.sequences,
         "learning_rate": rate,
-        "optimizer": rules.OPTIMIZER,
+        "optimizer": optimizer,
         "opt_lamb_beta_1": rules.BETAS[0],
         "opt_lamb_beta_2": rules.BETAS[1],
         "opt_epsilon": rules.EPSILON,
