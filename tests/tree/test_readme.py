@@ -96,7 +96,8 @@ def blocks(readme: Path) -> list[str]:
 
 @pytest.mark.timeout(2 * MAX_SECONDS)
 def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Path) -> None:
-    readmes = [path for path in tracked if path.suffix == ".md"]
+    # test_contributing follows that page, whose commands need the files of its examples.
+    readmes = [path for path in tracked if path.suffix == ".md" and path.name != "CONTRIBUTING.md"]
     # The root README comes first: the others use the output of its quickstart.
     readmes.sort(key=lambda path: (path != tree_root / "README.md", path))
     ran = 0
