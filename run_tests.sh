@@ -1,6 +1,6 @@
 #!/bin/bash
 # Sets up .venv with the test tools, then runs every check of the tree and the whole test suite.
-#   ./run_tests.sh [arguments of pytest]
+#   ./run_tests.sh [arguments of pytest]          --slow: with the tests marked slow, one after another
 #   ./run_tests.sh --fast [COMMIT]    only the unit tests nearest to what changed since the commit (default: the last)
 set -euo pipefail
 

@@ -19,8 +19,16 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_prepare_data.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first and keep the order of the others."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to `--slow`, run the longest files first and keep the order of the others."""
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
     items.sort(key=lambda item: not item.nodeid.startswith(RUN_FIRST))
 
 

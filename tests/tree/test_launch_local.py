@@ -19,6 +19,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\n")  # one write per line
+dist.barrier()  # a rank that left now would break the connection that another still opens
 dist.destroy_process_group()
 """
 

@@ -45,7 +45,7 @@ def test_sequence_classification(tree_root: Path, workdir: Path, index: int, wor
     assert (run / "predictions.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+@pytest.mark.parametrize("name", [pytest.param("hf_bert", marks=pytest.mark.slow), "mosaic_bert"])
 def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
     words = ("model.name=mosaic_bert",) if name == "mosaic_bert" else ()
     output = run_program(tree_root, workdir, "glue.py", "glue.yaml", *words)

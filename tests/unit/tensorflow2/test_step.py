@@ -189,7 +189,9 @@ def test_step_without_predictions_or_sequences_is_skipped() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({"precision": "fp16"}, marks=pytest.mark.slow), {"gradient_accumulation_steps": 2}]
+)
 def test_warm_up_changes_nothing(changes: dict[str, object]) -> None:
     one, other = trained(0.1, run_eagerly=0, **changes), trained(0.1, run_eagerly=0, **changes)
     before, steps = one.variables(), some_steps()
