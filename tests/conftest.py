@@ -16,7 +16,7 @@ settings.load_profile("tree")
 
 ROOT = Path(__file__).resolve().parents[1]
 # These take minutes each. If one started last, it would run alone while the other workers are idle.
-RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_prepare_data.py")
+RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/unit/tensorflow2/test_experiment.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

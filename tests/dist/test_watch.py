@@ -33,7 +33,8 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
     status, _, story = logged[f"story_{reporter}"].partition(": ")
     assert status == "aborted"
     assert story.startswith(f"rank {victim} on ")
-    assert f"after step {BAD_STEP}" in story
+    # When rank 0 dies, rank 1 only knows its own step, which it may not have begun.
+    assert any(f"after step {step}" in story for step in (BAD_STEP, BAD_STEP - reporter))
     assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[what] in story
     if what == "hangs":
         assert "READ" in story

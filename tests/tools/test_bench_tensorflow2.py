@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
 def test_every_side_is_timed(tree_root: Path, tmp_path: Path) -> None:
     words = ["--config", "demo", "--sequences", "6", "--pairs", "1", "--json", str(tmp_path / "record.json")]

@@ -24,7 +24,7 @@ def tree_files() -> list[Path]:
         names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        names = [name for name in names if name.parts[0] != "runs" and not EXCLUDED & set(name.parts)]
+        names = [name for name in names if name.parts[0] not in ("runs", "site") and not EXCLUDED & set(name.parts)]
         names = [name for name in names if ".egg-info" not in str(name)]
     return sorted(ROOT / name for name in names if (ROOT / name).is_file())
 

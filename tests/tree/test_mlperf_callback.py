@@ -60,7 +60,8 @@ def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> su
 
 
 @pytest.mark.parametrize(
-    ("program", "system", "needs"), [("plain", "plain", "torch"), ("trainer", "trainer", "accelerate")]
+    ("program", "system", "needs"),
+    [("plain", "plain", "torch"), pytest.param("trainer", "trainer", "accelerate", marks=pytest.mark.slow)],
 )
 def test_ten_runs_of_an_example_form_a_submission(
     program: str, system: str, needs: str, tmp_path: Path, tree_root: Path

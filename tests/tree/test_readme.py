@@ -114,6 +114,7 @@ def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Pa
     assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * MAX_SECONDS)
 def test_ten_runs_produce_a_submission_tree(stage: Stage) -> None:
     out = stage.root / "runs/ten"

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-SUITES = [  # of a process each
-    [
+SUITES = {  # of a process each
+    "data, models and ops": [
         "data/loading/test_host_batch.py",
-        "ops/test_fp8.py",
-        "ops/test_proof.py::test_interpreted_kernels_pass",
-        "ops/test_fp8_blocks.py",
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
+        "models/test_step_counts.py",
+        "ops/test_fp8.py",
+        "ops/test_fp8_blocks.py",
+        "ops/test_proof.py::test_interpreted_kernels_pass",
+        *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm", "norm_fp8")),
     ],
-    *([f"ops/triton/test_{name}.py"] for name in ("attention", "cast", "embedding", "loss", "norm", "norm_fp8")),
-    ["models/test_step_counts.py"],
-    ["optim/test_triton_update.py"],
-    ["training/test_step_triton.py"],
-]
+    "optimizers and steps": ["optim/test_triton_update.py", "training/test_step_triton.py"],
+}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("suites", SUITES, ids=lambda suites: suites[0])
-def test_interpreted(tree_root: Path, suites: list[str]) -> None:
-    files = [f"tests/unit/{suite}" for suite in suites]
+@pytest.mark.parametrize("suite", SUITES)
+def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
+    files = [f"tests/unit/{file}" for file in SUITES[suite]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    command += ["--slow"] if request.config.getoption("--slow") else []
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.run(command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]

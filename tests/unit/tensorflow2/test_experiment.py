@@ -177,6 +177,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @needs_tensorflow
+@pytest.mark.slow
 def test_two_workers_match_one_process_with_two_devices(
     run: Run, start: Start, prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -214,34 +215,67 @@ def test_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path
     assert (key, metadata["status"], metadata["reason"]) == ("run_stop", "aborted", "SIGTERM")
 
 
+MISTAKES = [  # the first changes how TensorFlow starts, and runs in a process of its own
+    (
+        "--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1",
+        "distributed.identity",
+        "worker_hosts",
+    ),
+    ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
+    ("--input_dir=/nowhere --eval_dir=/nowhere", "file.missing", "/nowhere"),
+    ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
+    ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "device.unavailable", "TPU"),
+    ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
+    ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
+    ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
+    ("--no_such_flag=1", "config.syntax", "the command line"),
+]
+# Runs each list of arguments as the program does, and prints [status, stderr] of each.
+ALL_IN_ONE_PROCESS = """
+import contextlib, io, json, sys
+from absl.testing import flagsaver
+from tf2_bert.main import main
+found = []
+for words in json.loads(sys.argv.pop()):
+    sys.argv[1:] = words
+    errors = io.StringIO()
+    with flagsaver.flagsaver(), contextlib.redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as end:
+            found.append([end.code, errors.getvalue()])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def mistakes(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, Path]]:
+    """Return the exit status, stderr and output folder of each of MISTAKES."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "bert_config.json").write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
+    common = f"{STEPS} --bert_config_file={folder}/bert_config.json"
+    lines = [f"{common} {words} --model_dir={folder}/out{n}".split() for n, (words, *_) in enumerate(MISTAKES)]
+    homes = (str(tree_root / "benchmarks/bert/implementations" / name) for name in ("tensorflow2", "pytorch"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(homes)}
+    found = []
+    for share in (lines[:1], lines[1:]):
+        command = [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps(share)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found += json.loads(done.stdout.splitlines()[-1])
+    return [(status, errors, folder / f"out{n}") for n, (status, errors) in enumerate(found)]
+
+
 @needs_tensorflow
-@pytest.mark.parametrize(
-    ("words", "code", "subject"),
-    [
-        ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
-        ("--input_dir=/nowhere --eval_dir=/nowhere", "file.missing", "/nowhere"),
-        ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
-        ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "device.unavailable", "TPU"),
-        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
-        ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
-        (
-            "--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1",
-            "distributed.identity",
-            "worker_hosts",
-        ),
-        ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
-        ("--no_such_flag=1", "config.syntax", "the command line"),
-    ],
-)
-def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
-    done = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mlbert: error:")]
-    assert (done.returncode, len(lines)) == (2, 1), done.stderr
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_user_error_is_one_line_and_status_2(mistakes: list[tuple[int, str, Path]], number: int) -> None:
+    (_, code, subject), (status, errors, out) = MISTAKES[number], mistakes[number]
+    lines = [line for line in errors.splitlines() if line.startswith("mlbert: error:")]
+    assert (status, len(lines)) == (2, 1), errors
     assert lines[0].startswith(f"mlbert: error: {subject}: ")
     assert lines[0].endswith(f" [{code}]")
-    assert (
-        not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()
-    )
+    log = out / "result_0.txt"
+    assert not log.exists() or "run_start" not in log.read_text()
 
 
 def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:

@@ -17,10 +17,10 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf ex
 from unit.tensorflow2 import strategies_program
 from unit.tensorflow2.strategies_program import RATES
 
-# These run in two processes; see strategies_program.
-ONE_OR_FOUR = {
+# Each of these groups runs in a process of its own; see strategies_program. Four replicas take a minute to trace.
+FOUR = {"four": {"devices": 4}}
+ONE = {
     "one": {"devices": 1},
-    "four": {"devices": 4},
     "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device", "run_eagerly": 1}},
     "off": {"devices": 1, "config": {"distribution_strategy": "off", "run_eagerly": 1}},
 }
@@ -32,7 +32,7 @@ TWO = {
 ALIKE = {
     f"{count}, alike": {"devices": count, "alike": 0.1, "steps": [1], "config": {"run_eagerly": 1}} for count in (1, 2)
 }
-REPLICAS = {name: case["devices"] for name, case in {**ONE_OR_FOUR, **TWO}.items()}
+REPLICAS = {name: case["devices"] for name, case in {**ONE, **TWO, **FOUR}.items()}
 
 
 def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
@@ -57,15 +57,14 @@ def assert_same_training(found: dict[str, Any], expected: dict[str, Any]) -> Non
 
 
 @pytest.fixture(scope="module")
-def mirrored() -> dict[str, dict[str, Any]]:
+def mirrored(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Return the results of each case."""
-    processes = [
-        (start(devices, list(cases.values())), cases) for devices, cases in ((4, ONE_OR_FOUR), (2, TWO | ALIKE))
-    ]
+    groups = [(1, ONE), (2, TWO | ALIKE), *([(4, FOUR)] if request.config.getoption("--slow") else [])]
+    processes = [(start(devices, list(cases.values())), cases) for devices, cases in groups]
     return {name: case for process, cases in processes for name, case in zip(cases, results_of(process), strict=True)}
 
 
-@pytest.mark.parametrize("name", [name for name in REPLICAS if name != "one"])
+@pytest.mark.parametrize("name", [*ONE, *TWO, pytest.param("four", marks=pytest.mark.slow)][1:])
 def test_training_is_independent_of_the_split(mirrored: dict[str, dict[str, Any]], name: str) -> None:
     """Replicas and micro-batches have different numbers of predictions and sequences."""
     assert mirrored[name]["replicas"] == REPLICAS[name]

@@ -70,6 +70,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_replayed_kernels_are_the_kernels() -> None:
     """The first step finds the scales, by a graph of its own; the second one knows them."""
     graph = RecordedGraph()

@@ -18,6 +18,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_files_again(made: Path, tmp_path: Path) -> None:
     assert glue_files.is_complete(made)
     glue_files.make(tmp_path, size=0.1)
