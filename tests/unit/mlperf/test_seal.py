@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -77,6 +78,42 @@ def test_another_file_is_not_overwritten(tree: Path, logdir: Path) -> None:
     results = tree / "results" / "machine"
     assert (results / "bert" / "result_0.txt").read_text() == "log 0"
     assert not (results / "run_1.config.json").exists(), "nothing is copied where something differs"
+
+
+def test_contents_count_and_not_size_and_time(tree: Path, logdir: Path) -> None:
+    seal("machine", tree, logdir)
+    log, sealed = logdir / "result_0.txt", tree / "results/machine/bert/result_0.txt"
+    log.write_text("log 9")
+    for path in (log, sealed):
+        os.utime(path, (0, 0))
+    with user_error("file.exists", sealed):
+        seal("machine", tree, logdir)
+
+
+@pytest.mark.parametrize("name", ["run_\n.config.json", "run_\\.config.json"])
+def test_a_name_that_sha256sum_escapes_is_refused(tree: Path, logdir: Path, name: str) -> None:
+    seal("machine", tree, logdir)
+    (tree / "results/machine" / name).write_text("{}")
+    with user_error("submission.file-name", wording=False):
+        seal("machine", tree)
+
+
+def test_a_list_of_more_than_a_megabyte_is_not_read(tree: Path, logdir: Path) -> None:
+    seal("machine", tree, logdir)
+    sums = tree / "results/machine" / SUMS
+    sums.write_text("x" * 2**20)
+    assert _errors(tree) == [f"{SUMS}:1 is not a line of sha256sum"]
+    sums.write_text("x" * (2**20 + 1))
+    assert _errors(tree) == [f"{SUMS} is larger than 1 MB"]
+
+
+def test_without_ssh_keygen_a_signature_is_a_warning(
+    tree: Path, logdir: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal("machine", tree, logdir, key)
+    monkeypatch.setenv("PATH", "")
+    (found,) = check_seal(tree / "results/machine")
+    assert (found.outcome, "ssh-keygen is not installed" in found.text) == (Outcome.WARN, True)
 
 
 @pytest.mark.parametrize(

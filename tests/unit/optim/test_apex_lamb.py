@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlbert.distributed.groups import RankGroup, ShardGroups
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.flat import FlatParameters
@@ -76,6 +78,22 @@ def test_updates_match_lamb_on_the_same_buffers(make_flat: Callable[[], FlatPara
     torch.testing.assert_close(flat.data, plain_flat.data, rtol=1e-5, atol=1e-8)
     for found, expected in zip(moments, (plain.exp_avg, plain.exp_avg_sq), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat: Callable[[], FlatParameters]) -> None:
+    flat, settings = make_flat(), SETTINGS | {"max_grad_norm": None}
+    fused = ApexLamb(StandIn, flat, (flat.data, flat.grad), **settings, bias_correction=True)._fused
+    assert {group["max_grad_norm"] for group in fused.param_groups} == {0.0}
+    events: dict[str, object] = {}
+    unsharded(Lamb, flat, **settings, implementation="plain").hyperparameters(events.__setitem__)
+    assert events["opt_gradient_clip_norm"] == 0.0
+
+
+def test_apex_does_not_shard(make_flat: Callable[[], FlatParameters]) -> None:
+    flat = make_flat()
+    with user_error("ops.unavailable", "apex optimizer", wording=False) as caught:
+        Lamb(flat, ShardLayout(128, ShardGroups(inside=RankGroup(0, 2)), 0), **SETTINGS, implementation="apex")
+    assert "does not shard" in str(caught.value)
 
 
 @pytest.mark.parametrize("optimizer", [Lamb, AdamW])

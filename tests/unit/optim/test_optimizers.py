@@ -260,6 +260,15 @@ def test_gradient_clipped_elsewhere_is_not_clipped_again(
     torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1)
 
 
+def test_without_gradient_and_decay_lamb_changes_nothing(make_flat: MakeFlat, implementation: str) -> None:
+    flat = make_flat()
+    before = flat.data.clone()
+    lamb = unsharded(Lamb, flat, implementation=implementation, **COMMON | {"weight_decay": 0.0})
+    flat.grad.zero_()
+    lamb.step(0.01)
+    torch.testing.assert_close(flat.data, before, rtol=0, atol=0)
+
+
 def test_known_norm_is_used(make_flat: MakeFlat, implementation: str) -> None:
     """The optimizer clips by the known norm, and skips the update if that norm is not finite."""
     flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)

@@ -123,6 +123,17 @@ def test_decays_stay_within_bounds_and_end_at_the_end_rate(step, warmup, decay, 
         assert schedule(max_steps) == schedule(max_steps + 7) == pytest.approx(end, abs=1e-12)
 
 
+def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero() -> None:
+    for schedule in (
+        Linear(base_lr=1.0, max_steps=8, decay_end=8),
+        Cosine(base_lr=1.0, max_steps=8, decay_end=8),
+        Polynomial(base_lr=1.0, max_steps=8, decay_end=8, power=2.0),
+        WarmupStableDecay(base_lr=1.0, max_steps=8, decay_end=8, decay_steps=2),
+    ):
+        assert (schedule(0), schedule(8)) == (1.0, 0.0)
+    assert Linear(base_lr=1.0, warmup_steps=3, max_steps=8, decay_end=3)(3) == 0.0
+
+
 def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends() -> None:
     """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
     base, end = 0.00039299421615882676, 0.0000494549100544884

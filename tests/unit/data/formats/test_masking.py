@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.masking import MaskingRule, mask_tokens, num_predictions, shuffle, truncate_pair
+from mlbert.data.formats.masking import (
+    MASKED_SHARE,
+    MAX_PREDICTIONS,
+    MaskingRule,
+    mask_tokens,
+    num_predictions,
+    shuffle,
+    truncate_pair,
+)
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
@@ -57,14 +66,18 @@ def test_shuffle_is_the_standard_librarys(size, seed):
 
 
 @given(
-    words=st.lists(st.integers(5, 999), min_size=2, max_size=520), cut=st.integers(1, 519), seed=st.integers(0, 10**9)
+    words=st.lists(st.integers(5, 999), min_size=2, max_size=520),
+    cut=st.integers(1, 519),
+    seed=st.integers(0, 10**9),
+    vocab_size=st.sampled_from([8, 1000]),
 )
 @settings(max_examples=100)
-def test_mask_equals_its_definition(words, cut, seed):
+def test_mask_equals_its_definition(words, cut, seed, vocab_size):
+    rule = dataclasses.replace(RULE, vocab_size=vocab_size)
     cut = min(cut, len(words) - 1)
     tokens = [CLS, *words[:cut], SEP, *words[cut:], SEP]
     ours, theirs = random.Random(seed), random.Random(seed)
-    assert mask_tokens(tokens, RULE, ours) == plain_mask(tokens, RULE, theirs)
+    assert mask_tokens(tokens, rule, ours) == plain_mask(tokens, rule, theirs)
     assert ours.getstate() == theirs.getstate()
 
 
@@ -79,6 +92,10 @@ def test_truncate_equals_its_definition(first, second, limit, seed):
     ours, theirs = random.Random(seed), random.Random(seed)
     assert truncate_pair(first, second, limit, ours) == plain_truncate(first, second, limit, theirs)
     assert ours.getstate() == theirs.getstate()
+
+
+def test_numbers_of_the_benchmark() -> None:
+    assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(3, 1), (10, 2), (30, 4), (50, 8), (70, 10), (512, 76), (506, 76)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import sys
@@ -110,6 +112,64 @@ def test_compressed_or_not(tmp_path, compression):
     assert [int(sample["number"]) for sample in reader] == list(range(60))
 
 
+def test_files_stay_the_same_between_versions(tmp_path):
+    """Names, order of keys, defaults and offsets."""
+    with MdsWriter(tmp_path / "set", COLUMNS) as writer:
+        for number in range(3):
+            writer.write({"text": f"sample {number}", "ids": bytes(number), "number": "x"})
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (tmp_path / "set").iterdir()}
+    assert found == {"index.json": "96d1497a5c59e48b", "shard.00000.mds": "bc8f13e9a5419e84"}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(587, [4]), (586, [3, 1])])
+def test_a_shard_is_as_large_as_the_limit_and_no_larger(tmp_path, limit, expected):
+    with MdsWriter(tmp_path / "set", {"a": "bytes"}, size_limit=limit, hashes=[]) as writer:
+        for _ in range(4):
+            writer.write({"a": bytes(96)})
+    assert MdsReader(tmp_path / "set").shard_sizes.tolist() == expected
+    largest = max(path.stat().st_size for path in (tmp_path / "set").glob("*.mds"))
+    assert largest == (limit if expected == [4] else limit - 99 - 4)
+
+
+def test_all_samples_of_a_shard_at_once(tmp_path):
+    reader = MdsReader(write_set(tmp_path / "set"))
+    data, edges = reader.shard_bytes(2)
+    first = int(reader.shard_sizes[:2].sum())
+    assert len(edges) == reader.shard_sizes[2] + 1
+    assert (edges[0], edges[-1]) == (0, len(data))
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        one = data[start:end].tobytes()
+        assert one.endswith(f"sample {first + number}".encode())
+
+
+class Long:
+    """A value with no bytes to store."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
+    """Offsets have 32 bits. A shard has the number of samples, two offsets, the settings, and the sizes of columns."""
+    writer = MdsWriter(tmp_path / "set", {"a": "bytes", "b": "bytes"})
+    most = 2**32 - 1 - 4 * 3 - len(writer._head) - 4 * 2
+    with user_error("data.too-long", tmp_path / "set"):
+        writer.write({"a": Long(most - 9), "b": bytes(10)})
+    with pytest.raises(TypeError):  # is stored, if it can be
+        writer.write({"a": Long(most - 10), "b": bytes(10)})
+
+
+def test_levels_of_compression(tmp_path):
+    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    write_set(tmp_path / "most", compression="zstd:22")
+    for level in ("zstd:0", "zstd:23"):
+        with user_error("config.range", f"compression '{level}'"):
+            MdsWriter(tmp_path / "set", COLUMNS, compression=level)
+
+
 def write_set(folder: Path, **options: object) -> Path:
     """60 samples in three shards."""
     with MdsWriter(folder, COLUMNS, size_limit=1200, **options) as writer:
@@ -158,6 +218,12 @@ DAMAGES = {
     "missing key": (change_index(lambda s: s[1].pop("raw_data")), INDEX, "file.json"),
     "missing hashes": (change_index(lambda s: s[1]["raw_data"].pop("hashes")), INDEX, "file.json"),
     "other format": (change_index(lambda s: s[0].update(format="csv")), INDEX, "data.format"),
+    "every shard of another version": (change_index(lambda s: [x.update(version=1) for x in s]), INDEX, "data.format"),
+    "no columns": (
+        change_index(lambda s: [x.update(column_names=[], column_encodings=[], column_sizes=[]) for x in s]),
+        INDEX,
+        "data.damaged",
+    ),
     "other version": (change_index(lambda s: s[0].update(version=3)), INDEX, "data.format"),
     "other columns": (change_index(lambda s: s[0]["column_names"].reverse()), INDEX, "data.mixed"),
     "wrong column sizes": (
@@ -204,6 +270,14 @@ def test_damage_is_one_line(tmp_path, damage):
     with user_error(code, folder / name):
         list(MdsReader(folder))
     assert sorted(folder.iterdir()) == before
+
+
+def test_the_first_checksum_that_differs_is_named(tmp_path):
+    folder = write_set(tmp_path / "set", hashes=["md5", "sha1"])
+    DAMAGES["one bit"][0](folder)
+    with user_error("data.damaged", folder / SHARD) as failure:
+        list(MdsReader(folder))
+    assert "has another md5 than" in str(failure.value)
 
 
 def test_no_folder(tmp_path):

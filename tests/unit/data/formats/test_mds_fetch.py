@@ -18,6 +18,7 @@ import pytest
 
 from file_limits import largest_file
 from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds_files import decompressed, locked
 from user_errors import user_error
 
 FIRST = "shard.00000.mds"
@@ -115,12 +116,12 @@ def test_kept_shards_are_not_fetched_again(server, cache):
 def test_names_in_folders_and_with_spaces(remote, cache, server):
     path = remote / "index.json"
     document = json.loads(path.read_bytes())
-    (remote / "a b").mkdir()
-    (remote / FIRST).rename(remote / "a b" / FIRST)
-    document["shards"][0]["raw_data"]["basename"] = f"a b/{FIRST}"
+    (remote / "a b/c").mkdir(parents=True)
+    (remote / FIRST).rename(remote / "a b/c" / FIRST)
+    document["shards"][0]["raw_data"]["basename"] = f"a b/c/{FIRST}"
     path.write_text(json.dumps(document))
     assert numbers(MdsReader(server.url, cache)) == list(range(60))
-    assert (cache / "a b" / FIRST).exists()
+    assert (cache / "a b/c" / FIRST).exists()
 
 
 def test_fetches_a_damaged_shard_once_more(server, cache):
@@ -144,6 +145,20 @@ def test_replaces_a_damaged_file_of_the_cache(server, cache):
     (cache / FIRST).write_bytes(data)
     assert numbers(MdsReader(server.url, cache)) == list(range(60))
     assert server.requests[FIRST] == 2
+
+
+def test_content_of_several_zstandard_frames():
+    zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    frames = [zstandard.ZstdCompressor().compress(part) for part in (b"one", b"two", b"three")]
+    assert decompressed(b"".join(frames), "frames", 100) == b"onetwothree"
+    assert decompressed(b"".join(frames), "frames", 5) == b"onetw"
+
+
+def test_one_at_a_time_has_the_lock(tmp_path):
+    with locked(tmp_path / "file") as first, locked(tmp_path / "file", wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(tmp_path / "file", wait=False) as third:
+        assert third
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "bomb"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from mds_samples import padded, write_columns, write_mds
 from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds_samples import COLUMNS
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import flip, make_rows, names, random_lengths, tree
 from user_errors import user_error
@@ -166,6 +169,75 @@ def test_a_wrong_sample_is_named_when_it_is_read(
     with user_error("data.damaged", tmp_path / "set/shard.00000.mds") as failure:
         store.gather(np.arange(300))
     assert "sample 7 " in str(failure.value)
+
+
+def test_a_wrong_sample_of_a_later_shard_is_named_by_its_place_there(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+    columns = change(padded(rows, 32, 5), "next_sentence_labels", (290, 0), 2)
+    columns["next_sentence_labels"][297] = 2
+    folder = write_columns(tmp_path / "set", columns)
+    first = int(np.cumsum(MdsReader(folder).shard_sizes)[1])
+    assert first < 290
+    with user_error("data.damaged", folder / "shard.00002.mds", wording=False) as failure:
+        open_store(folder).gather(np.arange(300))
+    assert f"sample {290 - first} " in str(failure.value)
+
+
+def sizes_in(folder: Path, shard: str, sample: int, sizes: dict[str, int]) -> Path:
+    """Change the sizes of columns, in bytes, that stand in front of a sample; the checksums match."""
+    data = bytearray((folder / shard).read_bytes())
+    start = int.from_bytes(data[4 + 4 * sample :][:4], "little")
+    for name, size in sizes.items():
+        place = start + 4 * COLUMNS.index(name)
+        data[place : place + 4] = size.to_bytes(4, "little")
+    (folder / shard).write_bytes(data)
+    index = json.loads((folder / "index.json").read_bytes())
+    for one in index["shards"]:
+        one["raw_data"]["hashes"] = {}
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+PREDICTED = [name for name in COLUMNS if name.startswith("masked")]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *({name: 24} for name in COLUMNS),
+        {name: 0 for name in COLUMNS if name != "next_sentence_labels"},
+        dict.fromkeys(PREDICTED, 0),
+        dict.fromkeys(PREDICTED, 33 * 4),
+        {name: 4 * (MAX_ID + 1) for name in COLUMNS if name.startswith(("input", "segment"))},
+    ],
+)
+def test_sizes_that_do_not_fit_each_other(tmp_path: Path, rows: Ragged, sizes: dict[str, int]) -> None:
+    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
+    with user_error("data.damaged", folder / "shard.00000.mds"):
+        describe(sizes_in(folder, "shard.00000.mds", 0, sizes))
+
+
+@pytest.mark.parametrize(("tokens", "predictions"), [(32, 32), (32, 1), (MAX_ID, 5)])
+def test_smallest_and_largest_widths(tmp_path: Path, rows: Ragged, tokens: int, predictions: int) -> None:
+    few = rows.take(np.flatnonzero(np.diff(rows.masked_offsets) <= predictions)[:2])
+    info = describe(write_mds(tmp_path / "set", few, tokens, predictions))
+    assert (info.max_seq_length, info.max_predictions) == (tokens, predictions)
+
+
+def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+    other = {"masked_lm_ids": 16, "masked_lm_positions": 24}
+    folder = sizes_in(write_mds(tmp_path / "set", rows.slice(0, 9)), "shard.00000.mds", 4, other)
+    with user_error("data.mixed", folder / "shard.00000.mds", wording=False) as failure:
+        open_store(folder)
+    assert "sample 4 has columns of other sizes" in str(failure.value)
+
+
+def test_a_first_sample_inside_the_table_of_offsets(tmp_path: Path, rows: Ragged) -> None:
+    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
+    data = bytearray((folder / "shard.00000.mds").read_bytes())
+    data[4:8] = (8).to_bytes(4, "little")
+    (folder / "shard.00000.mds").write_bytes(data)
+    with user_error("data.damaged", folder / "shard.00000.mds"):
+        describe(folder)
 
 
 def test_damaged_sets_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,6 +80,47 @@ def test_a_small_set_is_filled_almost_as_well():
     assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= 0.99
 
 
+def test_best_fit_by_hand():
+    """3 goes to 5 before 4, the other 3 to 4, 1 to (4, 3) before (2), and the second 1 to (2)."""
+    histogram = np.bincount([8, 5, 4, 3, 3, 2, 1, 1], minlength=9)
+    assert best_fit(histogram, 8, 3) == {(8,): 1, (5, 3): 1, (4, 3, 1): 1, (2, 1): 1}
+    assert best_fit(histogram, 8, 2) == {(8,): 1, (5, 3): 1, (4, 3): 1, (2, 1): 1, (1,): 1}
+    assert best_fit(np.bincount([2] * 9, minlength=9), 8, 5) == {(2, 2, 2, 2): 2, (2,): 1}
+    assert best_fit(np.bincount([2] * 9, minlength=9), 8, 1) == {(2,): 9}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "digest"),
+    [
+        (512, 1, "200415cda55fe994"),
+        (512, 2, "2eb6cf784f23e600"),
+        (512, 3, "1c0ef20ed0955198"),
+        (512, 5, "6def0f69114de5d4"),
+        (1024, 3, "c270caf84ebb73c3"),
+        (1025, 3, "f8122bcb78124a1d"),
+    ],
+)
+def test_packs_stay_the_same_between_versions(tokens, sequences, digest):
+    """Prepared sets are made once and shared: another order would be another set."""
+    packs = pack_lengths(wikipedia_like(3000), tokens, sequences, 7)
+    found = hashlib.sha256(packs.order.astype("<i8").tobytes() + packs.offsets.astype("<i8").tobytes())
+    assert found.hexdigest()[:16] == digest
+
+
+def test_default_is_three_sequences_and_no_length_is_no_pack():
+    ones = np.ones(300, np.int64)
+    assert pack_lengths(ones, 512).num_packs == 100
+    none = pack_lengths(ones[:0], 512)
+    assert (none.num_packs, none.filled(ones[:0], 512)) == (0, 1.0)
+    assert pack_lengths(ones, 4, 4).filled(ones, 4) == 1.0
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(0, 3), (8, 0), (0, 0)])
+def test_a_pack_has_room_for_something(tokens, sequences):
+    with pytest.raises(ValueError, match=f"max_tokens {tokens} and max_sequences {sequences}"):
+        pack_lengths(np.ones(1, np.int64), tokens, sequences)
+
+
 def test_fitting_beats_longest_first():
     histogram = np.bincount(wikipedia_like(100_000), minlength=513)
     assert sum(plan(histogram, 512, 3).values()) < 0.95 * sum(best_fit(histogram, 512, 3).values())
@@ -87,6 +130,12 @@ def test_fit_makes_full_packs_only():
     histogram = np.bincount(wikipedia_like(100_000), minlength=513)
     assert all(sum(combination) == 512 for combination in fit(histogram, 512, 3))
     assert (histogram >= 0).all()
+
+
+def test_fit_makes_a_thousand_updates_unless_told_otherwise():
+    histogram = np.bincount(wikipedia_like(20_000), minlength=513)
+    by_default, thousand, hundred = (fit(histogram.copy(), 512, 3, *more) for more in ((), (1000,), (100,)))
+    assert by_default == thousand != hundred
 
 
 def test_order_of_packs_does_not_follow_length():

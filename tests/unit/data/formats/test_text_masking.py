@@ -52,6 +52,52 @@ def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
     }
 
 
+def mixed(value: int) -> int:
+    """SplitMix64's finalizer."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ (value >> shift)) * factor % 2**64
+    return value ^ (value >> 31)
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def by_the_definition(sequence: list[int], rule: Masking, step: int, lane: int, rate: float) -> list[tuple]:
+    """Return (position, new id, original id) of each chosen token, computed with Python's integers."""
+    key, found = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64), []
+    for position, token in enumerate(sequence):
+        draw = mixed((key + GOLDEN * (position + 1)) % 2**64)
+        what = mixed((draw + GOLDEN) % 2**64)
+        if token in rule.special_ids or draw >> 32 >= round(rate * 2**32):
+            continue
+        share, new = (what >> 32) / 2**32, token
+        if share < 0.8:
+            new = rule.mask_id
+        elif share < 0.9:
+            new = (what % 2**32) * rule.vocab_size >> 32
+        found.append((position, new, token))
+    return found
+
+
+def test_the_finalizer_is_splitmix64s():
+    """The first outputs of the published generator for the seed 0."""
+    assert [mixed(n * GOLDEN % 2**64) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+@pytest.mark.parametrize(("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)])
+def test_masks_equal_their_definition(seed, step, rate):
+    tokens, offsets = sequences(30, 100, seed=2)
+    lanes, rule = np.arange(30) * 7919 + 5, Masking(SPECIAL, MASK, VOCAB, seed)
+    rows = rule(tokens, offsets, step, lanes, rate)
+    assert rows.first_lengths.tolist() == [100] * 30
+    for number in range(30):
+        one = rows.take(np.array([number]))
+        expected = by_the_definition(tokens[offsets[number] :][:100].tolist(), rule, step, int(lanes[number]), rate)
+        assert one.masked_positions.tolist() == [position for position, *_ in expected]
+        assert one.tokens[one.masked_positions].tolist() == [new for _, new, _ in expected]
+        assert one.masked_labels.tolist() == [label for *_, label in expected]
+
+
 @pytest.mark.parametrize("rate", [0.15, 0.3])
 @pytest.mark.parametrize("step", [0, 1, 12_345_678])
 def test_rates(rate, step):

@@ -116,9 +116,7 @@ class MdsSamples(IndexedStore):
             if bad.any():
                 shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
                 raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", _RESTORE)
-        # In ascending order of positions; unused slots are last, after every position.
-        used = columns["masked_lm_weights"] != 0
-        order = np.argsort(np.where(used, columns["masked_lm_positions"], MAX_ID + 1), axis=1, kind="stable")
+        order = np.argsort(columns["masked_lm_positions"], axis=1, kind="stable")
         sorted_columns = {name: np.take_along_axis(columns[name], order, 1) for name in COLUMNS if "masked" in name}
         return without_padding(columns | sorted_columns)
 

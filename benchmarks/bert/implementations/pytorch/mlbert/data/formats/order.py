@@ -5,9 +5,9 @@ epoch is a random order (by seed and epoch) of all units, cut into optimizer ste
 Units of a step are numbered from 0, and a `Partition` assigns them to ranks, so that the step's contents do not depend
 on the number of ranks:
 
-contiguous    each rank gets a contiguous range of the step, regardless of lengths
-by_length     within a group of ranks, the units of each micro-batch are assigned longest first in alternating
-              directions, so that ranks get about equally many tokens
+    contiguous    each rank gets a contiguous range of the step, regardless of lengths
+    by_length     within a group of ranks, the units of each micro-batch are assigned longest first in alternating
+                  directions, so that ranks get about equally many tokens
 
 `by_length` needs no communication: lengths are known in advance, and every rank computes the same assignment for its
 group. The method is "exchange padding" of NVIDIA's and Samsung's submissions to MLPerf Training (public READMEs). They

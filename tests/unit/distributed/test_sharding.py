@@ -1,0 +1,58 @@
+"""The layout of shards: every element belongs to one rank, and blocks are as large as asked for."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.distributed.groups import RankGroup, ShardGroups
+from mlbert.distributed.sharding import PART_MULTIPLE, ShardLayout
+
+
+def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
+    """Return the layout of each rank."""
+    return [ShardLayout(numel, ShardGroups(inside=RankGroup(rank, size)), block_elements) for rank in range(size)]
+
+
+@given(units=st.integers(1, 40), size=st.integers(1, 8), block_elements=st.integers(1, 3000))
+def test_every_element_belongs_to_one_rank(units: int, size: int, block_elements: int) -> None:
+    unit = size * PART_MULTIPLE if size > 1 else 1
+    numel, buffer = units * unit, torch.arange(units * unit)
+    ranks = layouts(numel, size, block_elements)
+    length = next(n for n in itertools.count(unit, unit) if n >= block_elements)
+    for layout in ranks:
+        assert layout.multiple(layout.groups) == unit
+        assert (layout.size, layout.shard_numel * size) == (size, numel)
+        sizes = [stop - start for start, stop in layout.blocks]
+        assert sizes[1:] == [length] * (len(sizes) - 1)
+        assert 0 < sizes[0] <= length
+        assert list(itertools.accumulate(sizes)) == [stop for _, stop in layout.blocks]
+        edges = [0, *itertools.accumulate(size // layout.size for size in sizes)]
+        assert layout.spans == list(itertools.pairwise(edges))
+        shard = layout.take(buffer)
+        assert (shard is buffer) == (size == 1)
+        for (start, stop), (first, last) in zip(layout.parts, layout.spans, strict=True):
+            assert torch.equal(shard[first:last], buffer[start:stop])
+    assert torch.equal(torch.cat([layout.take(buffer) for layout in ranks]).sort().values, buffer)
+
+
+def test_blocks_are_cut_from_the_end() -> None:
+    assert PART_MULTIPLE * torch.float32.itemsize == 128
+    first, second = layouts(10 * 64, 2, 200)
+    assert first.blocks == [(0, 128), (128, 384), (384, 640)]
+    assert first.parts == [(0, 64), (128, 256), (384, 512)]
+    assert second.parts == [(64, 128), (256, 384), (512, 640)]
+    assert layouts(256, 2, 256)[0].blocks == [(0, 256)]
+    assert ShardLayout.whole(7).blocks == [(0, 7)]
+
+
+def test_buckets_hold_the_parameters_that_overlap_them() -> None:
+    """Parameters 0-127, 128-129, 130-383, 384-600 and 601-639: one ends where a block ends, one spans two."""
+    layout = layouts(10 * 64, 2, 200)[1]
+    found = [(bucket.start, bucket.stop, list(bucket.parameters)) for bucket in layout.buckets([0, 128, 130, 384, 601])]
+    assert found == [(384, 640, [3, 4]), (128, 384, [1, 2]), (0, 128, [0])]
+    (_, _, spanning), *_ = [(b.start, b.stop, list(b.parameters)) for b in layout.buckets([0, 100, 390])]
+    assert spanning == [1, 2]

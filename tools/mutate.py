@@ -1,0 +1,243 @@
+"""Change one operator, number or decision of a module at a time, and run its tests against each change.
+
+    pip install cosmic-ray
+    python tools/mutate.py MODULE --tests TEST... [--but TEST] [--draw N] [--again LOG] [--jobs N]
+
+MODULE is the path of a module below the implementations, such as ``mlbert/data/formats/packing.py``. The changes are
+those of cosmic-ray (https://cosmic-ray.readthedocs.io): another operator, comparison, number or truth value, a negated
+decision, a loop that is left early or never entered, an exception that nothing raises, a lost decorator. Of several of
+one kind at the same place, such as ``+`` to each other operator, one is drawn. Changes in annotations and docstrings
+are left out, because they change nothing.
+
+Each job has a copy of the tree, writes the changed module there and runs the tests in a fork that has torch and pytest
+loaded. A change is killed if a test fails or if they take too long. One line a change is printed, the surviving ones
+with their difference, and a table at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HOMES = [Path("benchmarks/bert/implementations") / name for name in ("pytorch", "tensorflow2")]
+SEED = 0
+# A change can make a loop endless: tests get three times what the unchanged module needs, and this many seconds.
+PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed module.
+
+    Attributes:
+        kind: the operator of cosmic-ray.
+        line: of the change, from 1.
+        text: the whole module.
+    """
+
+    kind: str
+    line: int
+    text: str
+
+
+def mutants(text: str) -> list[Mutant]:
+    """Return the changes of a module's text that change what it does, in the order of their lines."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    unchanged = _meaning(text)
+    found: dict[tuple[str, int], list[Mutant]] = {}
+    for name in sorted(operator_names()):
+        if name.endswith(("NoOp", "VariableInserter", "VariableReplacer", "KeywordReplacer")):
+            continue
+        occurrence = 0
+        while changed := mutate_code(text, get_operator(name)(), occurrence):
+            occurrence += 1
+            try:
+                if _meaning(changed) == unchanged:
+                    continue
+            except SyntaxError:
+                continue
+            place = next(n for n, pair in enumerate(zip(text, changed + text, strict=False)) if pair[0] != pair[1])
+            line = text.count("\n", 0, place) + 1
+            kind = name.partition("/")[2]
+            mutant = Mutant(kind, line, changed)
+            found.setdefault((kind.split("_")[0], place), []).append(mutant)
+    draw = random.Random(SEED)
+    return sorted((draw.choice(same) for same in found.values()), key=lambda mutant: mutant.line)
+
+
+def _meaning(text: str) -> str:
+    """Return a module's syntax tree without annotations, docstrings and marks in signatures."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            node.annotation = ast.Name("T")
+        elif isinstance(node, ast.arguments):  # how an argument may be passed
+            node.args, node.posonlyargs, node.kwonlyargs = node.posonlyargs + node.args + node.kwonlyargs, [], []
+            node.kw_defaults = [default for default in node.kw_defaults if default]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return ast.dump(tree)
+
+
+class Copy:
+    """A copy of the tree in which one module changes.
+
+    Attributes:
+        root: of the copy.
+        module: the path of the module in it.
+        tests: paths of test files, and options of pytest.
+    """
+
+    def __init__(self, module: str, tests: list[str]) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="mutate-")) / "tree"
+        listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+        for name in listed.splitlines():
+            if not name.startswith(("records/",)):
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+        (self.root / ".venv").symlink_to(sys.prefix)
+        self.module = next(self.root / home / module for home in HOMES if (self.root / home / module).exists())
+        self.tests = tests
+
+    def run(self, text: str, seconds: float | None = None) -> tuple[int | None, str]:
+        """Return pytest's exit status with this text as the module, None if it took too long, and its output."""
+        self.module.write_text(text, encoding="utf-8")
+        output = self.root.parent / "output"
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            self._run_tests(output)
+        deadline = time.monotonic() + (seconds or 1e9)
+        status = None
+        while time.monotonic() < deadline:
+            ended, encoded = os.waitpid(child, os.WNOHANG)
+            if ended:
+                status = os.waitstatus_to_exitcode(encoded)
+                break
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if status is None:
+            os.waitpid(child, 0)
+        return status, output.read_text(encoding="utf-8", errors="replace")
+
+    def _run_tests(self, output: Path) -> None:
+        status = 3
+        try:
+            where = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(where, 1)
+            os.dup2(where, 2)
+            os.chdir(self.root)
+            homes = [str(self.root / home) for home in HOMES]
+            sys.path[:0] = homes
+            os.environ["PYTHONPATH"] = os.pathsep.join(homes)
+            import pytest
+            from hypothesis import HealthCheck, Phase, settings
+
+            # The first failing example is enough.
+            phases = [Phase.explicit, Phase.generate]
+            settings.register_profile(
+                "mutants", deadline=None, phases=phases, suppress_health_check=list(HealthCheck), database=None
+            )
+            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--hypothesis-seed=0"]
+            status = pytest.main([*options, *self.tests])
+        finally:
+            os._exit(int(status))
+
+
+def _work(job: tuple[str, list[str], list[Mutant], int]) -> list[tuple[Mutant, str]]:
+    module, tests, share, number = job
+    copy = Copy(module, tests)
+    started = time.monotonic()
+    status, output = copy.run(copy.module.read_text(encoding="utf-8"))
+    if status != 0:
+        raise RuntimeError(f"the tests fail without a change:\n{output}")
+    seconds = time.monotonic() - started
+    print(f"{number} without a change: passed in {seconds:.1f} s", flush=True)
+    results = []
+    for mutant in share:
+        status, output = copy.run(mutant.text, 3 * seconds + PATIENCE)
+        outcome = {0: "SURVIVED", None: "too long"}.get(status, "killed")
+        test = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+        print(f"{number} {outcome} {mutant.kind} line {mutant.line} {test.partition(' - ')[0]}", flush=True)
+        results.append((mutant, outcome))
+    shutil.rmtree(copy.root.parent)
+    return results
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module")
+    parser.add_argument("--tests", nargs="+", required=True, metavar="TEST", help="files")
+    parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test that is left out")
+    parser.add_argument("--draw", type=int, metavar="N", help="as many changes, drawn at random (default: all)")
+    parser.add_argument("--again", type=Path, metavar="LOG", help="only what survived in the run with this output")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    sys.dont_write_bytecode = True
+    # Loaded once for all forks; nothing of the tree.
+    for name in (
+        "torch",
+        "pytest",
+        "hypothesis",
+        "numpy",
+        "h5py",
+        "pydantic",
+        "omegaconf",
+        "tokenizers",
+        "typer",
+        "rich",
+    ):
+        __import__(name)
+
+    text = next(ROOT / home / given.module for home in HOMES if (ROOT / home / given.module).exists()).read_text(
+        "utf-8"
+    )
+    chosen = mutants(text)
+    total = len(chosen)
+    if given.draw and given.draw < total:
+        chosen = sorted(random.Random(SEED).sample(chosen, given.draw), key=lambda mutant: mutant.line)
+    if given.again:
+        survived = set(re.findall(r"SURVIVED (\S+ line \d+)", given.again.read_text(encoding="utf-8")))
+        chosen = [mutant for mutant in chosen if f"{mutant.kind} line {mutant.line}" in survived]
+    print(f"{given.module}: {len(chosen)} of {total} changes", flush=True)
+    left_out = [f"--deselect={test}" for test in given.but]
+    shares = [(given.module, [*given.tests, *left_out], chosen[n :: given.jobs], n) for n in range(given.jobs)]
+    # Not multiprocessing's own pool: tests start processes, which its workers may not.
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
+        results = [result for share in pool.map(_work, shares) for result in share]
+    for mutant, outcome in sorted(results, key=lambda result: result[0].line):
+        if outcome == "SURVIVED":
+            old, new = text.splitlines(), mutant.text.splitlines()
+            difference = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+            print("\n".join(["", *difference]))
+    counts = Counter(outcome for _, outcome in results)
+    killed = counts["killed"] + counts["too long"]
+    print(f"\n{given.module} | {len(results)} of {total} | {killed} killed | {killed / max(1, len(results)):.1%}")
+
+
+if __name__ == "__main__":
+    main()
