@@ -54,6 +54,7 @@ when the wording changes. Written by `tools/write_generated.py` from `mlbert/hos
 """
 USUAL_STATUS = 2
 CELL_BORDER = re.compile(r"(?<!\\)\|")
+PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with one, which would be an HTML tag
 
 
 def reset_text() -> str:
@@ -85,6 +86,7 @@ def setting_line(row: list[str]) -> str:
         shown += f" {flag}"
     choices = [one for one in kind.removesuffix(" or none").split(" \\| ") if "|" in kind and one != usual]
     known = f"{name} {meaning}".lower()
+    meaning = PLACEHOLDER.sub(r"`\g<0>`", meaning)
     notes = [
         "required" if usual == "required" else "",
         unit if unit not in known else "",

@@ -66,7 +66,7 @@ class MLPerfCallback:
 
     Args:
         root_folder: submission folder, in which ``results/`` and ``systems/`` are created.
-        index: i of result_<i>.txt; a submission has 0 to 9.
+        index: i of ``result_<i>.txt``; a submission has 0 to 9.
         benchmark: "bert", the only benchmark supported.
         target: accuracy, 0 to 1, at which the run succeeds.
         division: "open" or "closed".

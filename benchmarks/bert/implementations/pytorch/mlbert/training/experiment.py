@@ -130,7 +130,7 @@ def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFold
 
 
 def run_experiment(resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT) -> RunOutcome:
-    """Train once and write the files listed in the module docstring. Raises UserError for mistakes of the user."""
+    """Train once and write the files listed at the top of this module. Raises UserError for mistakes of the user."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
     settings, data = config[RunConfig], config[DataConfig]

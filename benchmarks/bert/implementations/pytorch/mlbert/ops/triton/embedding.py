@@ -96,8 +96,8 @@ def _warps(block: int) -> int:
 @triton.jit
 def _table_row(table, ids, token, rows, columns, hidden):
     row = tl.load(ids + token)
-    inside = (columns < hidden) & (row >= 0) & (row < rows)
-    return tl.load(table + row * hidden + columns, mask=inside, other=float("nan")).to(tl.float32)
+    width = tl.where((row >= 0) & (row < rows), hidden, 0)
+    return tl.load(table + row * hidden + columns, mask=columns < width, other=float("nan")).to(tl.float32)
 
 
 @triton.jit
@@ -118,9 +118,9 @@ def embedding_forward_kernel(
 def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
     """Store a run's sum: in its row, or in the chunk's head (began earlier) or tail (begins here and continues)."""
     complete = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
-    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=(columns < hidden) & complete)
-    tl.store(heads + chunk * hidden + columns, total, mask=(columns < hidden) & enters)
-    tl.store(tails + chunk * hidden + columns, total, mask=(columns < hidden) & leaves & (not enters))
+    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=columns < tl.where(complete, hidden, 0))
+    tl.store(heads + chunk * hidden + columns, total, mask=columns < tl.where(enters, hidden, 0))
+    tl.store(tails + chunk * hidden + columns, total, mask=columns < tl.where(leaves & (not enters), hidden, 0))
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -1,0 +1,59 @@
+"""Hook of MkDocs: turn links between files of the repository into links of the documentation site.
+
+Pages link to pages and other files by relative paths, as a view of the repository shows them. On the site, a link to a
+page or to a file in docs/ leads there; a link to any other file leads to the repository, or becomes text if
+REPOSITORY_URL is not set. A link to a missing file is a warning, which fails a strict build.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOT_PAGES = {"README": "index", "CONTRIBUTING": "contributing", "CHANGELOG": "changelog", "SECURITY": "security"}
+# Code comes first, so that no link is found inside it.
+CODE_OR_LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|\[([^\[\]]*)\]\(([^)#\s]+)(#[\w-]*)?\)", re.MULTILINE | re.DOTALL)
+log = get_plugin_logger("links")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages in the root of the tree."""
+    for name, page in ROOT_PAGES.items():
+        files.append(File.generated(config, f"{page}.md", abs_src_path=str(ROOT / f"{name}.md")))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite the links of a page."""
+    uris = {file.abs_src_path: file.src_uri for file in files}
+    source = Path(str(page.file.abs_src_path))
+
+    def rewrite(match: re.Match[str]) -> str:
+        text, link, anchor = match[1], match[2], match[3] or ""
+        if link is None or "://" in link:
+            return match[0]
+        target = Path(os.path.normpath(source.parent / link))
+        if str(target) in uris:
+            return f"[{text}]({posixpath.relpath(uris[str(target)], posixpath.dirname(page.file.src_uri))}{anchor})"
+        if not target.exists() or not target.is_relative_to(ROOT):
+            log.warning(f"{source.relative_to(ROOT)}: {link} does not exist")
+        kind = "tree" if target.is_dir() else "blob"
+        place = f"{config.repo_url}/{kind}/HEAD/{posixpath.relpath(target, ROOT)}{anchor}"
+        return f"[{text}]({place})" if config.repo_url else text
+
+    return CODE_OR_LINK.sub(rewrite, markdown)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Remove the mark by which the theme finds the repository's link and asks its host for the number of stars."""
+    return output.replace('data-md-component="source"', "")
+
+
+on_post_template = on_post_page  # for 404.html
