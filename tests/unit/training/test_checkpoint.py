@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,15 @@ def test_newest_is_loaded_and_older_ones_go(tmp_path):
     assert torch.equal(checkpoint.tensors["weights"], tensors(3)["weights"])
     assert warnings == []
     assert sorted(p.name for p in target.path.iterdir()) == ["step_00000002", "step_00000003"]
+
+
+def test_a_checkpoint_is_hashed_while_it_is_written(tmp_path):
+    def bytes_read():
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+    before = bytes_read()
+    folder(tmp_path).save(1, {"weights": torch.rand(1_000_000)}, {})
+    assert bytes_read() - before < 1_000_000, "the four megabytes are not read back"
 
 
 def test_no_checkpoint_is_no_error(tmp_path):

@@ -182,10 +182,8 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
             target.mkdir(parents=True, exist_ok=True)
             (target / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
         values = {name: np.ascontiguousarray(value) for name, value in model.values().items()}
-        parts = ((name, value.shape, value.reshape(-1).view(np.uint8).data) for name, value in values.items())
-        write_weights_file(
-            weights / _WEIGHTS, lambda path, words: safetensors.save_file(values, path, metadata=words), parts
-        )
+        parts = [(name, str(one.dtype), one.shape, one.reshape(-1).view(np.uint8).data) for name, one in values.items()]
+        write_weights_file(weights / _WEIGHTS, parts)
         (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, tf.errors.OpError) as error:

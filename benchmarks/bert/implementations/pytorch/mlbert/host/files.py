@@ -8,18 +8,23 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-from safetensors import SafetensorError
+from typing import Any, BinaryIO
 
 from mlbert.host.errors import UserError
 
 CHECKSUM = "sha256"  # header key of `tensors_sha256` in a safetensors file
-Tensors = Iterable[tuple[str, tuple[int, ...], memoryview]]  # name, shape, bytes
+Tensors = Sequence[tuple[str, str, tuple[int, ...], memoryview]]  # name, type as of torch or NumPy, shape, bytes
+# Types in safetensors files, in the library's order: the widest ones last.
+_DTYPES = {
+    **{"bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3"},
+    **{"int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16"},
+    **{"int32": "I32", "uint32": "U32", "float32": "F32", "float64": "F64", "int64": "I64", "uint64": "U64"},
+}
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
+_BLOCK = 1 << 20  # bytes
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -119,40 +124,37 @@ def fsync_path(path: Path) -> None:
 def tensors_sha256(tensors: Tensors) -> str:
     """Return the SHA-256 of the tensors' names, shapes and bytes, in order of their names."""
     digest = hashlib.sha256()
-    for name, shape, content in sorted(tensors, key=lambda tensor: tensor[0]):
+    for name, _, shape, content in sorted(tensors, key=lambda tensor: tensor[0]):
         digest.update(f"{name} {list(shape)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
-    """Write a file with safetensors' ``save_file`` and a new file's usual permissions; the library makes it owner-only.
+def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file, and return the SHA-256 of its bytes, computed on the way. Raises OSError.
 
-    Raises OSError, also in place of the library's error.
+    The file is what safetensors' ``save_file`` writes, but the library's order of metadata is random, it needs a second
+    pass for the checksum, and its files are readable by their owner only.
     """
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        save(path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    path.chmod(mode)
+    types = {name: _DTYPES[dtype.removeprefix("torch.")] for name, dtype, *_ in tensors}
+    widths = list(_DTYPES.values())
+    ordered = sorted(tensors, key=lambda tensor: (-widths.index(types[tensor[0]]), tensor[0]))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for name, _, shape, content in ordered:
+        start, end = end, end + len(content)
+        header[name] = {"dtype": types[name], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in (memoryview(len(text).to_bytes(8, "little") + text), *(content for *_, content in ordered)):
+            for at in range(0, len(part), _BLOCK):
+                digest.update(part[at : at + _BLOCK])
+                file.write(part[at : at + _BLOCK])
+    return digest.hexdigest()
 
 
-def write_weights_file(path: Path, save: Callable[[Path, dict[str, str]], object], tensors: Tensors) -> None:
-    """Write tensors with `write_tensors` and record their `tensors_sha256` in the header that ``save`` writes."""
-    words = {"format": "pt", CHECKSUM: tensors_sha256(tensors)}
-    write_tensors(path, lambda place: save(place, words))
-    _sort_metadata(path)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata of a safetensors header by name: the library's order is random, and equal tensors must give
-    equal files."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        file.seek(8)
-        file.write(text.ljust(size))
+def write_weights_file(path: Path, tensors: Tensors) -> None:
+    """Write tensors with `write_tensors`, and record their `tensors_sha256` in the header. Raises OSError."""
+    write_tensors(path, tensors, {"format": "pt", CHECKSUM: tensors_sha256(tensors)})

@@ -39,9 +39,12 @@ class StepFolders:
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
         self.path, self.keep, self.identity = path, keep, json.loads(json.dumps(identity))
 
-    def save(self, step: int, state: dict, write: Callable[[Path], None]) -> Path:
-        """Save a checkpoint of the files that ``write`` puts into a folder and the JSON-serializable ``state``. On an
-        OSError, also one from ``write``, remove the partial checkpoint and raise UserError."""
+    def save(self, step: int, state: dict, write: Callable[[Path], str | None]) -> Path:
+        """Save a checkpoint of the files that ``write`` puts into a folder and the JSON-serializable ``state``.
+
+        ``write`` returns the SHA-256 of its file, or None to have its files read again for it. On an OSError, also one
+        from ``write``, remove the partial checkpoint and raise UserError.
+        """
         final = self.path / f"step_{step:08d}"
         partial = self.path / f".partial_step_{step:08d}"
         try:
@@ -49,12 +52,12 @@ class StepFolders:
             for stale in self.path.glob(".partial_step_*"):  # of a writer that was killed
                 shutil.rmtree(stale, ignore_errors=True)
             partial.mkdir()
-            write(partial)
+            digest = write(partial) or _sha256(partial)
             record = {
                 "format": FORMAT,
                 "step": step,
                 "identity": self.identity,
-                "tensors_sha256": _sha256(partial),
+                "tensors_sha256": digest,
                 "state": state,
             }
             record[_DIGEST] = json_sha256(record)

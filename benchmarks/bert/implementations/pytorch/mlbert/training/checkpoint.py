@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mlbert.distributed.world import World
@@ -41,8 +42,12 @@ class CheckpointFolder:
     def save(self, step: int, tensors: dict[str, Tensor], state: dict) -> Path:
         """Write one checkpoint. On failure (a full disk), remove the partial one and raise UserError."""
 
-        def write(folder: Path) -> None:
-            write_tensors(folder / _TENSORS, lambda path: save_file(tensors, path))
+        def write(folder: Path) -> str:
+            parts = [
+                (name, str(one.dtype), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                for name, one in ((name, tensor.cpu()) for name, tensor in tensors.items())
+            ]
+            return write_tensors(folder / _TENSORS, parts)
 
         return self._folders.save(step, state, write)
 

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
@@ -127,14 +126,14 @@ def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous CPU tensors with their checksum. Raise OSError."""
-    write_weights_file(path, lambda file, metadata: save_file(dict(tensors), file, metadata=metadata), _parts(tensors))
+    write_weights_file(path, _parts(tensors))
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Tensors:
-    return (
-        (name, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        for name, tensor in tensors.items()
-    )
+    return [
+        (name, str(one.dtype), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for name, one in tensors.items()
+    ]
 
 
 def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
