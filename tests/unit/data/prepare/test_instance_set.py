@@ -42,7 +42,8 @@ def job(parts, assets, tmp_path) -> InstanceJob:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def sha256s(folder: Path) -> list[tuple[int, str]]:

@@ -198,7 +198,7 @@ def test_mistakes(source, tmp_path):
     with user_error("vocabulary.mismatch", source):
         shuffle.known_vocabulary(replace(describe(source), vocab_size=None))
     (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/out/spill"):
+    with user_error("file.unwritable", tmp_path / "file/out"):
         shuffle_set(source, tmp_path / "file" / "out")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import subprocess
@@ -165,6 +166,19 @@ def test_bad_files(tmp_path, name, content, code, line):
         convert(own_texts(given), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
     assert line is None or f"line {line} " in str(caught.value)
     assert not (tmp_path / "out" / "train").exists()
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_compressed_files(lines_file, tmp_path, suffix):
+    zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    compress = gzip.compress if suffix == "gz" else zstandard.ZstdCompressor().compress
+    packed, half = tmp_path / f"c4.json.{suffix}", lines_file.stat().st_size // 2
+    content = lines_file.read_bytes()
+    packed.write_bytes(compress(content[:half]) + compress(content[half:]))  # two frames
+    assert [*read_texts(packed)] == TEXTS
+    packed.write_bytes(packed.read_bytes()[:-3])
+    with user_error("data.damaged", packed):
+        list(read_texts(packed))
 
 
 def test_missing_files(tmp_path):

@@ -7,7 +7,10 @@ import errno
 import hashlib
 import json
 import os
+import re
+import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +28,7 @@ _DTYPES = {
 }
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
 _BLOCK = 1 << 20  # bytes
+_STALE_SECONDS = 3600.0
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -91,7 +95,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     If the block raises, nothing remains; a killed process leaves a file with another name ending in ``.tmp``. Raises
     UserError if the file cannot be written or the block raises OSError.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp")  # several machines may write it
     try:
         with temporary.open("wb") as file:
             yield file
@@ -104,6 +108,22 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether the process that wrote a temporary file of `whole_file` is gone. Another machine's is taken for
+    gone if the file has not changed for an hour."""
+    if not path.name.endswith(".tmp"):
+        return False
+    found = re.search(r"\.(\d+)@([^@]+)\.tmp$", path.name)
+    if not found:
+        return True
+    if found.group(2) == socket.gethostname():
+        return not Path("/proc", found.group(1)).exists()
+    try:
+        return time.time() - path.stat().st_mtime > _STALE_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

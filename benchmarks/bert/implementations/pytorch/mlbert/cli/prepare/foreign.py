@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, counted, say
+from mlbert.cli.prepare.options import MOST_FILES, Merges, Out, ShareTask, Workers, counted, say
 from mlbert.data.formats.manifest import MAX_TOKENS
 from mlbert.data.formats.nvidia_index import ShardLimits
 from mlbert.data.prepare import export_nvidia, import_store, tfrecords
+from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
@@ -32,14 +33,16 @@ def import_command(
     ] = 76,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows and files, and list them.")] = False,
     workers: Workers = 0,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Convert NVIDIA's HDF5 shards (fixed, variable, packed, bins) or any other data set to a prepared set.
 
     Writes one shard per file; packs stay packs.
     """
-    limits, progress = ShardLimits(max_seq_length, max_predictions), console_progress()
+    limits, progress, share = ShardLimits(max_seq_length, max_predictions), console_progress(), parse_share(task, merge)
     manifest = import_store.import_store(
-        folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress
+        folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress, share=share
     )
     packs = f" in {manifest.num_packs:,} packs" if manifest.num_packs else ""
     say(f"{out}: {manifest.num_sequences:,} sequences{packs}, {manifest.num_tokens:,} tokens")
@@ -68,10 +71,14 @@ def tfrecord_to_hdf5_command(
     out: Out,
     workers: Workers = 0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad records, and list them.")] = False,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Convert the benchmark's TFRecords to a prepared set, one shard per file; verify every checksum."""
-    progress = console_progress()
-    manifest = tfrecords.tfrecords_to_hdf5(inputs, vocab, out, skip_bad=skip_bad, workers=workers, progress=progress)
+    progress, share = console_progress(), parse_share(task, merge)
+    manifest = tfrecords.tfrecords_to_hdf5(
+        inputs, vocab, out, skip_bad=skip_bad, workers=workers, progress=progress, share=share
+    )
     say(f"{out}: {manifest.num_sequences:,} sequences, {manifest.num_tokens:,} tokens")
     lines = [f"{file}: {bad}" for file, records in manifest.provenance["skipped"].items() for bad in records]
     for line in lines[:_LISTED]:
@@ -83,8 +90,13 @@ def tfrecord_to_hdf5_command(
 
 @app.command("hdf5-to-tfrecord")
 def hdf5_to_tfrecord_command(
-    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")], out: Out, workers: Workers = 0
+    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")],
+    out: Out,
+    workers: Workers = 0,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Convert a prepared set to TFRecords, one file per shard, as the benchmark's generator writes them."""
-    made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=console_progress())
+    share, progress = parse_share(task, merge), console_progress()
+    made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=progress, share=share)
     say(f"{out}: {counted(len(made.files), 'file')}, {counted(made.num_sequences, 'sequence')}")

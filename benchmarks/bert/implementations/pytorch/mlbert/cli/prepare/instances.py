@@ -9,10 +9,22 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Cased, InstanceArguments, Out, Workers, console, counted, say, with_options
+from mlbert.cli.prepare.options import (
+    Cased,
+    InstanceArguments,
+    Merges,
+    Out,
+    ShareTask,
+    Workers,
+    console,
+    counted,
+    say,
+    with_options,
+)
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.jobs import expand_inputs
 from mlbert.data.prepare.sizing import PreparationEstimate, estimate
+from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
@@ -35,8 +47,11 @@ def instances_command(
     workers: Workers = 0,
     set_format: Annotated[SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")] = SetFormat.hdf5,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad files and list them.")] = False,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Convert text files to instances exactly as the benchmark's generator does; one shard or file per text file."""
+    share = parse_share(task, merge)
     job = InstanceJob(
         parts=tuple(expand_inputs(inputs, skip_bad=skip_bad)),
         vocab_file=vocab,
@@ -46,7 +61,7 @@ def instances_command(
         set_format=set_format,
         skip_bad=skip_bad,
     )
-    made = prepare_instances(job, workers=workers, progress=console_progress())
+    made = prepare_instances(job, workers=workers, progress=console_progress(), share=share)
     left_out = f", {counted(len(made.skipped), 'part')} skipped" if made.skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")
 

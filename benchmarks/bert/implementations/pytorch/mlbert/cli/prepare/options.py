@@ -28,6 +28,11 @@ Workers = Annotated[
         callback=lambda workers: workers or os.cpu_count() or 1,
     ),
 ]
+ShareTask = Annotated[
+    str | None,
+    typer.Option("--task", metavar="I/N", help="Make share I (0 to N-1) only. N does not affect the result."),
+]
+Merges = Annotated[bool, typer.Option("--merge", help="Complete what the shares of --task made.")]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, console, counted, say
+from mlbert.cli.prepare.options import MOST_FILES, Merges, Out, ShareTask, Workers, console, counted, say
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
+from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
 
@@ -59,11 +60,13 @@ def pack_command(
     seed: OrderSeed = 0,
     shards: Shards = None,
     workers: Workers = 0,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Combine short sequences into packs and shuffle them over the whole set."""
-    packing, progress = Packing(max_tokens, max_sequences), console_progress()
+    packing, progress, share = Packing(max_tokens, max_sequences), console_progress(), parse_share(task, merge)
     manifest = shuffle_set(
-        source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress
+        source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress, share=share
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     say(
@@ -73,9 +76,18 @@ def pack_command(
 
 
 @app.command("shuffle")
-def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
+def shuffle_command(
+    source: Input,
+    out: Out,
+    seed: OrderSeed = 0,
+    shards: Shards = None,
+    workers: Workers = 0,
+    task: ShareTask = None,
+    merge: Merges = False,
+) -> None:
     """Shuffle the sequences of a set over the whole set."""
-    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=console_progress())
+    share, progress = parse_share(task, merge), console_progress()
+    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=progress, share=share)
     say(_in_shards(manifest))
 
 
@@ -87,10 +99,14 @@ def bins_command(
     seed: OrderSeed = 0,
     shards: Annotated[int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")] = None,
     workers: Workers = 0,
+    task: ShareTask = None,
+    merge: Merges = False,
 ) -> None:
     """Split a set into shuffled bins by length; all shards of a bin have equal size."""
-    numbers, progress = _numbers(edges), console_progress()
-    manifests = make_bins(source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress)
+    numbers, progress, share = _numbers(edges), console_progress(), parse_share(task, merge)
+    manifests = make_bins(
+        source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress, share=share
+    )
     for manifest in manifests:
         say(_in_shards(manifest))
 

@@ -45,6 +45,7 @@ from mlbert.data.formats.manifest import (
 from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of, span_members
 from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
 from mlbert.host.errors import UserError
+from mlbert.host.files import is_leftover
 
 VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened, larger ones shard by shard
 _MANY_OF_A_SHARD = 32  # sequences per shard above which gathering by index arrays is faster
@@ -85,7 +86,7 @@ class ShardWriter:
         for path in self.folder.iterdir():
             match = SHARD_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(2)) != self.num_shards
-            if path.name in (MANIFEST, CHECKSUMS) or of_another_count or path.name.endswith(".tmp"):
+            if path.name in (MANIFEST, CHECKSUMS) or of_another_count or is_leftover(path):
                 path.unlink()
 
     def is_written(self, index: int) -> bool:

@@ -38,7 +38,7 @@ UNIT_BYTES = 16_000_000
 FORM = 1  # version of the cleaned text; increment it with any change of a cleaning rule
 _WIKI = re.compile(r"wiki_\d{1,6}")
 _PART = re.compile(r"part-\d{5}-of-\d{5}")
-_UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+\.tmp")
+_UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+(@[^@]+)?\.tmp")
 _EVAL = ("eval.txt", "eval.md5")
 
 

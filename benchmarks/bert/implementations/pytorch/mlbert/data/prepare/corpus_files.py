@@ -6,7 +6,7 @@ a folder saved by ``datasets``     one document per row, in the same way; needs 
 other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``: a file is a document or several
 =================================  ===============================================================================
 
-Files may be compressed (``.gz``). Reads are bounded, whatever the size of a file, a line or a text.
+Files may be compressed (``.gz``, ``.zst``). Reads are bounded, whatever the size of a file, a line or a text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,17 +23,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
+from mlbert.data.formats.mds_files import zstandard_module
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import text_in_line
 
-PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
+PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), (".gz", ".zst")
 SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
 TEXT, TRAIN = "text", "train"
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
-_CHUNK = 1 << 20  # bytes read at a time
+_CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
 _MOST_LINE = 64 << 20  # maximum bytes of a JSON line
-_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also compressed as {PACKED}"
+_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files"
 
 
@@ -52,8 +54,13 @@ class CorpusSource:
     @property
     def suffix(self) -> str:
         """Lower-case suffix, without that of the compression."""
-        name = self.path.name.lower()
-        return Path(name.removesuffix(PACKED)).suffix
+        return suffix_of(self.path.name)
+
+
+def suffix_of(name: str) -> str:
+    """Return the lower-case suffix of a file name, without that of the compression."""
+    path = Path(name.lower())
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
@@ -92,7 +99,7 @@ def _raise(error: OSError) -> None:
 
 def _is_text(name: str) -> bool:
     # A .json file in a mixed folder is rarely text.
-    return name.lower().removesuffix(PACKED).endswith((*PLAIN_SUFFIXES, LINES_SUFFIXES[0]))
+    return suffix_of(name) in (*PLAIN_SUFFIXES, LINES_SUFFIXES[0])
 
 
 def _source(path: Path) -> CorpusSource:
@@ -115,10 +122,9 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
     """
     limit = piece if is_cut else MOST_DOCUMENT
     if source.path.is_dir() or source.suffix in LINES_SUFFIXES:
-        texts = _rows(source.path) if source.path.is_dir() else _records(source.path)
+        texts = _rows(source.path) if source.path.is_dir() else json_texts(source.path)
         return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
-    is_packed = source.path.name.lower().endswith(PACKED)
-    if is_packed or source.num_bytes > WHOLE:
+    if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
         limit = piece
     return (part for part in _pieces(_characters(source.path), limit) if part.strip())
 
@@ -138,22 +144,55 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
     yield rest
 
 
+class _Chunks(io.RawIOBase):
+    """A file of the bytes that an iterator yields."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._left = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            if (chunk := next(self._chunks, None)) is None:
+                return 0
+            self._left = chunk
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+    """Decompress Zstandard frames; EOFError if the last is cut off, which the package's own reader does not notice."""
+    frame: Any = None
+    while raw := (frame.unused_data if frame and frame.eof else b"") or file.read(_PACKED_CHUNK):
+        if frame is None or frame.eof:
+            frame = zstandard_module().ZstdDecompressor().decompressobj()
+        yield frame.decompress(raw)
+    if frame and not frame.eof:
+        raise EOFError("its end is missing")
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open the file, decompressed."""
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, decompressed. Raises UserError also for what is read later: damaged or unreadable."""
     with reading(path), contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
-        if path.name.lower().endswith(PACKED):
+        broken: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+        if path.suffix.lower() == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
+        elif path.suffix.lower() == ".zst":
+            file, broken = io.BufferedReader(_Chunks(_unpacked(file)), _CHUNK), (*broken, zstandard_module().ZstdError)
         try:
             yield file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except broken as error:
             raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or remove the file") from None
 
 
 def _characters(path: Path) -> Iterator[str]:
     decoder, lines = codecs.getincrementaldecoder("utf-8-sig")(), 0
-    with _opened(path) as file:
+    with opened(path) as file:
         while True:
             raw = file.read(_CHUNK)
             try:
@@ -176,9 +215,11 @@ def _not_text(path: Path, line: int, raw: bytes) -> UserError:
     return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
 
 
-def _records(path: Path) -> Iterator[str]:
+def json_texts(path: Path) -> Iterator[str]:
+    """Yield the ``text`` of every JSON line of a file. Raises UserError, which names the line that is not UTF-8 or
+    JSON, or has no text."""
     remedy = 'Give one JSON object per line, with its text as "text"'
-    with _opened(path) as file:
+    with opened(path) as file:
         number = 0
         while raw := file.readline(_MOST_LINE):
             number += 1

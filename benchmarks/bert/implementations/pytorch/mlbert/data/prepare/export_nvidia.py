@@ -22,8 +22,8 @@ from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import write_hdf5
+from mlbert.data.prepare.import_store import gather_rows, opened
 from mlbert.data.prepare.jobs import SILENT, Progress, keep_apart, run_jobs
-from mlbert.data.prepare.skip_bad_rows import gather_rows, opened
 from mlbert.host.errors import UserError
 
 LAYOUTS = ("fixed", "variable", "packed")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,14 +29,75 @@ from mlbert.data.formats.prepared import ShardEntry, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
-from mlbert.data.prepare.skip_bad_rows import LeftOut, gather_rows, opened, read_past_errors
+from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import parse_json
 
 PIECE = 32_768  # rows per shard if the input has no separate files
 LISTED = 1000  # bad rows listed in the manifest; all are counted
 _BLOCK = 4096
 _BYTES_A_ROW = 1000  # for the estimate of a set without files
+Result = TypeVar("Result")
+
+
+@lru_cache(maxsize=1)
+def opened(folder: Path) -> Store:
+    """Return a set, opened once per worker."""
+    return open_store(folder)
+
+
+def gather_rows(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
+    """Return the sequences of some rows (int64 [R]), and int64 [R] sequences per row."""
+    return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+
+
+def read_past_errors(
+    read: Callable[[np.ndarray], Result], first: int, end: int, block: int
+) -> Iterator[Result | UserError]:
+    """Yield the results of ``read`` for the rows from ``first`` to ``end`` (exclusive), in order, at most ``block`` at
+    a time. If it raises `UserError`, halve the rows down to single ones, and yield the error of each bad row
+    instead."""
+    for start in range(first, end, block):
+        stop = min(start + block, end)
+        try:
+            result = read(np.arange(start, stop))
+        except UserError as error:
+            if stop - start == 1:
+                yield error
+            else:
+                yield from read_past_errors(read, start, stop, (stop - start + 1) // 2)
+        else:
+            yield result
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Records of what was skipped in each shard, stored next to the shards until the manifest lists it, because a rerun
+    keeps shards."""
+
+    folder: Path
+    num_shards: int
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"skipped-{index:05d}.json"
+
+    def write(self, index: int, lines: list[str]) -> None:
+        """Record the skipped rows before shard ``index`` is written, so that every existing shard has its record."""
+        write_atomically(self._path(index), json.dumps(lines))
+
+    def read(self, index: int) -> list[str] | None:
+        """Return what was skipped in shard ``index``, or None if that is unknown."""
+        try:
+            return [str(line) for line in parse_json(read_plain(self._path(index)))]
+        except (ValueError, TypeError):  # UserError too
+            return None
+
+    def remove(self) -> None:
+        """Remove all records."""
+        for index in range(self.num_shards):
+            self._path(index).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -157,6 +219,7 @@ def import_store(
     skip_bad: bool = False,
     workers: int = 1,
     progress: Progress = SILENT,
+    share: Share = ALL,
 ) -> Manifest:
     """Import any stored set, or one HDF5 file, into a prepared set; each worker holds one shard in memory.
 
@@ -176,13 +239,15 @@ def import_store(
     if found := finished_manifest(out, options, progress):
         job.left_out.remove()
         return found
-    ShardWriter(out, len(parts), "").clear_leftovers()
-    sizes = [part.num_bytes for part in parts]
-    results = run_jobs(
-        job.make_shard, range(len(parts)), name="import", where=out, sizes=sizes, workers=workers, progress=progress
-    )
+    plan = {**options, INPUTS: stamps([part.path for part in parts if part.path])}
+    plan["source"] = None if plan[INPUTS] else describe(source).identity
+    tasks = StepTasks(out, plan, share, workers=workers, progress=progress)
+    if share.merges:
+        ShardWriter(out, len(parts), "").clear_leftovers()
+    results = tasks.run("import", job.make_shard, range(len(parts)), [part.num_bytes for part in parts])
     manifest = _finish(job, results, options)
     job.left_out.remove()
+    tasks.finish()
     count = manifest.provenance["skipped"]["count"]
     if count:
         progress(f"{count:,} bad rows or files skipped; {out / MANIFEST} lists them")

@@ -21,6 +21,7 @@ from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
+from mlbert.data.formats.tfrecord_plain import LIST
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.generator import Generator, flat, make_generator
@@ -31,11 +32,12 @@ from mlbert.data.prepare.jobs import (
     TextPart,
     finished_list,
     finished_manifest,
+    inspect_part,
     inspect_parts,
     keep_apart,
-    run_jobs,
     tool_name,
 )
+from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
 from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host import native
 from mlbert.host.errors import UserError
@@ -95,6 +97,11 @@ class _Work:
         named = [self.parts[index].sha256, self.vocabulary_sha256, asdict(self.job.options), self.job.lower_case]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
+    def options(self) -> dict[str, Any]:
+        """Return the options, JSON-able."""
+        job = self.job
+        return {"format": str(job.set_format), "lower_case": job.lower_case, **asdict(job.options)}
+
     def tfrecords(self) -> TfrecordFolder:
         options = self.job.options
         return TfrecordFolder(self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq)
@@ -106,7 +113,7 @@ class _Work:
     def _make_shard(self, index: int) -> _Outcome:
         writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
         # The shard of a bad part is empty. Read such a part again to report what is wrong with it.
-        if writer.is_written(index) and len(map_file(writer.path(index)).rows):
+        if not self.parts[index].problem and writer.is_written(index) and len(map_file(writer.path(index)).rows):
             return _Outcome(writer.entry(index), kept=True)
         rows, outcome = self._rows(index)
         writer.write_shard(index, rows)
@@ -153,29 +160,33 @@ def make_instances(
     *,
     workers: int,
     progress: Progress = SILENT,
+    share: Share = ALL,
 ) -> MadeSet:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
     bad, or the output folder cannot be written."""
     vocabulary = load_vocabulary(job.vocab_file)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    plan = {**work.options(), "skip_bad": job.skip_bad, "vocabulary": work.vocabulary_sha256}
+    plan[INPUTS] = stamps([part.path for part in parts])
+    tasks = StepTasks(job.out, plan, share, workers=workers, progress=progress)
     to_tfrecords = job.set_format == SetFormat.tfrecord
     writer = ShardWriter(job.out, len(parts), "")
-    (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
+    if share.merges:
+        (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long")
     _report_case(job, progress)
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, but --cased is not given")
-    common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
-    sizes = [part.num_bytes for part in parts]
-    outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
+    outcomes = tasks.run("instances", work.make_part, range(len(parts)), [part.num_bytes for part in parts])
     skipped = _report(parts, outcomes, progress)
     named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
     provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
     if to_tfrecords:
         files = (outcome.entry for outcome in outcomes if isinstance(outcome.entry, dict))
         made = work.tfrecords().finish(files, named, provenance)
+        tasks.finish()
         return MadeSet(made.num_sequences, made.num_tokens, len(vocabulary), skipped)
     manifest = writer.finish(
         vocabulary=named,
@@ -184,6 +195,7 @@ def make_instances(
         provenance=provenance,
         entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
     )
+    tasks.finish()
     return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
 
 
@@ -230,23 +242,24 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
-def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
+def prepare_instances(
+    job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT, share: Share = ALL
+) -> MadeSet:
     """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
     Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
     keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
+    if not share.merges and not any((job.out / name).exists() for name in (MANIFEST, LIST)):
+        # Reads its own parts only.
+        own = [inspect_part(path) if share.has(n) else TextPart(path, 0, "") for n, path in enumerate(job.parts)]
+        return make_instances(job, own, {}, workers=workers, progress=progress, share=share)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
-    options = {
-        "inputs": [work.fingerprint(index) for index in range(len(parts))],
-        "format": str(job.set_format),
-        "lower_case": job.lower_case,
-        **asdict(job.options),
-    }
+    options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
     if made := _finished(job.out, options, progress):
         return made
     provenance = {"tool": tool_name(), "options": options}
-    return make_instances(job, parts, provenance, workers=workers, progress=progress)
+    return make_instances(job, parts, provenance, workers=workers, progress=progress, share=share)
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:

@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from mlbert.host.json_files import parse_checksummed
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+WORK_FOLDER = ".tasks"  # in the output; see `mlbert.data.prepare.step_tasks`
 _PR_SET_PDEATHSIG = 1
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 
@@ -192,6 +194,7 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
     except UserError as problem:
         progress(f"{problem.subject}: {problem.problem}: rebuilding it")
         return False
+    shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)  # of a run that was killed after its last file
     progress(f"{out} is finished with these options: nothing to do")
     return True
 
@@ -287,7 +290,7 @@ def inspect_parts(
     first: dict[str, Path] = {}
     total = sum(path.stat().st_size for path in paths if path.is_file())
     with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", total, "bytes") as advance:
-        for part in pool.map(_inspect, paths):
+        for part in pool.map(inspect_part, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"
                 part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give each part once"))
@@ -302,7 +305,8 @@ def inspect_parts(
     return parts
 
 
-def _inspect(path: Path) -> TextPart:
+def inspect_part(path: Path) -> TextPart:
+    """Read a part once for its size and checksum."""
     try:
         with reading(path, REMEDY):
             size = path.stat().st_size

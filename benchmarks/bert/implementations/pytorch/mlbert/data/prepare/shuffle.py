@@ -36,7 +36,8 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, run_jobs, tool_name
+from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import ALL, Share, StepTasks
 from mlbert.host.errors import UserError
 
 PIECE = 250_000  # sequences that a job holds in memory: about 200 MB at 512 tokens
@@ -140,17 +141,12 @@ class Shuffle:
         extra = {"places": places, "piece_offsets": np.searchsorted(places, self.bounds)}
         write_shard_file(path, rows, self.fingerprint, extra)
 
-    def is_written(self, number: int) -> bool:
-        """Return whether an interrupted run finished output shard ``number``."""
-        writer, index = self.output(number)
-        return writer.is_written(index)
-
-    def write_output(self, job: tuple[int, tuple[ShufflePiece, ...] | None]) -> ShardEntry:
-        """Run pass 2: write output shard ``job[0]`` from the spill files of the pieces ``job[1]`` (None: the shard
-        exists)."""
+    def write_output(self, job: tuple[int, tuple[ShufflePiece, ...]]) -> ShardEntry:
+        """Run pass 2: write output shard ``job[0]`` from the spill files of the pieces ``job[1]``, unless an earlier
+        run has done so."""
         number, pieces = job
         writer, index = self.output(number)
-        if pieces is not None:
+        if not writer.is_written(index):
             rows, pack_offsets = self._collect(number, pieces)
             writer.write_shard(index, rows, pack_offsets)
         return writer.entry(index)
@@ -256,32 +252,21 @@ def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
 
 
 def run_shuffle(
-    shuffle: Shuffle, pieces: list[ShufflePiece], *, workers: int, progress: Progress
+    shuffle: Shuffle, pieces: list[ShufflePiece], tasks: StepTasks
 ) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
     """Run both passes; yield each target's writer and entries for `ShardWriter.finish`."""
     make_folder(shuffle.out / SPILL)
     starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
-    for start in starts[:-1]:
-        shuffle.output(start)[0].clear_leftovers()
-    share = np.diff(shuffle.bounds)
-    common: dict[str, Any] = {"where": shuffle.out, "unit": "sequences", "workers": workers, "progress": progress}
-
-    there = [number for number in range(starts[-1]) if _path(shuffle, number).exists()]
-    whole = run_jobs(shuffle.is_written, there, name="checking", sizes=share[there].tolist(), **common) if there else []
-    done = {number for number, is_whole in zip(there, whole, strict=True) if is_whole}
-    if len(done) < starts[-1]:
-        sizes = [piece.end - piece.first for piece in pieces]
-        run_jobs(shuffle.write_spill, pieces, name="spreading", sizes=sizes, **common)
-    jobs = [(number, None if number in done else tuple(pieces)) for number in range(starts[-1])]
+    if tasks.share.merges:
+        for start in starts[:-1]:
+            shuffle.output(start)[0].clear_leftovers()
+    sizes = [piece.end - piece.first for piece in pieces]
+    tasks.run("spreading", shuffle.write_spill, pieces, sizes, unit="sequences", is_last=False)
+    jobs = [(number, tuple(pieces)) for number in range(starts[-1])]
     name = "packing" if shuffle.packing else "ordering"
-    entries = run_jobs(shuffle.write_output, jobs, name=name, sizes=share.tolist(), **common)
+    entries = tasks.run(name, shuffle.write_output, jobs, np.diff(shuffle.bounds).tolist(), unit="sequences")
     for start, end in itertools.pairwise(starts):
         yield shuffle.output(start)[0], entries[start:end]
-
-
-def _path(shuffle: Shuffle, number: int) -> Path:
-    writer, index = shuffle.output(number)
-    return writer.path(index)
 
 
 def shuffle_set(
@@ -293,6 +278,7 @@ def shuffle_set(
     packing: Packing | None = None,
     workers: int = 1,
     progress: Progress = SILENT,
+    share: Share = ALL,
 ) -> Manifest:
     """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one per `SHARD`
     sequences), packed if ``packing`` is given. The same input and seed produce the same bytes. Raises UserError: input
@@ -316,9 +302,11 @@ def shuffle_set(
     target = Target(out, options["shards"], 0, info.max_seq_length)
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
-    ((writer, entries),) = run_shuffle(shuffle, pieces, workers=workers, progress=progress)
+    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
+    ((writer, entries),) = run_shuffle(shuffle, pieces, tasks)
     manifest = finish(writer, store, options, packs=packs, entries=entries)
     remove_spill(out)
+    tasks.finish()
     return manifest
 
 

@@ -36,7 +36,8 @@ from mlbert.data.prepare.export_nvidia import (
     run_export,
     shard_name,
 )
-from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, run_jobs, tool_name, whole_shards
+from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, tool_name, whole_shards
+from mlbert.data.prepare.step_tasks import ALL, Share, StepTasks
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
@@ -82,6 +83,7 @@ def make_bins(
     seed: int = 0,
     workers: int = 1,
     progress: Progress = SILENT,
+    share: Share = ALL,
 ) -> list[Manifest]:
     """Split any store that names its vocabulary into bins; return the manifest of each. The same input, edges and seed
     produce the same bytes.
@@ -105,8 +107,9 @@ def make_bins(
     pieces = shuffle.make_pieces(store)
     sizes = [piece.end - piece.first for piece in pieces]
     counting = Counting(source, info.identity, edges)
-    common: dict[str, Any] = {"where": out, "sizes": sizes, "unit": "sequences", "workers": workers}
-    counts = np.asarray(run_jobs(counting.count, pieces, name="counting", progress=progress, **common), np.int64)
+    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
+    found_counts = tasks.run("counting", counting.count, pieces, sizes, unit="sequences", is_last=False, keep=True)
+    counts = np.asarray(found_counts, np.int64)
     counts = counts.reshape(len(pieces), len(edges) + 1)
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
@@ -117,7 +120,7 @@ def make_bins(
     names = {high: f"bin-{low:03d}-{high:03d}" for low, high in ranges_of(edges)}
     targets = tuple(shuffle.Target(out / names[high], shards, low, high) for low, high in ranges_of(edges))
     job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
-    made = zip(targets, shuffle.run_shuffle(job, pieces, workers=workers, progress=progress), strict=True)
+    made = zip(targets, shuffle.run_shuffle(job, pieces, tasks), strict=True)
     manifests = [
         shuffle.finish(writer, store, options, max_seq_length=target.longest, entries=entries)
         for target, (writer, entries) in made
@@ -127,6 +130,7 @@ def make_bins(
     index = {"format": BINS_FORMAT, "version": BINS_VERSION, "edges": list(edges), "bins": bins, "provenance": made_by}
     write_json(out / BINS, index)
     shuffle.remove_spill(out)
+    tasks.finish()
     return manifests
 
 

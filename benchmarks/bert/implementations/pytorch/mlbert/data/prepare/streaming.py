@@ -24,9 +24,9 @@ from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
+from mlbert.data.prepare.corpus_files import LINES_SUFFIXES, PACKED, json_texts, opened, suffix_of
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
-from mlbert.host.json_files import text_in_line
 
 # Split -> (the part of the text, the number of its first texts to use or None for all).
 SPLITS: dict[str, tuple[str, int | None]] = {
@@ -41,7 +41,7 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
     "the_pile": ("monology/pile-uncopyrighted", None),
 }
 _HUB_PARTS = {"train": "train", "val": "validation"}
-TEXT_SUFFIXES, LINES_SUFFIXES = (".txt",), (".jsonl", ".json")
+TEXT_SUFFIXES = (".txt",)
 VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
 LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts examined, and tokens, for the report of what truncation drops
 TOGETHER = 256  # texts tokenised together
@@ -114,14 +114,14 @@ def text_files(path: Path) -> list[Path]:
     """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
     kind."""
     kinds = (*TEXT_SUFFIXES, *LINES_SUFFIXES)
-    remedy = f"Give a file or folder of {', '.join(kinds)}"
+    remedy = f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
     if not path.exists():
         raise UserError("file.missing", path, "there is no such file or folder", remedy)
     if path.is_dir():
         with reading(path, remedy):
             os.listdir(path)  # rglob treats an unreadable folder as empty
     candidates = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    files = [file for file in candidates if file.suffix in kinds]
+    files = [file for file in candidates if suffix_of(file.name) in kinds]
     if not files:
         if path.is_dir():
             raise UserError("data.empty", path, "holds no text", remedy)
@@ -132,20 +132,18 @@ def text_files(path: Path) -> list[Path]:
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file, else ``text`` of every JSON
     line. Raises UserError, which names the line that is not UTF-8 or JSON, or has no text."""
+    if suffix_of(path.name) in LINES_SUFFIXES:
+        yield from (text for text in json_texts(path) if text.strip())
+        return
     block: list[str] = []
-    remedy = 'Give one JSON object per line, with its text as "text"'
-    with reading(path), path.open("rb") as file:
+    with opened(path) as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 reason = f"line {number} is not UTF-8"
                 raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
-            if path.suffix in LINES_SUFFIXES:
-                text = text_in_line(path, number, line, remedy) if line.strip() else ""
-                if text.strip():
-                    yield text
-            elif line.strip():
+            if line.strip():
                 block.append(line)
             elif block:
                 yield "".join(block).rstrip()

@@ -23,10 +23,11 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness, write_examples
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_list, finished_manifest, keep_apart, run_jobs, tool_name
-from mlbert.data.prepare.skip_bad_rows import LeftOut
+from mlbert.data.prepare.import_store import LeftOut
+from mlbert.data.prepare.jobs import SILENT, Progress, finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.files import is_leftover, read_plain, write_atomically
 from mlbert.host.json_files import parse_json
 
 _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
@@ -60,7 +61,7 @@ class TfrecordFolder:
         for path in self.folder.iterdir():
             match = _FILE_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(1)) != self.num_parts
-            if path.name in (LIST, CHECKSUMS) or of_another_count or path.name.endswith(".tmp"):
+            if path.name in (LIST, CHECKSUMS) or of_another_count or is_leftover(path):
                 path.unlink()
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
@@ -202,6 +203,7 @@ def tfrecords_to_hdf5(
     skip_bad: bool = False,
     workers: int = 1,
     progress: Progress = SILENT,
+    share: Share = ALL,
 ) -> Manifest:
     """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and ``max_predictions`` are
     those of the records. Ids outside the vocabulary are errors. With ``skip_bad``, bad records are skipped and listed
@@ -233,10 +235,10 @@ def tfrecords_to_hdf5(
         left_out=LeftOut(out, len(files)),
     )
     writer = ShardWriter(out, len(files), "")
-    writer.clear_leftovers()
-    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
-    sizes = [stat.st_size for stat in stats]
-    results = run_jobs(job.make_shard, range(len(files)), name="TFRecords to HDF5", sizes=sizes, **common)
+    tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, share, workers=workers, progress=progress)
+    if share.merges:
+        writer.clear_leftovers()
+    results = tasks.run("TFRecords to HDF5", job.make_shard, range(len(files)), [stat.st_size for stat in stats])
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
@@ -246,6 +248,7 @@ def tfrecords_to_hdf5(
         entries=[entry for entry, _ in results],
     )
     job.left_out.remove()
+    tasks.finish()
     return manifest
 
 
@@ -281,7 +284,9 @@ class TFRecordExportJob:
         return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
 
 
-def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> RecordList:
+def hdf5_to_tfrecords(
+    folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT, share: Share = ALL
+) -> RecordList:
     """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's generator; a packed
     set is written as sequences in the order of its packs. Returns the finished folder's list: files and totals.
 
@@ -295,9 +300,12 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
     if reason := slowness():
         progress(reason)
     job = TFRecordExportJob(manifest, out)
-    job.files().clear_leftovers()
-    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
+    if share.merges:
+        job.files().clear_leftovers()
     sizes = [shard.bytes for shard in manifest.shards]
-    files = run_jobs(job.make_file, range(len(sizes)), name="HDF5 to TFRecords", sizes=sizes, **common)
+    files = tasks.run("HDF5 to TFRecords", job.make_file, range(len(sizes)), sizes)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
-    return job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})
+    made = job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})
+    tasks.finish()
+    return made

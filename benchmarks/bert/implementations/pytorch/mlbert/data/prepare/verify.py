@@ -32,8 +32,8 @@ from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
+from mlbert.data.prepare.import_store import gather_rows, read_past_errors
 from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
-from mlbert.data.prepare.skip_bad_rows import gather_rows, read_past_errors
 from mlbert.host.errors import UserError
 
 BLOCK = 16_384  # sequences checked at a time

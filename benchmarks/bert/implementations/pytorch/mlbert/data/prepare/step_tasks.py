@@ -1,0 +1,245 @@
+"""A step as a plan, passes of independent tasks, and a merge, which any number of processes and machines may share.
+
+The work folder, ``.tasks`` in the step's output, has ``plan.json`` (input and options, written once) and a mark for
+every finished task, ``<pass>-00003.json``, with the task's result if a later pass needs it. A task writes files under
+temporary names of its own and renames them, and always the same bytes: it may run twice, also at the same time, and a
+killed one is repeated alone. The merge checks that no task is missing and completes the output; then the folder goes.
+
+By default, one process does all of it in a local pool, and replaces the plan of an interrupted run with other options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from mlbert.data.formats.manifest import make_folder
+from mlbert.data.prepare.jobs import SILENT, WORK_FOLDER, Item, Progress, Result, run_jobs
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, write_atomically, writing
+from mlbert.host.json_files import add_checksum, parse_checksummed
+
+PLAN, INPUTS = "plan.json", "inputs"
+_LISTED = 8  # missing tasks in a message
+
+
+class ShareDone(SystemExit):
+    """Ends the process of a share, with status 0, before the merge."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a process does of a step: the tasks whose number modulo ``count`` is ``index`` (none if it is 0), and the
+    merge if ``merges``."""
+
+    index: int = 0
+    count: int = 1
+    merges: bool = True
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole step."""
+        return self.merges and self.count == 1
+
+    def has(self, task: int) -> bool:
+        """Return whether a task belongs to this share."""
+        return bool(self.count) and task % self.count == self.index
+
+
+ALL, MERGE = Share(), Share(count=0)
+
+
+def parse_share(task: str | None, merge: bool) -> Share:
+    """Return the share of ``--task I/N`` or ``--merge``; all if neither is given. Raises UserError."""
+    if task is None:
+        return MERGE if merge else ALL
+    if merge:
+        reason = "exclude each other"
+        raise UserError("config.conflict", "--task and --merge", reason, "Use --merge after the tasks of all shares")
+    found = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", task)
+    if not found:
+        raise UserError("config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4")
+    index, count = map(int, found.groups())
+    if index >= count:
+        reason = f"{task}: there is no share {index} of {count}"
+        raise UserError("config.range", "--task", reason, f"Use 0/{count} to {count - 1}/{count}")
+    return Share(index, count, merges=False)
+
+
+def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
+    """Return path, size and time of change of files, which a plan records; 0 for those that cannot be read."""
+    found: list[list[str | int]] = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append([str(path), status.st_size, status.st_mtime_ns])
+        except OSError:
+            found.append([str(path), 0, 0])
+    return found
+
+
+@dataclass(frozen=True)
+class _Marking(Generic[Item, Result]):
+    """A task function that marks what is done; picklable."""
+
+    function: Callable[[Item], Result]
+    mark: str  # path without the number
+    keeps_result: bool
+
+    def __call__(self, task: tuple[int, Item]) -> Result:
+        number, item = task
+        result = self.function(item)
+        kept = {"result": result if self.keeps_result else None}
+        write_atomically(Path(f"{self.mark}-{number:05d}.json"), json.dumps(add_checksum(kept)))
+        return result
+
+
+class StepTasks:
+    """Runs this process's share of a step.
+
+    Args:
+        out: output folder.
+        plan: JSON-able input and options; `INPUTS` lists the `stamps` of files.
+
+    Raises UserError: a share or merge differs from the plan, or there is no plan to merge.
+    """
+
+    def __init__(
+        self, out: Path, plan: Mapping[str, Any], share: Share, *, workers: int = 1, progress: Progress = SILENT
+    ) -> None:
+        self.out, self.share, self.workers, self.progress = out, share, workers, progress
+        self.folder = out / WORK_FOLDER
+        wanted = json.loads(json.dumps(plan))
+        path = self.folder / PLAN
+        if share.is_all and self.folder.exists() and _read(path) != wanted:
+            shutil.rmtree(self.folder)
+        make_folder(out)
+        make_folder(self.folder)
+        _write_once(path, json.dumps(add_checksum(wanted), indent=1))
+        if (found := _read(path)) != wanted:
+            raise _difference(out, found or {}, wanted)
+
+    def run(
+        self,
+        name: str,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        sizes: Sequence[int],
+        *,
+        unit: str = "bytes",
+        is_last: bool = True,
+        keep: bool = False,
+    ) -> list[Result]:
+        """Run this share of a pass and return the results of all its tasks.
+
+        Args:
+            name, function, items, sizes, unit: as in `run_jobs`.
+            is_last: whether the merge follows, which needs the results: it calls ``function`` again, which finds its
+                files written, checks them and returns the same.
+            keep: keep the results, which are JSON-able, for processes that run a later pass; otherwise only those of
+                the last pass are returned.
+
+        Raises ShareDone: the share is done with the last pass, or others have to finish this one first. Raises
+        UserError: tasks are missing for the merge.
+        """
+        share, mark = self.share, f"{self.folder / name.replace(' ', '-')}"
+        marks = self._marks(mark, len(items), keep)
+        if share.is_all:
+            todo = [number for number in range(len(items)) if not (keep and number in marks)]
+        elif share.merges:
+            self._check_complete(name, marks, len(items))
+            todo = [*range(len(items))] if is_last else []
+        else:
+            todo = [number for number in range(len(items)) if share.has(number) and number not in marks]
+        tasks = [(number, items[number]) for number in todo]
+        made = run_jobs(
+            _Marking(function, mark, keep),
+            tasks,
+            name=name,
+            where=self.out,
+            sizes=[sizes[number] for number in todo],
+            unit=unit,
+            workers=self.workers,
+            progress=self.progress,
+        )
+        if not share.merges:
+            marks = self._marks(mark, len(items), keep)
+            if is_last or len(marks) < len(items):
+                self._end_share(name, len(todo), len(items) - len(marks))
+        results = marks | dict(zip(todo, made, strict=True))
+        return [results[number] for number in range(len(items))]
+
+    def finish(self) -> None:
+        """Remove the work folder of a finished step."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _marks(self, mark: str, count: int, keep: bool) -> dict[int, Any]:
+        """Return the results of finished tasks by number; None without ``keep``."""
+        there = {*os.listdir(self.folder)}
+        paths = {number: Path(f"{mark}-{number:05d}.json") for number in range(count)}
+        paths = {number: path for number, path in paths.items() if path.name in there}
+        if not keep:
+            return dict.fromkeys(paths)
+        found = {number: _read(path) for number, path in paths.items()}
+        return {number: values["result"] for number, values in found.items() if values}
+
+    def _check_complete(self, name: str, marks: Mapping[int, Any], count: int) -> None:
+        missing = [f"{number}/{count}" for number in range(count) if number not in marks]
+        if missing:
+            listed = ", ".join(missing[:_LISTED]) + (", ..." if len(missing) > _LISTED else "")
+            reason = f"{len(missing)} of {count} tasks of {name} are missing: {listed}"
+            remedy = "Make each with --task in place of --merge, or all with --task 0/1"
+            raise UserError("data.incomplete", self.out, reason, remedy)
+
+    def _end_share(self, name: str, made: int, left: int) -> None:
+        share = self.share
+        after = (
+            f"{left} of other shares are missing; then repeat this" if left else "all are done; --merge completes it"
+        )
+        self.progress(f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}")
+        raise ShareDone
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return parse_checksummed(read_plain(path).decode("utf-8", "replace"))
+    except UserError:
+        return None
+
+
+def _write_once(path: Path, content: str) -> None:
+    """Write a file unless it exists; of several processes that try, one succeeds."""
+    if path.exists():
+        return
+    own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    write_atomically(own, content)
+    with writing(path, "Choose another output folder"):
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            pass
+        finally:
+            own.unlink()
+
+
+def _difference(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> UserError:
+    """Return the error that names the first difference between two plans."""
+    name = next(name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name))
+    remedy = f"Repeat the options of the other tasks, or remove {out / WORK_FOLDER} and begin again"
+    if name != INPUTS or name not in found:
+        reason = f"was begun with {name} {found.get(name)}, not {wanted.get(name)}"
+        return UserError("prepare.other-options", out, reason, remedy)
+    old, new = ({one[0]: one for one in plan[name]} for plan in (found, wanted))
+    path = next(path for path in sorted({*old, *new}) if old.get(path) != new.get(path))
+    what = "is new" if path not in old else "is not given any more" if path not in new else "has changed"
+    return UserError("data.changed", path, f"{what} since {out} was begun", remedy)

@@ -1,0 +1,147 @@
+"""Shares of a step: the same bytes as one process, in any order, repeated, at the same time, and after kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.prepare.jobs import WORK_FOLDER
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from mlbert.data.prepare.step_tasks import ALL, MERGE, Share, ShareDone, parse_share
+from mlbert.host.files import is_leftover
+from stored_sets import make_rows, random_lengths, tree, write_set
+from user_errors import user_error
+
+STEPS: dict[str, Callable[..., object]] = {
+    "pack": lambda source, out, share: shuffle_set(source, out, packing=Packing(), num_shards=5, share=share),
+    "bins": lambda source, out, share: make_bins(source, out, edges=(8, 16, 32), num_shards=2, share=share),
+}
+
+
+def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> None:
+    with pytest.raises(ShareDone) as done:
+        step(source, out, share=Share(index, count, merges=False))
+    assert done.value.code == 0
+
+
+@pytest.mark.parametrize("name", STEPS)
+@given(count=st.integers(1, 7), seed=st.integers(0, 999))
+@settings(max_examples=6)
+def test_any_shares_in_any_order_make_the_same_bytes(tmp_path_factory, name, count, seed):
+    folder, step, draw = tmp_path_factory.mktemp("shares"), STEPS[name], random.Random(seed)
+    source = write_set(folder / "source", make_rows(random_lengths(120, seed=seed), seed))
+    step(source, folder / "one", share=ALL)
+    for _ in range(3):  # passes
+        shares = [*range(count), draw.randrange(count)]
+        draw.shuffle(shares)
+        for index in shares:
+            run_share(step, source, folder / "many", index, count)
+    step(source, folder / "many", share=MERGE)
+    assert tree(folder / "many") == tree(folder / "one")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "source", make_rows(random_lengths(300)))
+
+
+def test_missing_tasks_and_another_plan_are_named(source, tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):  # passes
+        for index in (0, 1, 3):
+            run_share(STEPS["pack"], source, out, index, 4)
+    with user_error("data.incomplete", out) as caught:
+        STEPS["pack"](source, out, share=MERGE)
+    assert "of spreading are missing: 2/3" in str(caught.value)
+    run_share(STEPS["pack"], source, out, 0, 1)
+    with user_error("prepare.other-options", out) as caught:
+        shuffle_set(source, out, packing=Packing(), num_shards=4, share=Share(0, 2, merges=False))
+    assert "shards 5, not 4" in str(caught.value)
+    STEPS["pack"](source, out, share=MERGE)
+    assert not (out / WORK_FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [("1", "config.value"), ("1/0", "config.value"), ("-1/2", "config.value"), ("2/2", "config.range")],
+)
+def test_wrong_shares(task, code):
+    with user_error(code, "--task"):
+        parse_share(task, merge=False)
+    with user_error("config.conflict", "--task and --merge"):
+        parse_share("0/2", merge=True)
+
+
+def test_a_temporary_file_of_a_living_process_is_left_alone(tmp_path):
+    host = os.uname().nodename
+    names = {
+        f"a.{os.getpid()}@{host}.tmp": False,
+        f"a.4194304@{host}.tmp": True,
+        "a.1@elsewhere.tmp": False,
+        "a": False,
+    }
+    for name, gone in names.items():
+        (tmp_path / name).touch()
+        assert is_leftover(tmp_path / name) == gone
+    os.utime(tmp_path / "a.1@elsewhere.tmp", (0, 0))
+    assert is_leftover(tmp_path / "a.1@elsewhere.tmp")
+
+
+def test_processes_at_once_with_kills(assets, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    documents = (assets / "text.txt").read_text().strip().split("\n\n")
+    for index in range(7):
+        (texts / f"part-{index}").write_text("\n\n".join(documents[index:] + documents[:index]) + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "mlbert",
+        "prepare",
+        "instances",
+        "--input",
+        texts,
+        "--vocab",
+        assets / "vocab.txt",
+    ]
+    command = [*map(str, command), "--dupe-factor", "40", "--workers", "1", "--out"]
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    one, out, draw = str(tmp_path / "one"), tmp_path / "out", random.Random(time.time_ns())
+    assert start(one).wait() == 0
+    running = [start(str(out), "--task", f"{index}/3") for index in (0, 1, 2, 0)]  # the last share twice at once
+    deadline = time.monotonic() + 60
+    while not list(out.glob(".tasks/instances-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0, 0.3))
+    for process in running[:3]:
+        process.kill()
+    for process in running:
+        process.communicate()
+    changed = texts / "part-6"
+    content = changed.read_text()
+    stamp = changed.stat().st_mtime_ns
+    changed.write_text(content + "More.\n")
+    _, error = start(str(out), "--task", "0/1").communicate()
+    assert "part-6: has changed since" in error
+    assert "[data.changed]" in error
+    changed.write_text(content)
+    os.utime(changed, ns=(stamp, stamp))
+    for index in range(3):
+        assert start(str(out), "--task", f"{index}/3").wait() == 0
+    assert start(str(out), "--merge").wait() == 0
+    assert tree(out) == tree(Path(one))
+    assert json.loads((out / "manifest.json").read_text())["num_sequences"] > 0
