@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,25 @@ def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path)
     assert "resumed at step 24" in printed or "resumed at step 16" in printed
     end = json.loads((work / "parts/parts/run_0/summary.json").read_text())
     assert (end["steps"], end["samples"]) == (last["steps"], last["samples"])
+
+
+@pytest.mark.parametrize("save", [(), ("save_folder=cut/saved", "save_interval=2ba")])
+def test_the_same_command_works_again_after_ctrl_c(tree_root: Path, work: Path, save: tuple[str, ...]) -> None:
+    """It starts again without checkpoints, and continues from the newest one."""
+    words = ("run_name=cut", "model.name=mosaic_bert", "eval_interval=5ba", *save)
+    base = work / ("cut/saved" if save else "runs/cut")
+    trained = base / "run_0" / ("checkpoints/step_00000002" if save else "metrics.jsonl")
+    command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE, *words]
+    with subprocess.Popen([*command, "max_duration=100000ba"], cwd=work, stdout=subprocess.DEVNULL) as process:
+        while not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    saved = max((int(path.name[-8:]) for path in base.glob("run_0/checkpoints/step_*")), default=0)
+    printed = run(tree_root, work, *words, f"max_duration={saved + 4}ba")
+    assert ("resumed at step" in printed) == bool(save)
+    assert (base / "result_0.part1.txt").is_file()
 
 
 def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path) -> None:

@@ -38,8 +38,12 @@ class RunFolder:
     @classmethod
     def of(cls, run: RunConfig) -> RunFolder:
         """Return the paths that LOGDIR and EXPERIMENT name."""
-        base = run.output_dir
-        return cls(base / f"result_{run.experiment}.txt", base / f"run_{run.experiment}")
+        return cls.at(run.output_dir, run.experiment)
+
+    @classmethod
+    def at(cls, base: Path, experiment: int) -> RunFolder:
+        """Return the paths of one experiment below ``base``."""
+        return cls(base / f"result_{experiment}.txt", base / f"run_{experiment}")
 
     def prepare(self, resume: bool) -> None:
         """Create the folder. Raises UserError instead of overwriting a finished run."""
@@ -55,7 +59,7 @@ class RunFolder:
         self.refuse_finished()
         if resume or not self.log.exists():
             return
-        if self._has_trained():
+        if self.has_trained:
             remedy = "Set RESUME=1 to continue it, or remove it with its run folder"
             raise UserError("run.unfinished", self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
@@ -63,7 +67,7 @@ class RunFolder:
 
     def refuse_finished(self) -> None:
         """Raise UserError if the folder holds a finished run."""
-        if (self.folder / "summary.json").exists():
+        if self.is_finished:
             reason = "holds a finished run"
             raise UserError("run.exists", self.folder, reason, "Set another LOGDIR or EXPERIMENT, or remove it")
 
@@ -77,8 +81,14 @@ class RunFolder:
                 reason = f"is in the way: not a plain {kind}"
                 raise UserError("file.in-the-way", path, reason, "Remove it, or set another LOGDIR")
 
-    def _has_trained(self) -> bool:
-        """Return True if there is a metric or a checkpoint of a step."""
+    @property
+    def is_finished(self) -> bool:
+        """True if the run has ended and written its summary."""
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def has_trained(self) -> bool:
+        """True if there is a metric or a checkpoint of a step."""
         metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
         return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
 

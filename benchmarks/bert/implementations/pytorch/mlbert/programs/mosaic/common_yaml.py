@@ -19,6 +19,7 @@ from mlbert.host.provenance import shipped
 from mlbert.models.weights.huggingface import read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
+from mlbert.runs.run_folder import RunFolder
 
 # Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
 UNITS = ("ba", "sp", "ep", "tok", "dur")
@@ -287,18 +288,19 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     folder = leaves.optional_text("save_folder")
     resume = leaves.flag("autoresume", False)
     if folder is None:
-        base = Path("runs") / name
         # Without save_folder nothing must be kept, so a finished run of the same name gets a new folder next to it.
-        taken = (i for i in range(10_000) if not (base / f"run_{i}" / "summary.json").exists())
-        layer.put("output_dir", base, "run_name")
-        layer.put("experiment", next(taken))
+        paths = next(p for p in (RunFolder.at(Path("runs") / name, i) for i in range(10_000)) if not p.is_finished)
+        layer.put("output_dir", paths.log.parent, "run_name")
+        layer.put("experiment", int(paths.folder.name.removeprefix("run_")))
     else:
-        layer.put("output_dir", Path(folder.replace("{run_name}", name)), "save_folder")
+        paths = RunFolder.at(Path(folder.replace("{run_name}", name)), 0)
+        layer.put("output_dir", paths.log.parent, "save_folder")
         interval = durations.read(leaves, "save_interval", "1000ba")
         keep = leaves.number("save_num_checkpoints_to_keep", -1)
         layer.put("save_checkpoint_steps", interval.value if keep.value else 0, interval.origin)
         layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, keep.origin)
-        layer.put("resume", resume)
+    # The same command again continues an interrupted run, or starts it again if it has no checkpoint.
+    layer.put("resume", resume.value or paths.has_trained, resume.origin)
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
