@@ -14,7 +14,7 @@ from cluster import Cluster, running, unavailable_reason
 from slurm_site import Site
 
 # Four for the largest job; the others run slow jobs while the tests continue.
-NUM_NODES = 10
+NUM_NODES = 12
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -40,11 +41,12 @@ class SlowJob:
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SlowJob]:
-    """Start the slow jobs first: two with a stopped rank, one that hits its time limit, one that loses a node."""
-    names = ("0", "1", "limit", "power")
+    """Start the slow jobs first: three with a stopped rank, one that hits its time limit, one that loses a node."""
+    names = ("0", "1", "spare", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
     jobs = {name: sites[name].submit(MAX_STEPS=100_000, LOG_FREQ=1) for name in ("0", "1")}
+    jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, MAX_STEPS=LONG["MAX_STEPS"], LOG_FREQ=1)
     # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
@@ -52,10 +54,10 @@ def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPa
     lost_node = nodes_of(sites["power"], jobs["power"])[1]
     cluster.kill_node(lost_node)
     stopped_at = dict.fromkeys(names, time.time())
-    for name in ("0", "1"):
+    for name, rank in (("0", 0), ("1", 1), ("spare", 0)):
         metrics = sites[name].runs / "out/run_0/metrics.jsonl"
         cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
-        os.kill(cluster.rank(jobs[name], int(name)), signal.SIGSTOP)
+        os.kill(cluster.rank(jobs[name], rank), signal.SIGSTOP)
         stopped_at[name] = time.time()
     return {name: SlowJob(sites[name], job, stopped_at[name], lost_node) for name, job in jobs.items()}
 
@@ -99,13 +101,37 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
         assert site.output(job).count("is the log of an unfinished run") == 1
 
 
-def test_job_restarts_a_failed_run_if_allowed(site: Site, undisturbed: bytes) -> None:
-    job = site.submit(**LONG, MAX_RESTARTS=1)
+@pytest.mark.parametrize("way", ["spare", "requeue", "same nodes"])
+def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed: bytes, way: str) -> None:
+    words = {"spare": ("-N3",), "requeue": (), "same nodes": ("--no-requeue",)}[way]
+    job = site.submit(*words, **LONG, SPARES=int(way == "spare"), MAX_RESTARTS=int(way != "spare"))
     wait_for_first_checkpoint(site, job)
+    lost = nodes_of(site, job)[1]
     os.kill(site.cluster.rank(job, 1), signal.SIGKILL)
-    assert site.cluster.wait_for_end(job)["Restarts"] == "0"
-    assert "run 0 lost a rank and continues from" in site.output(job)
+    assert site.cluster.wait_for_end(job)["Restarts"] == str(int(way == "requeue"))
+    output = site.output(job)
+    assert output.count(f"{lost} is excluded from this job: rank 1 on {lost} died after step ") == (way != "same nodes")
+    assert "resumed at step" in output
+    later = re.findall(r"run 0 (?:lost a rank and continues|starts) on (\S+)", output)[-1].split(",")
+    assert (len(later), lost in later) == (2, way == "same nodes")
     assert weights(site.runs / "out/run_0") == undisturbed
+    assert not list((site.runs / "out").glob(".*")), "the job must remove its temporary files"
+
+
+def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) -> None:
+    job = site.submit("-N4", **ENDLESS, SPARES=1, nodes=3)
+    wait_for_first_checkpoint(site, job)
+    first, second, third, spare = nodes_of(site, job)
+    os.kill(site.cluster.rank(job, 0), signal.SIGKILL)
+    site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 90, "restart")
+    assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(job)
+    os.kill(site.cluster.rank(job, 2), signal.SIGKILL)
+    facts = site.cluster.wait_for_end(job)
+    assert (facts["ExitCode"], facts["Restarts"]) == ("3:0", "0")
+    assert f"rank 2 on {spare} died after step " in (site.runs / "out/result_0.txt").read_text()
+    assert f"the job has already lost 1 nodes ({first}), as many as SPARES and MAX_RESTARTS allow" in site.output(job)
+    assert f"{second} is excluded" not in site.output(job)
+    assert f"{third} is excluded" not in site.output(job)
 
 
 def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes) -> None:
@@ -187,6 +213,17 @@ def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob], r
     words = f"rank {rank} on {nodes_of(site, job)[rank]} is silent after step "
     assert words in site.output(job)
     assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
+
+
+def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: dict[str, SlowJob], undisturbed: bytes) -> None:
+    """Without checkpoints, the run starts over."""
+    site, job = slow_jobs["spare"].site, slow_jobs["spare"].job
+    facts = site.cluster.wait_for_end(job)
+    (lost, *others), output = nodes_of(site, job), site.output(job)
+    assert f"{lost} is excluded from this job: rank 0 on {lost} is silent after step " in output, output
+    assert f"continues on {','.join(others)} from its beginning" in output
+    assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0"), "random tokens cannot reach the target"
+    assert weights(site.runs / "out/run_0") == undisturbed
 
 
 def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: dict[str, SlowJob]) -> None:

@@ -228,6 +228,16 @@ def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) 
     assert cluster.calls("srun", "run_and_time.sh") == []
 
 
+@pytest.mark.parametrize("story", ["failed after step 4: OSError: no device", "failed after step 0: it has 10 rows"])
+def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str) -> None:
+    run_stop = json.dumps({"reason": f"rank 1 on n2 {story}", "status": "aborted"})
+    done = cluster.job(STATUS=3, RUN_STOP=run_stop, MAX_RESTARTS=2, SPARES=1, SLURM_JOB_NUM_NODES=3)
+    assert done.returncode == 3, done.stderr
+    assert len(cluster.calls("srun", "run_and_time.sh")) == 1
+    assert cluster.calls("scontrol", "requeue") == []
+    assert "excluded" not in done.stdout + done.stderr
+
+
 def test_job_leaves_no_temporary_files(cluster: FakeCluster, tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()

@@ -17,6 +17,12 @@ say() {
     echo "$(date +%T) $*"
 }
 
+# Print the words with commas between them.
+joined() {
+    local IFS=,
+    echo "$*"
+}
+
 # Return whether the yes/no setting $1, with default $2, is on.
 enabled() {
     local value="${!1:-$2}"

@@ -50,11 +50,6 @@ over_ssh() {
     return "${status}"
 }
 
-joined() {
-    local IFS=,
-    echo "$*"
-}
-
 mlbert_once() {
     "${PYTHON:-python3}" -m mlbert "$@"
 }

@@ -58,6 +58,9 @@ class LaunchConfig(Section):
         le=1000,
         key="",
     )
+    spares: int = setting(
+        "SPARES", "Nodes of a job beyond DGXNNODES, which replace lost ones.", unit="nodes", ge=0, le=1000, key=""
+    )
     hosts: str = setting("HOSTS", "Hosts for run_multinode.sh, comma-separated; the first one runs rank 0.", key="")
     python: Path = setting(
         "PYTHON", "Python to use; not set: the one in the tree's virtual environment or on PATH.", key=""
