@@ -2,7 +2,8 @@
 
 The interpreter stores tensors as NumPy arrays, and bfloat16 as bits in uint16. We fix four bugs: scalar bounds of
 `range` fail with NumPy 2.4 and later; `tl.dot` multiplies bfloat16 bits as integers; casts to bfloat16 truncate instead
-of rounding; and casts to FP8 lose the carry when the mantissa rounds up (31.3 becomes 16).
+of rounding; and casts to FP8 lose the carry when the mantissa rounds up (31.3 becomes 16). Products in float32 are
+summed in float64 and rounded once: in float32, their error depends on the kernel that NumPy's BLAS chooses for the CPU.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ def repair() -> None:
         values = torch.from_numpy(np.ascontiguousarray(source.data)).to(_FP8[to.scalar])
         return interpreter.TensorHandle(values.view(torch.uint8).numpy(), to.scalar)
 
-    def repaired_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+    def repaired_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
         a, b = (repaired_cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, *rest)
+        if all(x.dtype.scalar == tl.float32 for x in (a, b, total)):
+            product = np.matmul(a.data, b.data, dtype=np.float64) + total.data
+            return interpreter.TensorHandle(product.astype(np.float32), tl.float32)
+        return dot(self, a, b, total, *rest)
 
     def repaired_patch(tensor: type, scope: Any) -> None:
         patch_tensor(tensor, scope)
