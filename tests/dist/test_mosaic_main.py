@@ -49,8 +49,10 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
     if model == "hf_bert":
         pytest.importorskip("transformers")
     words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")
+    words += ("model.model_config.max_position_embedding=512",)  # as a published file has it
     printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")
     assert "success: MAX_STEPS 200 reached" in printed
+    assert "model.model_config.max_position_embedding" in printed
     first, last = evaluations(work / f"runs/{model}/run_0")
     assert last["eval_loss"] < first["eval_loss"] < 2.8  # a guess: ln 15 = 2.7
     assert last["eval_mlm_accuracy"] > 0.3  # a guess: 0.1

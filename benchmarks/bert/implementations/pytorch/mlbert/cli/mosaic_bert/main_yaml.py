@@ -17,6 +17,7 @@ from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic import pretraining_yaml
+from mlbert.programs.mosaic.common_yaml import IGNORED_OPTIONS, model_config
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, read_nested
 from mlbert.recipes.registry import RECIPES, find
 
@@ -68,6 +69,7 @@ def resolve_layer(path: Path, layer: Layer) -> Resolved:
 def notes(leaves: Leaves) -> list[str]:
     """Return a note on YAML names that were not read: they tune what is missing here, or always on."""
     names = leaves.unread()
+    names += [f"model.model_config.{name}" for name in model_config(leaves) if name in IGNORED_OPTIONS]
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []
 
 

@@ -130,7 +130,8 @@ SHAPES = {
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # transformers name -> ours
-_IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type")
+# Without an effect here; the last one is a published file's spelling, without an effect in transformers either.
+IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type", "max_position_embedding")
 
 COMMON = (
     *("run_name", "seed", "precision", "tokenizer_name", "max_duration", "eval_interval", "device"),
@@ -251,7 +252,7 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     options: dict[str, object] = {"hidden_act": "gelu", "vocab_size": vocab_size}
     if is_mosaic:
         options |= dict(word.split("=") for word in _MOSAIC_OPTIONS.split())
-    options |= {name: value for name, value in model_config(leaves).items() if name not in _IGNORED_OPTIONS}
+    options |= {name: value for name, value in model_config(leaves).items() if name not in IGNORED_OPTIONS}
     if (activation := options["hidden_act"]) not in _ACTIVATIONS:
         reason = f"model.model_config.hidden_act {activation!r} is unknown"
         remedy = f"Use one of {', '.join(_ACTIVATIONS)}"
