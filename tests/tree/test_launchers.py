@@ -37,7 +37,7 @@ if name == "srun" and "--mpi=list" in line:
     print("pmi2 none")
 if "run_and_time.sh" in line:
     run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
-    run.mkdir(parents=True)
+    run.mkdir(parents=True, exist_ok=True)
     status = int(os.environ.get("STATUS", "0"))
     if os.environ.get("RUN_STOP"):
         line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
@@ -228,14 +228,25 @@ def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) 
     assert cluster.calls("srun", "run_and_time.sh") == []
 
 
-@pytest.mark.parametrize("story", ["failed after step 4: OSError: no device", "failed after step 0: it has 10 rows"])
-def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str) -> None:
-    run_stop = json.dumps({"reason": f"rank 1 on n2 {story}", "status": "aborted"})
-    done = cluster.job(STATUS=3, RUN_STOP=run_stop, MAX_RESTARTS=2, SPARES=1, SLURM_JOB_NUM_NODES=3)
+@pytest.mark.parametrize(
+    ("story", "is_lost"),
+    [
+        ("died after step 4", True),
+        ("hangs after step 4 (READ, 26 s)", True),
+        ("failed after step 4: OSError: no such device", False),
+        ("failed after step 0: it holds 10 examples, 20 are asked for", False),
+    ],
+)
+def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is_lost: bool) -> None:
+    """n2 is a spare for n1."""
+    run_stop = json.dumps({"reason": f"rank 1 on n1 {story}", "status": "aborted"})
+    done = cluster.job(STATUS=3, RUN_STOP=run_stop, DGXNNODES=1, SPARES=1)
     assert done.returncode == 3, done.stderr
-    assert len(cluster.calls("srun", "run_and_time.sh")) == 1
+    assert (f"n1 is excluded from this job: rank 1 on n1 {story}." in done.stdout) == is_lost
+    runs = cluster.calls("srun", "run_and_time.sh")
+    assert ["--exclude=n2" in run["words"] for run in runs] == [True, False][: 1 + is_lost]
+    assert ["--exclude=n1" in run["words"] for run in runs] == [False, True][: 1 + is_lost]
     assert cluster.calls("scontrol", "requeue") == []
-    assert "excluded" not in done.stdout + done.stderr
 
 
 def test_job_leaves_no_temporary_files(cluster: FakeCluster, tmp_path: Path) -> None:
