@@ -2,7 +2,7 @@
 
 The work folder, ``.tasks`` in the step's output, has ``plan.json`` (input and options, written once) and a mark for
 every finished task, ``<pass>-00003.json``, with the task's result if a later pass needs it. A task writes files under
-temporary names of its own and renames them, and always the same bytes: it may run twice, also at the same time, and a
+its own temporary names and renames them, and always the same bytes: it may run twice, also at the same time, and a
 killed one is repeated alone. The merge checks that no task is missing and completes the output; then the folder goes.
 
 By default, one process does all of it in a local pool, and replaces the plan of an interrupted run with other options.

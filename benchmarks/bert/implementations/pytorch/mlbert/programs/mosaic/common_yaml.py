@@ -290,18 +290,19 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     resume = leaves.flag("autoresume", False)
     if folder is None:
         # Without save_folder nothing must be kept, so a finished run of the same name gets a new folder next to it.
-        paths = next(p for p in (RunFolder.at(Path("runs") / name, i) for i in range(10_000)) if not p.is_finished)
-        layer.put("output_dir", paths.log.parent, "run_name")
-        layer.put("experiment", int(paths.folder.name.removeprefix("run_")))
+        base = Path("runs") / name
+        experiment = next(i for i in range(10_000) if not RunFolder.at(base, i).is_finished)
+        layer.put("output_dir", base, "run_name")
+        layer.put("experiment", experiment)
     else:
-        paths = RunFolder.at(Path(folder.replace("{run_name}", name)), 0)
-        layer.put("output_dir", paths.log.parent, "save_folder")
+        base, experiment = Path(folder.replace("{run_name}", name)), 0
+        layer.put("output_dir", base, "save_folder")
         interval = durations.read(leaves, "save_interval", "1000ba")
         keep = leaves.number("save_num_checkpoints_to_keep", -1)
         layer.put("save_checkpoint_steps", interval.value if keep.value else 0, interval.origin)
         layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, keep.origin)
     # The same command again continues an interrupted run, or starts it again if it has no checkpoint.
-    layer.put("resume", resume.value or paths.has_trained, resume.origin)
+    layer.put("resume", resume.value or RunFolder.at(base, experiment).has_trained, resume.origin)
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
