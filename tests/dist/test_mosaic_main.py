@@ -85,12 +85,15 @@ def test_the_same_command_works_again_after_ctrl_c(tree_root: Path, work: Path, 
     base = work / ("cut/saved" if save else "runs/cut")
     trained = base / "run_0" / ("checkpoints/step_00000002" if save else "metrics.jsonl")
     command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE, *words]
-    with subprocess.Popen([*command, "max_duration=100000ba"], cwd=work, stdout=subprocess.DEVNULL) as process:
+    process = subprocess.Popen([*command, "max_duration=100000ba"], cwd=work, stdout=subprocess.DEVNULL)
+    try:
         while not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
     saved = max((int(path.name[-8:]) for path in base.glob("run_0/checkpoints/step_*")), default=0)
     printed = run(tree_root, work, *words, f"max_duration={saved + 4}ba")
     assert ("resumed at step" in printed) == bool(save)

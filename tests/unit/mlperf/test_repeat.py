@@ -103,7 +103,6 @@ def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> 
         [*MLBERT, *map(str, words)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     give_up = time.monotonic() + 120
     while not (tmp_path / "again/result_0.txt").exists():  # the child trains

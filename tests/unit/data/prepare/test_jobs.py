@@ -87,7 +87,6 @@ def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_gro
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in a background
     )
     end = time.monotonic() + 120
     while sum(path.exists() for path in begun) < 2:
