@@ -125,7 +125,9 @@ def _set_times(path: Path, seed: int, chance: random.Random) -> None:
 def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
     """A whole submission: system file, ten logs, and the code that their call sites name."""
     for index in range(num_logs):
-        write_log(tree / "results" / "machine" / "bert" / f"result_{index}.txt", seed=100 + index, division=division)
+        write_log(
+            tree / "results" / "machine" / "bert" / f"result_{index}.txt", seed=1000 + index**2, division=division
+        )
     write_description(tree / "systems" / "machine.json", describe_system("SomeOrg", division))
     for folder in ("results", "systems"):
         (tree / folder / "README.md").write_text("what lies here\n")
@@ -144,7 +146,7 @@ def log(tmp_path: Path) -> Path:
     return write_log(tmp_path / "result_0.txt")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_log() -> WriteLog:
     """`write_log`."""
     return write_log

@@ -83,11 +83,12 @@ MUTATIONS = {
     "framework": ({"framework": "PyTorch 2.1.0"}, "machine", "is 'PyTorch 2.1.0', the logs ran PyTorch 2.13.0+cpu"),
     "other framework": ({"framework": "TensorFlow 2.21.0"}, "machine", "the logs ran PyTorch"),
     "Python": (
-        {"other_software_stack": "Python 3.9.1, numpy 2.4.6"},
+        {"other_software_stack": "Python: 3.9.1, numpy: 2.4.6"},
         "machine",
-        "says Python 3.9.1, the logs ran 3.11.7",
+        "says Python: 3.9.1, the logs ran 3.11.7",
     ),
     "package": ({"other_software_stack": "Python 3.11.7, numpy 1.26.0"}, "machine", "says numpy 1.26.0"),
+    "kernel of the stack": ({"other_software_stack": "kernel: Linux 5.4.0"}, "machine", "the logs ran on Linux-6"),
     "kernel": ({"sw_notes": "Linux kernel 5.4.0"}, "machine", "says Linux kernel 5.4.0, the logs ran on Linux-6"),
     "system": ({"operating_system": "Windows 11"}, "machine", "is 'Windows 11', the logs ran on Linux-6"),
 }
@@ -177,7 +178,7 @@ def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
             {"accelerator_model_name": "NVIDIA B200"},
             "the logs ran on 'NVIDIA H100",
         ),
-        ("gpu_driver", '"570.1"', {"other_software_stack": "NVIDIA driver 550.2"}, "the logs ran with 570.1"),
+        ("gpu_driver", '"570.1"', {"other_software_stack": "NVIDIA driver: 550.2"}, "the logs ran with 570.1"),
     ],
 )
 def test_the_machine_named_by_newer_logs(key: str, value: str, changes: dict, words: str, ours: list[Path]) -> None:

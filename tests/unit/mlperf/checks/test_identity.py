@@ -224,6 +224,13 @@ def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Pat
     assert words in text
 
 
+def test_a_model_of_another_size_in_closed(ours: Path) -> None:
+    edit(ours, "submission_division", '"open"', '"closed"')
+    outcome, text = report([ours], ROOT)["code"]
+    assert outcome is Outcome.ERROR
+    assert "demo.json: num_hidden_layers is 1, closed requires 24" in text
+
+
 def test_a_line_logged_twice(ours: Path) -> None:
     number = edit(ours, "commit", "(.*\n)", r"\1\1")
     outcome, text = report([ours])["writer"]

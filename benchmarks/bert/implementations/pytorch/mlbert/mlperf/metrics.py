@@ -12,10 +12,11 @@ from mlbert.host.files import open_plain, read_plain, reading
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file
+from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file, samples_per_second
 
 # The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
+_SPEED_SLACK = 1.1
 _RULE = "the files of a run agree with its log"
 
 
@@ -62,6 +63,7 @@ def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
 def _check_points(file: _RunFile) -> Complaints:
     """Check that every logged evaluation has a line with its accuracy, samples and time, and points are in order."""
     evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
+    peak, most, behind, fast = file.log.value("opt_base_learning_rate"), 0.0, 0, 0
     last: dict[tuple[str, str], float] = {}
     for number, text in enumerate(file.text().splitlines(), start=1):
         point = _object(text, f"line {number} ")
@@ -76,6 +78,15 @@ def _check_points(file: _RunFile) -> Complaints:
                 last[kind, name] = value
         if kind == "evaluation" and is_number(point.get("samples")):
             evaluations[point["samples"]] = (number, point)
+        if is_number(samples := point.get("samples")):
+            behind = behind or (number if samples < most else 0)
+            most = max(most, samples)
+        if is_number(rate := point.get("learning_rate")) and is_number(peak) and rate > peak * (1 + _SLACK_SHARE):
+            fast = fast or number
+    if behind:
+        yield file.differs("fewer samples than at an earlier line", behind)
+    if fast:
+        yield file.differs(f"learning_rate is above opt_base_learning_rate {peak}", fast)
     logged = file.log.all("eval_accuracy")
     for event in logged:
         yield from _check_evaluation(file, event, evaluations)
@@ -122,6 +133,9 @@ def _check_summary(file: _RunFile) -> Complaints:
         return
     if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
         yield file.differs(f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}")
+    speed, stamped = summary.get("samples_per_second"), samples_per_second(log)
+    if is_number(speed) and stamped and not 1 / _SPEED_SLACK <= speed / stamped <= _SPEED_SLACK:
+        yield file.differs(f"samples_per_second is {speed}, by the time stamps {stamped:.4g}")
     path, steps = run_file(log.path, "metrics.jsonl"), summary.get("steps")
     last = max((point["step"] for point in read_points(path)[0]), default=0) if path is not None else 0
     if path is not None and (not is_number(steps) or steps < last):

@@ -1,9 +1,9 @@
 """Check that the accuracies of a log are plausible and match its status.
 
-In 140 published v5.0 logs, accuracy grows by at most 0.18 from one evaluation to the next (0.05 in this code's small
-runs), the last evaluation adds at most 0.001, no two in a row are equal, and no run continues past the target. This
-code's accuracy is a fraction of the same number of predictions at every evaluation: 18,304 in all 272 evaluations of
-its published small runs.
+In 140 published v5.0 logs, accuracy begins at 0.35 to 0.38 and grows by at most 0.18 from one evaluation to the next
+(0.05 in this code's small runs). The last evaluation adds at most 0.001 and is at most 0.001 above the target. No two
+in a row are equal, no log is rounded to four digits, and no run continues past the target. This code's accuracy is a
+fraction of the same number of predictions at every evaluation: 18,304 in all 272 evaluations of its small runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from mlbert.mlperf.result_set import (
     significant_digits,
     target_of,
 )
-from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
+from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 
 _JUMP = 0.3
+_BEYOND = 0.02  # above the target when a run ends
+_SAME = 1e-6  # two accuracies on one line, perhaps as float32
+_ROUNDED, _MIN_ROUNDED = 4, 8  # digits of all accuracies of a log, and the fewest accuracies to tell
 _FLAT, _MIN_DIGITS = 3, 4
 _MANY_SAMPLES = 1000
 _TRIVIAL_TARGET = 0.1
@@ -47,7 +50,11 @@ def check_accuracies(results: ResultSet) -> Complaints:
         evaluations = evaluations_of(log)
         yield from _range(log, evaluations)
         yield from _jumps(log, evaluations)
+        if results.wanted_division == "closed" and evaluations:
+            yield from _unlike_the_reference(log, evaluations[0], evaluations[-1])
+        yield from _other_accuracy(log, evaluations)
         yield from _flat(log, evaluations)
+        yield from _rounded(log, evaluations)
         yield from _target(log, results.wanted_division == "closed")
         yield from _end(log, evaluations)
         yield from _guessed(log, evaluations)
@@ -71,6 +78,29 @@ def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
         if after.accuracy - before.accuracy > _JUMP:
             text = f"{after.where}: accuracy jumps from {before.accuracy:.4g} to {after.accuracy:.4g}"
             yield Complaint(Outcome.WARN, f"{log.path.name}: {text} in one evaluation")
+
+
+def _unlike_the_reference(log: Log, first: LoggedEvaluation, last: LoggedEvaluation) -> Complaints:
+    """Find a run of the closed division that begins far above its checkpoint or ends far above its target."""
+    if first.accuracy - INITIAL_MLM_ACCURACY > _JUMP:
+        text = f"{first.where}: the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
+        yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+    if last.accuracy > TARGET_MLM_ACCURACY + _BEYOND:
+        text = f"{last.where}: the last accuracy is {last.accuracy:.4g}, the target {TARGET_MLM_ACCURACY}"
+        yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+
+
+def _other_accuracy(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
+    for one in evaluations:
+        for name, value in (one.event.metadata or {}).items():
+            if "accuracy" in name and is_number(value) and abs(value - one.accuracy) > _SAME:
+                yield error(log, f"{one.where}: eval_accuracy is {one.accuracy!r}, its {name} {value!r}", _RUNS_DIFFER)
+
+
+def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
+    if len(evaluations) >= _MIN_ROUNDED and all(significant_digits(one.accuracy) <= _ROUNDED for one in evaluations):
+        text = f"{log.path.name}: {evaluations[0].where}: no accuracy has more than {_ROUNDED} digits"
+        yield Complaint(Outcome.WARN, f"{text}, so what reached the target cannot be told exactly")
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:

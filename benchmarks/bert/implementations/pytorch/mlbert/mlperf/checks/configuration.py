@@ -23,6 +23,7 @@ _DATA = (
     "model_shape_sha256",
     "starting_weights_sha256",
 )  # identities of what the settings name
+_HELD_OUT = "rules: training data contains no evaluation data"
 _SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # values that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
@@ -109,6 +110,9 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
         if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
             text = f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
             yield error(log, text, _AS_SET, event)
+    train, held_out = log.value("train_data"), log.first("eval_data")
+    if held_out is not None and train == held_out.value and str(train).startswith("sha256:"):
+        yield error(log, "eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
     event = log.first("configuration")
     if settings.get("RESUME") is True and not is_continued(log):
         text = f"{where(log, event)}its configuration says RESUME = True, but it has no resumed_from_step"
@@ -189,6 +193,8 @@ def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     if event is None or not is_number(steps) or not is_number(samples) or is_continued(log):
         return
     skipped = log.value("skipped_steps") or 0
+    if is_number(skipped) and skipped > steps:
+        yield error(log, f"skipped_steps is {skipped}, of {steps} steps", _AS_SET, log.first("skipped_steps"))
     if is_number(limit) and steps > limit:
         yield error(log, f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
     if is_number(rows) and is_number(ranks) and is_number(most):

@@ -9,6 +9,7 @@ The form: which program wrote the logs, readable lines, one division, and plain 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ _PHASES = (
     ("run_stop",),
 )
 _PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
+_BLOCKS = ("block_start", "block_stop")
 _SKEW_MS = 1000
 _MIN_PAIRS = 4  # evaluations needed to know what is usual
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
@@ -62,6 +64,10 @@ def check_order(results: ResultSet) -> Complaints:
         yield from _once(log)
         yield from _enclosed(log)
         yield from _own_order(log) if is_ours(log) else _contradictions(log)
+    silent = [log for log in results.logs if log.first("eval_accuracy") and not log.first("eval_start")]
+    if 2 * len(silent) < len(results.logs):
+        for log in [log for log in silent if not is_ours(log)]:
+            yield Complaint(Outcome.WARN, f"{where(log)}has no eval_start, as the other logs have", _ORDER)
 
 
 def _once(log: Log) -> Complaints:
@@ -93,6 +99,9 @@ def _enclosed(log: Log) -> Complaints:
         yield error(log, f"line {event.line}: eval_accuracy is earlier than run_start", _ORDER)
     for event in late[:1]:
         yield error(log, f"line {event.line}: eval_accuracy is later than run_stop", _ORDER)
+    ends = [event for key in ("epoch_stop", "block_stop", "train_samples") for event in log.all(key)]
+    for event in [event for event in ends if stop is not None and event.time_ms > stop.time_ms + skew][:1]:
+        yield error(log, f"line {event.line}: {event.key} is later than run_stop", _ORDER)
 
 
 def _own_order(log: Log) -> Complaints:
@@ -167,6 +176,18 @@ def _contradictions(log: Log) -> Complaints:
         agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in pairs)
         if 2 * agreeing > len(evaluations):
             yield from _disagreeing(log, key, pairs)
+        others = [event for one, event in pairs if event and samples_of(event) not in (None, one.samples)]
+        if others and not agreeing:
+            text = f"{where(log, others[0])}every {key} has other samples than its eval_accuracy"
+            yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
+        odd = [event for event in log.all(key) if is_number(event.value) and event.value != samples_of(event)]
+        for event in odd[:1]:
+            text = f"{where(log, event)}{key} is {event.value}, its epoch_num {samples_of(event)}"
+            yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
+    for before, after in itertools.pairwise([event for event in log.events if event.key in _BLOCKS]):
+        if before.key == after.key == "block_start" and after.time_ms - before.time_ms > _RANKS_APART_MS:
+            text = f"{where(log, after)}block_start within the block that starts in line {before.line}"
+            yield Complaint(Outcome.WARN, text, _ORDER)
 
 
 def _of(one: LoggedEvaluation, key: str) -> Event | None:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import (
+    ONE_SETTING,
     LoggedEvaluation,
     ResultSet,
     error,
@@ -36,11 +37,15 @@ from mlbert.mlperf.result_set import (
     is_number,
     is_ours,
     samples_before,
+    where,
 )
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 
 _FIRST_MS = 1_514_764_800_000  # 2018-01-01
 _DAY_MS = 86_400_000
+_SECOND_MS = 1000
+_MIN_STAMPS, _MIN_EQUAL = 20, 5
+_ROUND_DAYS = 180  # between the runs of one result; at most 3 in published logs
 _UNITS = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}  # per millisecond
 _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
 _TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
@@ -59,6 +64,25 @@ def check_clock(results: ResultSet) -> Complaints:
             yield wrong
         else:
             yield from _unscored(log)
+            yield from _too_regular(log)
+    starts = [(log, event) for log in results.logs if (event := log.first("run_start"))]
+    usual = statistics.median(event.time_ms for _, event in starts) if starts else 0
+    for log, event in starts:
+        days = abs(event.time_ms - usual) / _DAY_MS
+        if days > _ROUND_DAYS:
+            yield Complaint(Outcome.WARN, f"{where(log, event)}{days:.0f} days from most other runs", ONE_SETTING)
+
+
+def _too_regular(log: Log) -> Complaints:
+    """Find time stamps that no clock gives: whole seconds only, or evaluations equally far apart to a millisecond."""
+    stamps = [event.time_ms for event in log.events]
+    if len(stamps) >= _MIN_STAMPS and not any(stamp % _SECOND_MS for stamp in stamps):
+        yield Complaint(Outcome.WARN, f"{where(log)}every time_ms is a whole second", _MS)
+    stamps = [one.event.time_ms for one in evaluations_of(log)]
+    intervals = {after - before for before, after in itertools.pairwise(stamps)}
+    if len(stamps) > _MIN_EQUAL and len(intervals) == 1:
+        text = f"{where(log)}all {len(stamps)} evaluations are {intervals.pop():.10g} ms apart, to the millisecond"
+        yield Complaint(Outcome.WARN, text)
 
 
 def check_overlap(results: ResultSet) -> Complaints:
@@ -148,7 +172,7 @@ _MIN_INTERVALS, _MIN_RUNS = 4, 3
 # Shorter intervals come from trial runs, where one CPU stall multiplies the time.
 _NOISY_OURS_MS, _NOISY_MS = 2000, 1000
 _BEFORE = ("start", "evaluation before")
-_MIN_EVALUATION_MS = 20  # below, the clock's resolution shows
+_MIN_EVALUATION_MS = {True: 100, False: 20}  # keyed by is_ours: below, one stall of a shared CPU changes the median
 _SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
 _NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
 
@@ -309,7 +333,7 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
             yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _TIMED if is_ours(log) else "")
             continue
         shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
-        if shortest is None or usual < _MIN_EVALUATION_MS or ms > _SHORT * usual:
+        if shortest is None or usual < _MIN_EVALUATION_MS[is_ours(log)] or ms > _SHORT * usual:
             continue
         text = f"line {shortest.event.line}: an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
         if ms < usual * (_TOO_SHORT if is_ours(log) else _TOO_SHORT_OTHERS):

@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mlbert.host.json_files import parse_json
 from mlbert.host.provenance import recipe_file
 from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
+from mlbert.mlperf.rules import REFERENCE_MODEL
 
 _CODE = "rules: the code of a result is submitted with it"
+_REFERENCE = "rules, BERT closed: the reference's model"
 _FILED = "rules: results/<system> and systems/<system>.json are of the system that ran"
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 _STATUSES = {
@@ -163,6 +166,11 @@ def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
             yield Complaint(outcome, f"{where(log, event)}{event.key} {name} is not in the tree", _CODE)
         elif hashlib.sha256(text.encode()).hexdigest() != digest:
             yield Complaint(outcome, f"{where(log, stated)}{name} is another file: {stated.key} differs", _CODE)
+        elif event.key == "model_shape" and log.value("submission_division") == "closed":
+            shape = parse_json(text)
+            for key, wanted in REFERENCE_MODEL.items():
+                if key in shape and shape[key] != wanted:
+                    yield error(log, f"{name}: {key} is {shape[key]}, closed requires {wanted}", _REFERENCE, event)
     recipe = log.first("recipe")
     if recipe is not None and sources.text(recipe_file(str(recipe.value))) is None:
         text = f"{where(log, recipe)}recipe {recipe.value!r}: {recipe_file(str(recipe.value))} is not in the tree"

@@ -17,7 +17,7 @@ from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours, setting, where
+from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_number, is_ours, setting, where
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
@@ -31,6 +31,7 @@ _OWN_KEYS = frozenset(
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MAX_WORDS = 60
+_MIN_SERIES = 8  # runs, of which one order in 20,000 is sorted
 _MIN_OTHERS = 3  # other logs that must agree before one counts as different
 _MIN_MOVED, _MOVED_SHARE = 3, 0.5  # number and fraction of keys logged at other lines
 _SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
@@ -154,18 +155,30 @@ def check_seeds(results: ResultSet) -> Complaints:
         seeds = log.all("seed")
         if len(seeds) != 1 and is_ours(log):
             yield error(log, f"logs {len(seeds)} seeds, not one", OWN_FORM)
+        elif len({event.value for event in seeds}) > 1:
+            text = f"{where(log, seeds[1])}seed {seeds[1].value!r}, but {seeds[0].value!r} in line {seeds[0].line}"
+            yield Complaint(Outcome.WARN, text, _SEED_RULE)
         elif not seeds:
             outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
             yield Complaint(outcome, f"{log.path.name}: logs no seed", _SEED_RULE)
         for event in seeds if not is_ours(log) else seeds[:1]:
             uses[_seed_of(log, event)].append((log, event))
     is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
+    values = sorted(seed for log in results.logs if is_number(seed := log.value("seed")))
+    if len(values) >= _MIN_SERIES and len({after - before for before, after in itertools.pairwise(values)}) == 1:
+        yield Complaint(Outcome.WARN, f"the seeds {values[0]} to {values[-1]} are evenly spaced", _SEED_RULE)
     for (seed, *_), found in uses.items():
         yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
 
 
 def check_series(results: ResultSet) -> Complaints:
-    """This code's runs form one series by EXPERIMENT, without duplicates or gaps."""
+    """The runs are one series: not chosen or sorted by time, and this code's without duplicates or gaps."""
+    minutes = [log.minutes or 0 for log in results.logs]
+    if len(minutes) >= _MIN_SERIES and minutes in (sorted(minutes), sorted(minutes, reverse=True)):
+        yield Complaint(Outcome.WARN, "the logs are in the order of their times, not of their runs", _SERIES_RULE)
+    total = max((n for log in results.logs if is_number(n := log.value("experiments"))), default=0)
+    if total > max(len(results.logs), _MIN_SERIES):
+        yield Complaint(Outcome.WARN, f"the series has {total} runs, here are {len(results.logs)}", _SERIES_RULE)
     runs: dict[int, Log] = {}
     for log in results.logs:
         number = setting(log, "EXPERIMENT")

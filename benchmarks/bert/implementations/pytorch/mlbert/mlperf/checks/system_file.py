@@ -220,12 +220,12 @@ def _software(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
         yield "framework", f"is {framework!r}, the logs ran {name} {ran}{place}"
     stack = system.text("other_software_stack")
     for package, version in {**packages, "Python": log.value("python")}.items():
-        found = re.search(rf"(?<![\w-]){re.escape(package)} (\d\S*?)(?=,|;|\s|$)", stack)
+        found = re.search(rf"(?<![\w-]){re.escape(package)}:? (\d\S*?)(?=,|;|\s|$)", stack)
         if found and version and _version(found[1]) != _version(str(version)):
             yield "other_software_stack", f"says {found[0]}, the logs ran {version}"
     platform = str(log.value("platform") or "")
     for key in ("sw_notes", "operating_system", "other_software_stack"):
-        kernel = re.search(r"Linux kernel (\S+?)(?=,|;|\s|$)", system.text(key))
+        kernel = re.search(r"(?:Linux kernel|kernel: Linux) (\S+?)(?=,|;|\s|$)", system.text(key))
         if kernel and platform and not platform.startswith(f"Linux-{kernel[1]}-"):
             yield key, f"says {kernel[0]}, the logs ran on {platform}"
     if platform.startswith("Linux") and re.search(r"windows|macos|darwin", system.text("operating_system").casefold()):
@@ -263,7 +263,7 @@ def _hardware(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
     if isinstance(gpus, dict):
         yield from _gpus(system, gpus)
     stack, driver = system.text("other_software_stack"), str(log.value("gpu_driver") or "none")
-    found = re.search(r"NVIDIA driver (\d[\d.]*)", stack)
+    found = re.search(r"NVIDIA driver:? (\d[\d.]*)", stack)
     if found and found[1] != driver and driver != "none":
         yield "other_software_stack", f"says {found[0]}, the logs ran with {driver}"
 

@@ -15,7 +15,7 @@ from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours, where
-from mlbert.mlperf.rules import BENCHMARK, NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY
+from mlbert.mlperf.rules import BENCHMARK, NUM_EVAL_SAMPLES, REFERENCE_MODEL, TARGET_MLM_ACCURACY
 
 _CACHES = "rules: caches are cleared before a run"
 _CLEAR = "cache_clear"
@@ -110,6 +110,18 @@ _MACHINES = ("number_of_nodes", "accelerators_per_node")
 _OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
 _OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
 _MAX_PADDING = 1000  # an evaluation may be padded to full batches
+_WANTED = {
+    **REFERENCE_MODEL,
+    "dropout": 0.1,
+    "opt_gradient_clip_norm": 1.0,
+    "opt_lamb_learning_rate_decay_poly_power": 1.0,
+    "max_sequence_length": 512,
+    "max_predictions_per_seq": 76,
+}
+_PRECISION = "precision"
+_FORMATS = re.compile(r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])")
+_LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
+_NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
 _SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
 _MOST_SAMPLES = 1e12
 
@@ -162,6 +174,7 @@ def check_values(results: ResultSet) -> Complaints:
         yield from _schedule(log, results.wanted_division == "closed")
         yield from _accumulation(log, results.wanted_division == "closed")
         yield from _shares(log, results.system)
+        yield from _step_numbers(log)
 
 
 def check_single_lines(results: ResultSet) -> Complaints:
@@ -274,6 +287,19 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
         yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
 
 
+def _step_numbers(log: Log) -> Iterable[Complaint]:
+    """Check that the steps logged beside an accuracy are those of its samples."""
+    batch = _number(log, _BATCH)
+    for event in log.all("eval_accuracy"):
+        steps, samples = ((event.metadata or {}).get(key) for key in ("step_num", "epoch_num"))
+        if batch is None or not is_number(steps) or not is_number(samples):
+            continue
+        if max(steps * batch, samples) > _SCHEDULE_SLACK * min(steps * batch, samples):
+            text = f"{where(log, event)}step_num {steps} of {batch:g} sequences, but epoch_num {samples}"
+            yield Complaint(Outcome.WARN, text, _MEANING)
+            return
+
+
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
     event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
@@ -298,6 +324,9 @@ def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
 
 
 def _closed(log: Log) -> Iterable[Complaint]:
+    tensors = {str((event.metadata or {}).get("tensor")) for event in log.all("weights_initialization")}
+    if tensors and len(tensors) != _NUM_TENSORS:
+        yield error(log, f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED)
     for event in log.events:
         if problem := _not_closed(event):
             yield error(log, f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
@@ -312,14 +341,12 @@ def _not_closed(event: Event) -> str:
         return "which LAMB does not have"
     if key == "opt_learning_rate_decay_schedule" and any(word in str(value).casefold() for word in _OTHER_SCHEDULES):
         return "closed requires polynomial decay"
-    wanted = {
-        "opt_gradient_clip_norm": 1.0,
-        "opt_lamb_learning_rate_decay_poly_power": 1.0,
-        "max_sequence_length": 512,
-        "max_predictions_per_seq": 76,
-    }
-    if key in wanted and value != wanted[key]:
-        return f"closed requires {wanted[key]:g}"
+    if key in _WANTED and value != _WANTED[key]:
+        return f"closed requires {_WANTED[key]:g}"
+    if key == _PRECISION and not _FORMATS.match(str(value)):
+        return "a number format that v5.0 does not approve"
+    if key == _RATE and is_number(value) and value > _LARGEST_RATE:
+        return f"with LAMB nothing is learnt above {_LARGEST_RATE}"
     if key == "target_accuracy" and is_number(value) and value < TARGET_MLM_ACCURACY:
         return f"closed requires {TARGET_MLM_ACCURACY}"
     if key == "starting_weights" and value == "none":
