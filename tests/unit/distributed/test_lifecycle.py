@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mlbert.distributed.health import Stage
-from mlbert.distributed.lifecycle import Lifecycle, Terminated, exit_status
+from mlbert.distributed import health, lifecycle
+from mlbert.distributed.channel import Channel
+from mlbert.distributed.health import HANG_SECONDS, Stage
+from mlbert.distributed.lifecycle import LOST_RANK, Lifecycle, Terminated, exit_status
 from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
 from mlbert.mlperf.mllog import MLPerfLogger
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +38,7 @@ def log(tmp_path: Path) -> MLPerfLogger:
 
 
 @pytest.fixture
-def lifecycle(log: MLPerfLogger) -> Lifecycle:
+def run(log: MLPerfLogger) -> Lifecycle:
     return Lifecycle(World(), lambda status, reason: log.run_stop(status, {"reason": reason} if reason else {}))
 
 
@@ -41,8 +47,8 @@ def divide_by_zero_after(call: Callable[[str], object], argument: str) -> None:
     _ = 1 / 0
 
 
-def test_an_exception_is_logged_once_and_passed_on(lifecycle: Lifecycle, log: MLPerfLogger) -> None:
-    with pytest.raises(ZeroDivisionError), lifecycle.guard():
+def test_an_exception_is_logged_once_and_passed_on(run: Lifecycle, log: MLPerfLogger) -> None:
+    with pytest.raises(ZeroDivisionError), run.guard():
         divide_by_zero_after(log.start, "run_start")
     *_, last = events(log.path)
     assert (last["key"], last["metadata"]["status"]) == ("run_stop", "aborted")
@@ -51,13 +57,13 @@ def test_an_exception_is_logged_once_and_passed_on(lifecycle: Lifecycle, log: ML
     assert "log.run_stop(status" in source
 
 
-def test_nothing_is_logged_before_run_start_or_after_the_finish(lifecycle: Lifecycle, log: MLPerfLogger) -> None:
-    with pytest.raises(ZeroDivisionError), lifecycle.guard():
+def test_nothing_is_logged_before_run_start_or_after_the_finish(run: Lifecycle, log: MLPerfLogger) -> None:
+    with pytest.raises(ZeroDivisionError), run.guard():
         _ = 1 / 0
     assert events(log.path) == []
     log.start("run_start")
-    with pytest.raises(ZeroDivisionError), lifecycle.guard():
-        divide_by_zero_after(lifecycle.finish, "success")
+    with pytest.raises(ZeroDivisionError), run.guard():
+        divide_by_zero_after(run.finish, "success")
     assert [event["key"] for event in events(log.path)] == ["run_start", "run_stop"]
     assert events(log.path)[-1]["metadata"]["status"] == "success"
 
@@ -66,43 +72,99 @@ def test_a_log_that_cannot_be_closed_hides_no_reason() -> None:
     def full_disk(status: str, reason: str | None) -> None:
         raise OSError("no space left")
 
-    lifecycle = Lifecycle(World(), full_disk)
-    with pytest.raises(ZeroDivisionError), lifecycle.guard():
+    run = Lifecycle(World(), full_disk)
+    with pytest.raises(ZeroDivisionError), run.guard():
         _ = 1 / 0
-    with pytest.raises(OSError, match="no space"), lifecycle.guard():
-        lifecycle.finish("success")
+    with pytest.raises(OSError, match="no space"), run.guard():
+        run.finish("success")
 
 
-def test_one_process_needs_no_watch(lifecycle: Lifecycle) -> None:
-    with lifecycle.guard():
-        assert list(lifecycle.watch.each([1, 2], 0, Stage.COMPUTE, Stage.REDUCE)) == [1, 2]
+def test_one_process_needs_no_watch(run: Lifecycle) -> None:
+    with run.guard():
+        assert list(run.watch.each([1, 2], 0, Stage.COMPUTE, Stage.REDUCE)) == [1, 2]
 
 
-def test_handlers_are_restored(lifecycle: Lifecycle) -> None:
+def test_handlers_are_restored(run: Lifecycle) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with lifecycle.guard():
+    with run.guard():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_warning_ends_the_run_only_where_it_cannot_save(lifecycle: Lifecycle, log: MLPerfLogger) -> None:
-    with pytest.raises(Terminated, match="SIGUSR1"), lifecycle.guard():
+def test_a_warning_ends_the_run_only_where_it_cannot_save(run: Lifecycle, log: MLPerfLogger) -> None:
+    with pytest.raises(Terminated, match="SIGUSR1"), run.guard():
         os.kill(os.getpid(), signal.SIGUSR1)
-    with lifecycle.guard():
+    with run.guard():
         log.start("run_start")
-        lifecycle.accept_warnings()
+        run.accept_warnings()
+        assert not run.warned
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert lifecycle.warned
+        assert run.warned
         time.sleep(0.1)
     assert [event["key"] for event in events(log.path)] == ["run_start"]
 
 
-def test_a_warned_run_leaves_as_sigusr1(lifecycle: Lifecycle, log: MLPerfLogger) -> None:
-    with pytest.raises(Terminated) as ended, lifecycle.guard():  # noqa: PT012
+def test_a_warned_run_leaves_as_sigusr1(run: Lifecycle, log: MLPerfLogger) -> None:
+    with pytest.raises(Terminated) as ended, run.guard():  # noqa: PT012
         log.start("run_start")
-        lifecycle.leave()
+        run.leave()
     assert ended.value.code == 128 + signal.SIGUSR1
     assert events(log.path)[-1]["metadata"]["reason"] == "SIGUSR1"
+
+
+def test_statuses_and_times_are_the_published_ones() -> None:
+    numbers = (lifecycle.SUCCEEDED, lifecycle.FAILED, lifecycle.WRONG_INPUT, LOST_RANK, lifecycle.INTERRUPTED)
+    assert numbers == (0, 1, 2, 3, 130)
+    page = (ROOT / "docs" / "how_a_run_ends.md").read_text()
+    assert f"a rank is silent for {HANG_SECONDS:.0f} s" in page
+    assert f"A process that hangs in a collective {lifecycle.UNWIND_SECONDS:.0f} s after a signal" in page
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_caller_handles_does_not_end_the_run(number: int, run: Lifecycle, log: MLPerfLogger) -> None:
+    caught = []
+    before = signal.signal(number, lambda *_: caught.append(number))
+    try:
+        with run.guard():
+            log.start("run_start")
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
+    finally:
+        signal.signal(number, before)
+    assert caught == [number]
+    assert [event["key"] for event in events(log.path)] == ["run_start"]
+
+
+WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "status", "printed"),
+    [
+        (0, WRONG, None, False),  # the command line prints it
+        (1, WRONG, LOST_RANK, False),
+        (0, ValueError("no"), None, True),
+        (1, ValueError("no"), None, False),
+    ],
+)
+def test_a_rank_leaves_a_mistake_to_rank_0(
+    rank: int,
+    error: Exception,
+    status: int | None,
+    printed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    here, other = socket.socketpair()
+    monkeypatch.setattr(health, "connect", lambda world: {1 - rank: Channel(here)})
+    monkeypatch.setattr(health, "CAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(health, "PERIOD_SECONDS", 0.1)
+    world = SimpleNamespace(rank=rank, world_size=2, host="h", hosts=lambda: ["h", "h"])
+    world.rendezvous = SimpleNamespace(together=lambda name: contextlib.nullcontext())
+    with other, pytest.raises(BaseException) as left, Lifecycle(world, lambda *_: None).guard():  # noqa: PT011
+        raise error
+    assert getattr(left.value, "code", None) == status if status else left.value is error
+    assert ("mlbert: error: rank 0 on h failed after step 0: ValueError: no." in capsys.readouterr().err) == printed
 
 
 def test_only_rank_0_reports_a_missed_target() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from mlbert.distributed.groups import RankGroup, ShardGroups
-from mlbert.distributed.sharding import PART_MULTIPLE, ShardLayout
+from mlbert.distributed.sharding import PART_MULTIPLE, ShardedReducer, ShardLayout
 
 
 def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
@@ -25,7 +28,7 @@ def test_every_element_belongs_to_one_rank(units: int, size: int, block_elements
     length = next(n for n in itertools.count(unit, unit) if n >= block_elements)
     for layout in ranks:
         assert layout.multiple(layout.groups) == unit
-        assert (layout.size, layout.shard_numel * size) == (size, numel)
+        assert layout.size == size
         sizes = [stop - start for start, stop in layout.blocks]
         assert sizes[1:] == [length] * (len(sizes) - 1)
         assert 0 < sizes[0] <= length
@@ -34,6 +37,7 @@ def test_every_element_belongs_to_one_rank(units: int, size: int, block_elements
         assert layout.spans == list(itertools.pairwise(edges))
         shard = layout.take(buffer)
         assert (shard is buffer) == (size == 1)
+        assert len(shard) * size == numel
         for (start, stop), (first, last) in zip(layout.parts, layout.spans, strict=True):
             assert torch.equal(shard[first:last], buffer[start:stop])
     assert torch.equal(torch.cat([layout.take(buffer) for layout in ranks]).sort().values, buffer)
@@ -56,3 +60,11 @@ def test_buckets_hold_the_parameters_that_overlap_them() -> None:
     assert found == [(384, 640, [3, 4]), (128, 384, [1, 2]), (0, 128, [0])]
     (_, _, spanning), *_ = [(b.start, b.stop, list(b.parameters)) for b in layout.buckets([0, 100, 390])]
     assert spanning == [1, 2]
+
+
+@pytest.mark.parametrize(("inside", "between"), list(itertools.product([1, 2], repeat=2)))
+def test_only_a_sum_of_two_collectives_has_steps(inside: int, between: int) -> None:
+    layout = ShardLayout(64, ShardGroups(RankGroup(0, inside), RankGroup(0, between)), 64)
+    world = SimpleNamespace(world_size=inside * between)
+    reducer = ShardedReducer([nn.Parameter(torch.zeros(64))], torch.zeros(64), [0], world, layout, clip_before=None)
+    assert reducer._has_steps() == (inside == between == 2)

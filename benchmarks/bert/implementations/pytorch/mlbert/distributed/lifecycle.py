@@ -161,7 +161,7 @@ class Lifecycle:
     def _report_loss(self, story: str, aloud: bool) -> None:
         """Report a lost rank."""
         if aloud:
-            print(f"mlbert: error: {story}. The run is aborted on every rank.", file=sys.stderr, flush=True)
+            print(f"mlbert: error: {story}. The run is aborted on every rank.", file=sys.stderr)
         self._abort(story)
 
     def _end_process(self) -> NoReturn:
@@ -183,13 +183,13 @@ class Lifecycle:
         replaced = self._install_handlers()
 
         def watch() -> None:
-            while data := receiver.recv(1):
+            while signum := int.from_bytes(receiver.recv(1)):  # 0: the sender is closed
                 # Only the main thread handles a warning: if it hangs, there is nothing to save.
-                if data[0] in replaced and data[0] != WARNING:
+                if signum in replaced and signum != WARNING:
                     self.watch.take_signal()
-                    self._abort_on_rank_0(signal.Signals(data[0]).name)
+                    self._abort_on_rank_0(signal.Signals(signum).name)
                     if not left.wait(UNWIND_SECONDS):
-                        os._exit(BY_SIGNAL + data[0])
+                        os._exit(BY_SIGNAL + signum)
 
         watcher = threading.Thread(target=watch, name="signal-watch", daemon=True)
         previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

@@ -10,6 +10,7 @@ group of one, the shard is the buffer itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -36,16 +37,15 @@ class ShardLayout:
         assert numel % unit == 0, f"{numel} elements are not a multiple of {unit}"
         length = max(unit, -(-block_elements // unit) * unit)
         # Cut from the end, where backward finishes first; the first block takes the remainder.
-        starts = [0, *sorted(range(numel - length, 0, -length))] if numel > length else [0]
+        starts = [0, *sorted(range(numel - length, 0, -length))]
         self.groups, self.size = groups, groups.inside.size
-        self.blocks = list(zip(starts, [*starts[1:], numel], strict=True))  # (start, stop) of each, ascending
+        self.blocks = list(pairwise([*starts, numel]))  # (start, stop) of each, ascending
         self.parts, self.spans = [], []  # (start, stop) of this rank's part of each block: in the buffer, in the shard
         rank, size = groups.inside.rank, groups.inside.size
         for start, stop in self.blocks:
             part = (stop - start) // size
             self.parts.append((start + rank * part, start + (rank + 1) * part))
             self.spans.append((start // size, stop // size))
-        self.shard_numel = numel // size  # the same on all ranks
 
     @classmethod
     def whole(cls, numel: int) -> ShardLayout:
@@ -58,11 +58,11 @@ class ShardLayout:
         return groups.inside.size * PART_MULTIPLE if groups.inside.size > 1 else 1
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Return this rank's shard [shard_numel] of a buffer [numel]: a copy, or the buffer itself if unsharded."""
+        """Return this rank's shard [numel // size] of a buffer [numel]: a copy, or the buffer itself if unsharded."""
         return buffer if self.size == 1 else torch.cat([buffer[start:stop] for start, stop in self.parts])
 
     def gather(self, shard: Tensor) -> Tensor:
-        """Gather all ranks' shards [shard_numel] into a new buffer [numel]; if unsharded, return the shard itself."""
+        """Gather all ranks' shards [numel // size] into a new buffer [numel]; if unsharded, return the shard itself."""
         if self.size == 1:
             return shard
         buffer = shard.new_empty(self.blocks[-1][1])

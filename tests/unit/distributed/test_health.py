@@ -1,0 +1,272 @@
+"""Health monitors of several ranks in one process: real threads and sockets, and processes that end only in name."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from mlbert.distributed import health
+from mlbert.distributed.channel import Channel
+from mlbert.distributed.health import HealthMonitor, Stage
+from mlbert.host.errors import UserError
+
+WAIT_SECONDS = 30.0  # for what must happen
+PERIOD, CAUSE = 0.1, 0.6
+# `end` leaves a watching thread by an exception here, and no process.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Ranks:
+    """Ranks of one run as threads; rank 0 is on host h0.
+
+    Attributes:
+        reports: (rank, sentence, whether it is printed), in the order of the calls.
+        ended: the ranks whose watching thread has ended the process.
+        times: of the reports.
+    """
+
+    def __init__(self, hosts: list[str], hang_seconds: float = 1000.0) -> None:
+        self.reports: list[tuple[int, str, bool]] = []
+        self.times: list[float] = []
+        self.ended: set[int] = set()
+        self.changed = threading.Condition()
+        self._hosts = hosts
+        self.monitors = [self._monitor(rank, hang_seconds) for rank in range(len(hosts))]
+        for rank in range(1, len(hosts)):
+            here, there = socket.socketpair()
+            self.monitors[0].world.channels[rank] = Channel(here)
+            self.monitors[rank].world.channels[0] = Channel(there)
+
+    def _monitor(self, rank: int, hang_seconds: float) -> HealthMonitor:
+        meeting = SimpleNamespace(together=lambda name: contextlib.nullcontext())
+        size = len(self._hosts)
+        world = SimpleNamespace(rank=rank, world_size=size, host=self._hosts[rank], rendezvous=meeting, channels={})
+        world.hosts = lambda: self._hosts
+        return HealthMonitor(world, lambda *words: self._report(rank, *words), lambda: self._end(rank), hang_seconds)
+
+    def _report(self, rank: int, sentence: str, aloud: bool) -> None:
+        with self.changed:
+            self.reports.append((rank, sentence, aloud))
+            self.times.append(time.monotonic())
+
+    def _end(self, rank: int) -> NoReturn:
+        with self.changed:
+            self.ended.add(rank)
+            self.changed.notify_all()
+        self.die(rank)
+        raise SystemExit
+
+    def die(self, rank: int) -> None:
+        """Close a rank's connections as the end of its process would, without a farewell."""
+        monitor = self.monitors[rank]
+        monitor._stopping.set()
+        if monitor._thread is not None and threading.current_thread() is not monitor._thread:
+            monitor._thread.join()
+        for channel in monitor._channels.values():
+            channel._connection.close()
+
+    def wait_for_end(self, rank: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: rank in self.ended, WAIT_SECONDS), (self.ended, self.reports)
+
+    def run(self, bodies: dict[int, Callable[[], object]], absent: int | None = None) -> dict[int, BaseException]:
+        """Run each rank's main thread after step 4, and return what left them. Without a body, it waits for its end."""
+        together, left = threading.Barrier(len(self._hosts) - (absent is not None)), {}
+
+        def be_rank(rank: int) -> None:
+            monitor = self.monitors[rank]
+            try:
+                with monitor.guard():
+                    monitor.mark(3, Stage.READ)
+                    monitor.mark(4, Stage.REDUCE)
+                    together.wait(WAIT_SECONDS)
+                    bodies.get(rank, lambda: self.wait_for_end(rank))()
+            except BaseException as error:
+                left[rank] = error
+
+        threads = [threading.Thread(target=be_rank, args=[n]) for n in range(len(self._hosts)) if n != absent]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * WAIT_SECONDS)
+        assert not any(isinstance(error, AssertionError | threading.BrokenBarrierError) for error in left.values())
+        return left
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("PERIOD", PERIOD), ("LOOK", 0.02), ("CAUSE", CAUSE), ("HEAD_START", 0.2)):
+        monkeypatch.setattr(health, f"{name}_SECONDS", seconds)
+    monkeypatch.setattr(health, "connect", lambda world: world.channels)
+
+
+def fail(error: BaseException) -> Callable[[], NoReturn]:
+    def body() -> NoReturn:
+        raise error
+
+    return body
+
+
+def test_a_dead_rank_is_reported_once_by_rank_0() -> None:
+    ranks = Ranks(["h0", "h0", "h1", "h2"])
+    assert ranks.run({2: lambda: ranks.die(2)}) == {}
+    assert ranks.reports == [(0, "rank 2 on h1 died after step 4", True)]
+    assert ranks.ended == {0, 1, 3}
+
+
+def test_a_dead_rank_0_is_reported_by_rank_1_and_then_by_another_machine() -> None:
+    ranks = Ranks(["h0", "h0", "h0", "h1", "h1"])
+    ranks.run({0: lambda: ranks.die(0)})
+    assert ranks.reports == [(rank, "rank 0 on h0 died after step 4", True) for rank in (1, 3)]
+    assert ranks.times[1] - ranks.times[0] > PERIOD / 2
+    assert ranks.ended == {1, 2, 3, 4}
+
+
+WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "cause", "aloud"),
+    [
+        (0, ValueError("record 17 is\ndamaged."), "ValueError: record 17 is damaged", True),
+        (1, ValueError(), "ValueError", True),
+        (0, WRONG, str(WRONG).rstrip("."), False),  # the command line prints it
+        (1, WRONG, None, True),  # rank 0 makes the same mistake
+        (0, RuntimeError("connection closed"), None, True),
+        (1, RuntimeError("connection closed"), None, True),
+        (1, SystemExit(143), None, True),
+    ],
+)
+def test_a_failure_that_another_rank_probably_caused_waits_for_the_cause(
+    rank: int, error: BaseException, cause: str | None, aloud: bool
+) -> None:
+    ranks = Ranks(["h0", "h1", "h2"])
+    left = ranks.run({rank: fail(error), 2: lambda: (time.sleep(CAUSE / 4), ranks.die(2))})
+    assert left[rank] is error
+    story = f"rank {rank} on h{rank} failed after step 4: {cause}" if cause else "rank 2 on h2 died after step 4"
+    assert ranks.reports == [(0, story, aloud)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_collective_without_another_cause_is_reported(rank: int) -> None:
+    ranks = Ranks(["h0", "h1", "h2"])
+    ranks.run({rank: fail(RuntimeError("connection closed"))})
+    story = f"rank {rank} on h{rank} failed after step 4: RuntimeError: connection closed"
+    assert ranks.reports == [(0, story, True)]
+    assert ranks.ended == {0, 1, 2}
+
+
+def test_a_failure_before_the_first_step() -> None:
+    ranks = Ranks(["h0", "h1"])
+    ranks.monitors[1].mark = lambda step, stage: None
+    ranks.run({1: fail(ValueError())})
+    assert ranks.reports == [(0, "rank 1 on h1 failed after step 0: ValueError", True)]
+
+
+def test_a_signal_to_rank_0_ends_the_others_without_a_report() -> None:
+    ranks = Ranks(["h0", "h1", "h2"])
+    ranks.run({0: fail(KeyboardInterrupt())})
+    assert (ranks.reports, ranks.ended) == ([], {1, 2})
+
+
+def test_ranks_that_fail_because_of_the_same_signal_are_not_reported() -> None:
+    ranks = Ranks(["h0", "h1", "h2"])
+    ranks.monitors[0].take_signal()
+    ranks.run({0: lambda: (ranks.wait_for_end(2), time.sleep(CAUSE)), 1: fail(RuntimeError("closed"))})
+    assert ranks.reports == []
+
+
+def test_ranks_that_finish_are_not_reported() -> None:
+    ranks = Ranks(["h0", "h1", "h2"])
+    done = {rank: lambda rank=rank: time.sleep(rank * 2 * PERIOD) for rank in range(3)}
+    assert ranks.run(done) == {}
+    assert (ranks.reports, ranks.ended) == ([], set())
+    alone = Ranks(["h0"])
+    alone.run({0: lambda: None})
+    assert not alone.monitors[0].joined
+
+
+def test_a_hanging_rank_is_reported() -> None:
+    ranks = Ranks(["h0", "h1", "h2"], hang_seconds=2.0)
+    ranks.run({1: lambda: (ranks.monitors[1].mark(4, Stage.COMPUTE), ranks.wait_for_end(1))})
+    ((rank, story, _),) = ranks.reports
+    assert (rank, story[: story.index(",")]) == (0, "rank 1 on h1 hangs after step 4 (COMPUTE")
+
+
+@pytest.mark.parametrize("stage", [Stage.READ, Stage.CHECKPOINT])
+def test_a_silent_rank_0_is_reported_unless_this_rank_is_in_a_long_stage(stage: Stage) -> None:
+    ranks = Ranks(["h0", "h1"], hang_seconds=0.3)
+    in_stage = {1: lambda: (ranks.monitors[1].mark(5, stage), time.sleep(1.5))}
+    ranks.run(in_stage, absent=0)
+    assert [story for _, story, _ in ranks.reports] == ["rank 0 on h0 is silent after step 5 (1 s)"] * (
+        stage == Stage.READ
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "pause", "longest", "heard", "story"),
+    [
+        ("COMPUTE READ REDUCE", 24, 0, 0, None),
+        ("COMPUTE READ REDUCE", 26, 0, 0, "rank 1 on h1 hangs after step 5 (READ, 26 s)"),
+        ("COMPUTE READ REDUCE", 39, 4, 0, None),
+        ("COMPUTE READ REDUCE", 41, 4, 0, "rank 1 on h1 hangs after step 5 (READ, 41 s)"),
+        ("COMPUTE READ CHECKPOINT", 599, 0, 0, None),
+        ("COMPUTE READ CHECKPOINT", 601, 0, 0, "rank 1 on h1 hangs after step 5 (READ, 601 s)"),
+        ("COMPUTE READ REDUCE", 0, 0, 24, None),
+        ("COMPUTE READ REDUCE", 0, 0, 26, "rank 2 on h2 is silent after step 5 (26 s)"),
+        ("SETUP READ REDUCE", 0, 0, 599, None),
+        ("SETUP READ REDUCE", 0, 0, 601, "rank 2 on h2 is silent after step 5 (601 s)"),
+    ],
+)
+@pytest.mark.parametrize("in_first_step", [False, True])
+def test_limits(
+    stages: str, pause: float, longest: float, heard: float, story: str | None, in_first_step: bool
+) -> None:
+    ranks = Ranks(["h0", "h1", "h2"], health.HANG_SECONDS)
+    monitor, now = ranks.monitors[0], time.monotonic()
+    monitor._hosts = ["h0", "h1", "h2"]
+    monitor.mark(5 if in_first_step else 4, Stage.READ)
+    peers = [health._Peer(n, health._Place(5, Stage[name]), now - pause) for n, name in enumerate(stages.split())]
+    peers[2].heard = now - heard
+    with contextlib.suppress(SystemExit):
+        monitor._check_hang(peers[0], peers[1:], health._Pauses(longest))
+    expected = [] if story is None or (in_first_step and 25 < pause < 600) else [(0, story, True)]
+    assert ranks.reports == expected
+
+
+def test_pauses_and_stages() -> None:
+    pauses = health._Pauses()
+    for pause, longest in ((1, 0), (2, 0), (2, 0), (0, 2), (1, 2), (0, 2), (3, 2), (0, 3)):
+        pauses.see(pause)
+        assert pauses.longest == longest
+    assert [int(stage) for stage in Stage] == list(range(11))
+    monitor = Ranks(["h0"]).monitors[0]
+    places = [monitor._current_place() for _ in monitor.each("ab", 7, Stage.READ, Stage.COMPUTE)]
+    assert [(place.step, place.stage) for place in (*places, monitor._current_place())] == [
+        (7, Stage.READ),
+        (7, Stage.READ),
+        (7, Stage.COMPUTE),
+    ]
+    assert len({place.marks for place in places}) == 2  # progress within one stage
+
+
+@pytest.mark.parametrize(("clock", "seconds"), list(itertools.product(["looked", "looked_at_clock"], [4.5, 5.5])))
+def test_a_rank_that_was_suspended_reports_itself(clock: str, seconds: float) -> None:
+    ranks, presence = Ranks(["h0"]), health._OwnPresence()
+    setattr(presence, clock, getattr(presence, clock) - seconds)
+    assert presence.look() == presence.is_doubtful == (seconds > 5)
+    assert not presence.look()
+    monitor = ranks.monitors[0]
+    monitor.mark(4, Stage.READ)
+    with pytest.raises(SystemExit):
+        monitor.report_lost("rank 1 on h1 died after step 4", presence)
+    doubtful = "rank 0 on h0 stood still for 6 s after step 4, and the others went on without it"
+    assert ranks.reports == [(0, doubtful if seconds > 5 else "rank 1 on h1 died after step 4", True)]
