@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import resolve
@@ -103,24 +101,6 @@ def test_benchmark_rate_drops_at_the_end_of_the_warmup() -> None:
     schedule = polynomial(2.88293e-3, 57, -15, 120, 1.0)
     assert schedule(41) == pytest.approx(2.83e-3, abs=1e-5)
     assert schedule(42) == pytest.approx(1.87e-3, abs=1e-5)
-
-
-@given(st.integers(0, 400), st.integers(0, 100), st.integers(-100, 0), st.integers(1, 200), st.floats(0.1, 3))
-def test_polynomial_stays_between_zero_and_the_base_rate(step, warmup, start, max_steps, power) -> None:
-    assert 0.0 <= polynomial(1.0, warmup, start, max_steps, power)(step) <= 1.0
-
-
-@given(st.integers(0, 300), st.integers(0, 50), st.integers(1, 50), st.integers(100, 200), st.floats(0, 1))
-def test_decays_stay_within_bounds_and_end_at_the_end_rate(step, warmup, decay, max_steps, end) -> None:
-    common = {"base_lr": 1.0, "warmup_steps": warmup, "max_steps": max_steps, "decay_end": max_steps, "end_lr": end}
-    for schedule in (
-        Linear(**common),
-        Cosine(**common),
-        WarmupStableDecay(**common, decay_steps=decay),
-        Polynomial(**common, power=1.0),
-    ):
-        assert -1e-12 <= schedule(step) <= 1.0 + 1e-12
-        assert schedule(max_steps) == schedule(max_steps + 7) == pytest.approx(end, abs=1e-12)
 
 
 def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero() -> None:

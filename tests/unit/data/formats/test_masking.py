@@ -110,17 +110,3 @@ def test_unknown_tokens_are_masked_and_boundaries_are_not():
         seen.update(positions)
         assert set(labels) == {UNK}
     assert seen == {1, 2, 4}
-
-
-def test_shares_of_mask_keep_and_random():
-    rng, tokens = random.Random(1), [CLS, *range(5, 505), SEP]
-    kinds = {"mask": 0, "kept": 0, "random": 0}
-    for _ in range(400):
-        masked, positions, labels = mask_tokens(tokens, RULE, rng)
-        for position, label in zip(positions, labels, strict=True):
-            kind = "mask" if masked[position] == MASK else "kept" if masked[position] == label else "random"
-            kinds[kind] += 1
-    total = sum(kinds.values())
-    assert kinds["mask"] / total == pytest.approx(0.8, abs=0.012)
-    assert kinds["kept"] / total == pytest.approx(0.1, abs=0.009)
-    assert kinds["random"] / total == pytest.approx(0.1, abs=0.009)

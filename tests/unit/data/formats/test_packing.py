@@ -75,11 +75,6 @@ def test_fills_the_benchmarks_lengths_with_three_to_a_pack(count):
     assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= 0.993
 
 
-def test_a_small_set_is_filled_almost_as_well():
-    lengths = wikipedia_like(20_000)
-    assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= 0.99
-
-
 def test_best_fit_by_hand():
     """3 goes to 5 before 4, the other 3 to 4, 1 to (4, 3) before (2), and the second 1 to (2)."""
     histogram = np.bincount([8, 5, 4, 3, 3, 2, 1, 1], minlength=9)

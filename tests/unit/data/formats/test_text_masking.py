@@ -18,7 +18,7 @@ COLLATOR = {
     0.3: {"eligible": 1018568, "selected": 305022, "masked": 244182, "same": 30470, "random_diff": 30370},
 }
 # Chi-square that is exceeded with a chance of 1e-6, by degrees of freedom.
-LIMITS = {1: 23.93, 3: 30.66, 15: 56.5, 127: 215.0}
+LIMITS = {1: 23.93, 15: 56.5, 127: 215.0}
 
 
 def sequences(count: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -96,19 +96,6 @@ def test_masks_equal_their_definition(seed, step, rate):
         assert one.masked_positions.tolist() == [position for position, *_ in expected]
         assert one.tokens[one.masked_positions].tolist() == [new for _, new, _ in expected]
         assert one.masked_labels.tolist() == [label for *_, label in expected]
-
-
-@pytest.mark.parametrize("rate", [0.15, 0.3])
-@pytest.mark.parametrize("step", [0, 1, 12_345_678])
-def test_rates(rate, step):
-    tokens, offsets = sequences(8000, 128)
-    found = counts(tokens, RULE(tokens, offsets, step, np.arange(8000), rate))
-    assert found["special_selected"] == 0
-    of_all = np.array([found["selected"], found["eligible"] - found["selected"]])
-    assert chi_square(of_all, found["eligible"] * np.array([rate, 1 - rate])) < LIMITS[1]
-    shares = np.array([0.8 + 0.1 / VOCAB, 0.1 + 0.1 / VOCAB, 0.1 - 0.2 / VOCAB])
-    kinds = np.array([found["masked"], found["same"], found["random_diff"]])
-    assert chi_square(kinds, found["selected"] * shares) < LIMITS[3]
 
 
 @pytest.mark.parametrize("rate", COLLATOR)
