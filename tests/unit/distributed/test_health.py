@@ -91,6 +91,7 @@ class Ranks:
                     bodies.get(rank, lambda: self.wait_for_end(rank))()
             except BaseException as error:
                 left[rank] = error
+            self.die(rank)
 
         threads = [threading.Thread(target=be_rank, args=[n]) for n in range(len(self._hosts)) if n != absent]
         for thread in threads:

@@ -237,7 +237,7 @@ def test_the_line_is_there_although_the_main_thread_hangs(tmp_path: Path) -> Non
     process, path = start(tmp_path, HANG)
     try:
         time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 10
         while len(events(path)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)

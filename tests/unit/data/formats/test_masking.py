@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.formats.masking import (
@@ -69,8 +70,9 @@ def test_shuffle_is_the_standard_librarys(size, seed):
     words=st.lists(st.integers(5, 999), min_size=2, max_size=520),
     cut=st.integers(1, 519),
     seed=st.integers(0, 10**9),
-    vocab_size=st.sampled_from([8, 1000]),
+    vocab_size=st.sampled_from([2, 1000]),
 )
+@example(words=[*range(5, 505)], cut=200, seed=1, vocab_size=2)
 @settings(max_examples=100)
 def test_mask_equals_its_definition(words, cut, seed, vocab_size):
     rule = dataclasses.replace(RULE, vocab_size=vocab_size)
@@ -92,6 +94,17 @@ def test_truncate_equals_its_definition(first, second, limit, seed):
     ours, theirs = random.Random(seed), random.Random(seed)
     assert truncate_pair(first, second, limit, ours) == plain_truncate(first, second, limit, theirs)
     assert ours.getstate() == theirs.getstate()
+
+
+def test_draws_on_the_limit() -> None:
+    class Limits(random.Random):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.random = itertools.cycle([0.8, 0.5]).__next__
+
+    tokens = [CLS, *range(5, 505), SEP]
+    assert mask_tokens(tokens, RULE, Limits()) == plain_mask(tokens, RULE, Limits())
+    assert truncate_pair(tokens, tokens, 99, Limits()) == plain_truncate(tokens, tokens, 99, Limits())
 
 
 def test_numbers_of_the_benchmark() -> None:

@@ -220,12 +220,14 @@ def test_sizes_that_do_not_fit_each_other(tmp_path: Path, rows: Ragged, sizes: d
 def test_smallest_and_largest_widths(tmp_path: Path, rows: Ragged, tokens: int, predictions: int) -> None:
     few = rows.take(np.flatnonzero(np.diff(rows.masked_offsets) <= predictions)[:2])
     info = describe(write_mds(tmp_path / "set", few, tokens, predictions))
-    assert (info.max_seq_length, info.max_predictions) == (tokens, predictions)
+    assert f"{info.max_seq_length} {info.max_predictions}" == f"{tokens} {predictions}"
 
 
 def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path: Path, cache: Path, rows: Ragged) -> None:
     other = {"masked_lm_ids": 16, "masked_lm_positions": 24}
-    folder = sizes_in(write_mds(tmp_path / "set", rows.slice(0, 9)), "shard.00000.mds", 4, other)
+    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
+    for sample in (4, 6):
+        sizes_in(folder, "shard.00000.mds", sample, other)
     with user_error("data.mixed", folder / "shard.00000.mds", wording=False) as failure:
         open_store(folder)
     assert "sample 4 has columns of other sizes" in str(failure.value)

@@ -183,11 +183,10 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
 def _widths(folder: Path, shard: ShardInfo) -> Widths:
     """Return the widths of a shard's first sample."""
     path = folder / shard.raw.name
-    first = UINT32.itemsize * (shard.num_samples + 2)
-    head = _head(folder, shard, first)
-    start = int(head[UINT32.itemsize :][: UINT32.itemsize].view(UINT32)[0]) if len(head) == first else 0
+    # The number of samples, and where the first one starts. A start that is wrong leads to sizes that do not fit.
+    start = int.from_bytes(_head(folder, shard, 2 * UINT32.itemsize)[UINT32.itemsize :].tobytes(), "little")
     sizes = _head(folder, shard, start + _HEAD)[start:]
-    if len(sizes) != _HEAD or start < first:
+    if len(sizes) != _HEAD:
         raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
     widths = Widths(slots[0], slots[2])
