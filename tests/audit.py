@@ -63,6 +63,13 @@ def system_of(logs: Sequence[Path]) -> Path:
     return logs[0].parents[3] / "systems" / f"{logs[0].parents[1].name}.json"
 
 
+def expect(found: dict[str, tuple[Outcome, str]], check: str, outcome: Outcome, *words: str) -> None:
+    """Assert that a check has this outcome and that its message contains all of these words."""
+    assert found[check][0] is outcome, found[check]
+    for part in words:
+        assert part in found[check][1], found[check]
+
+
 def report(
     logs: Sequence[Path], tree: Path | None = None, division: str | None = None
 ) -> dict[str, tuple[Outcome, str]]:

@@ -104,10 +104,21 @@ def report(runs: list[Run], folder: Path, **about: Any) -> Report:
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
 
 
-def expect_fault_of_another_program(fault: tuple[Edit, Outcome, str, str], folder: Path) -> None:
+Faults = dict[str, tuple[Edit, str]]
+
+
+def by_name(faults: dict[tuple[str, Outcome], Faults]) -> dict[str, tuple[Edit, Outcome, str, str]]:
+    """Flatten faults that are grouped by the check that finds them and its outcome."""
+    return {
+        f"{check}: {name}": (edit, outcome, check, words)
+        for (check, outcome), group in faults.items()
+        for name, (edit, words) in group.items()
+    }
+
+
+def expect_fault(fault: tuple[Edit, Outcome, str, str], runs: list[Run], folder: Path) -> None:
     """Assert that a check reports an edit of run 3 with this outcome, its file, a line number and these words."""
     edit, expected, check, words = fault
-    runs = simulated(1)
     edit(runs)
     outcome, message = report(runs, folder)[check]
     assert outcome is expected, message

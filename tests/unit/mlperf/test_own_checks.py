@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from audit import expect
 from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
@@ -82,13 +83,6 @@ MUTATIONS = {
     "other division": ("submission_division", '"closed"', '"open"', "division", "says 'open', not 'closed'"),
     "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
     "no status": ("run_stop", '"status"', '"state"', "status", "status is None"),
-    "time goes back": ("epoch_stop", r'"time_ms": \d+', '"time_ms": 5', "time stamps", "time goes back at epoch_stop"),
-    "other rate": ("opt_base_learning_rate", "0.000425", "0.0005", "same settings", "is 0.0005, in"),
-    "other batch": ("global_batch_size", "448", "450", "same settings", "global_batch_size is 450"),
-    "other organisation": ("submission_org", "SomeOrg", "Other", "same settings", "'Other'"),
-    "text for a number": ("opt_lamb_beta_1", r"0\.9", '"0.9"', "plain numbers", "'0.9' is not a plain number"),
-    "yes for a number": ("train_samples", r'"value": \d+', '"value": true', "plain numbers", "True is not"),
-    "not a number": ("eval_accuracy", '"value": [0-9.]+', '"value": NaN', "plain numbers", "nan is not"),
     "fraction of an epoch": (
         "eval_accuracy",
         r'"epoch_num": (\d+)',
@@ -96,10 +90,6 @@ MUTATIONS = {
         "plain numbers",
         "not a count",
     ),
-    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "seed 2 is in result_1.txt, line "),
-    "off the grid": ("eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1', "evaluations", "the grid says 150000"),
-    "few samples evaluated": ("eval_samples", "10000", "100", "evaluations", "eval_samples is 100"),
-    "trained less": ("train_samples", r'"value": \d+', '"value": 2000000', "evaluations", "but trained on 2000000"),
 }
 
 
@@ -116,14 +106,6 @@ def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: li
     assert outcome is Outcome.ERROR
     assert words in found
     assert "result_1.txt" in found
-
-
-def test_a_schedule_with_gaps_is_off_the_grid(tmp_path: Path, new_log: Callable[..., Path]) -> None:
-    path = new_log(tmp_path / "result_0.txt")
-    lines = path.read_text().splitlines(keepends=True)
-    third = [n for n, line in enumerate(lines) if '"eval_accuracy"' in line][2]
-    path.write_text("".join(lines[:third] + lines[third + 1 :]))
-    assert "evaluation 3 is at " in _complaining([path])["evaluations"][1]
 
 
 def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path) -> None:
@@ -195,7 +177,10 @@ def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -
     _claim(three_logs)
     _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
     _edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
-    outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root)["call sites"]
-    assert outcome is Outcome.WARN
-    assert "tests/unit/mlperf/conftest.py:100000 is not in the tree" in words
-    assert "/etc/passwd" in words
+    expect(
+        _complaining(three_logs, system=SYSTEM, tree=tree_root),
+        "call sites",
+        Outcome.WARN,
+        "tests/unit/mlperf/conftest.py:100000 is not in the tree",
+        "/etc/passwd",
+    )

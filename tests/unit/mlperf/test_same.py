@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, report, shift, simulated
+from edited_logs import (
+    OWN_LOGS,
+    Edit,
+    Run,
+    committed,
+    configure,
+    each,
+    expect_fault,
+    nth,
+    put,
+    report,
+    shift,
+    simulated,
+)
 from mlbert.mlperf.checks.duplicate_runs import check_copies_between
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import Log, read_log
@@ -96,11 +109,7 @@ OURS = {
 @pytest.mark.parametrize("name", OURS)
 def test_a_run_that_does_not_belong_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     edit, check, words = OURS[name]
-    runs = committed(tree_root / OWN_LOGS)
-    edit(runs)
-    outcome, said = report(runs, tmp_path)[check]
-    assert outcome is Outcome.ERROR
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
+    expect_fault((edit, Outcome.ERROR, check, words), committed(tree_root / OWN_LOGS), tmp_path)
 
 
 @pytest.mark.parametrize("system", ["cpu_demo", "cpu_cluster", "tf2_cpu_demo"])
@@ -187,11 +196,7 @@ def other_data(runs: list[Run]) -> None:
     ],
 )
 def test_another_version_or_other_data_of_another_program(edit: Edit, words: str, tmp_path: Path) -> None:
-    runs = simulated(5)
-    edit(runs)
-    outcome, said = report(runs, tmp_path)["same settings"]
-    assert outcome is Outcome.WARN
-    assert re.search(r"^result_3\.txt: line \d+: " + re.escape(words), said), said
+    expect_fault((edit, Outcome.WARN, "same settings", words), simulated(5), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +211,7 @@ def test_another_version_or_other_data_of_another_program(edit: Edit, words: str
     ],
 )
 def test_copies_of_other_programs_are_found(edit: Edit, words: str, tmp_path: Path) -> None:
-    runs = simulated(5)
-    edit(runs)
-    outcome, said = report(runs, tmp_path)["copies"]
-    assert outcome is Outcome.ERROR
-    assert re.search(r"result_3\.txt: line \d+: \d+ " + re.escape(words[3:] if words[0] == "1" else words), said), said
+    expect_fault((edit, Outcome.ERROR, "copies", words), simulated(5), tmp_path)
 
 
 def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from audit import ROOT, add_line, copy_of_ours, edit, report, system_of
+from audit import ROOT, add_line, copy_of_ours, edit, expect, report, system_of
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
 
@@ -106,9 +106,7 @@ def test_a_mutation_is_found_and_its_file_named(mutation: tuple[dict[str, Any], 
 def test_a_field_that_is_there_twice(ours: list[Path]) -> None:
     path = system_of(ours)
     path.write_text(path.read_text().replace('"cooling"', '"number_of_nodes": "2",\n  "cooling"'))
-    outcome, text = report(ours, ROOT)["system description"]
-    assert outcome is Outcome.ERROR
-    assert "number_of_nodes occurs 2 times: ['1', '2']" in text
+    expect(report(ours, ROOT), "system description", Outcome.ERROR, "number_of_nodes occurs 2 times: ['1', '2']")
 
 
 def test_a_field_of_nobodys_is_a_note(ours: list[Path]) -> None:
@@ -141,10 +139,7 @@ def test_others_fill_in_as_they_like(published: list[Path]) -> None:
     ],
 )
 def test_a_description_of_another_size_or_submitter(changes, check, words, published) -> None:
-    outcome, text = describe(published, **changes)[check]
-    assert outcome is Outcome.WARN
-    assert "result_0.txt: line " in text
-    assert words in text
+    expect(describe(published, **changes), check, Outcome.WARN, "result_0.txt: line ", words)
 
 
 def test_counts_of_any_length_are_read(published: list[Path]) -> None:
@@ -153,17 +148,23 @@ def test_counts_of_any_length_are_read(published: list[Path]) -> None:
 
 def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
     edit(ours[0], "packages", r"\+cpu", "+cu130")
-    outcome, text = report(ours, ROOT)["machine"]
-    assert outcome is Outcome.ERROR
-    assert "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line " in text
-    assert "warning: result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran" in text
+    expect(
+        report(ours, ROOT),
+        "machine",
+        Outcome.ERROR,
+        "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line ",
+        "warning: result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran",
+    )
 
 
 def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
     edit(ours[0], "ops", r'\\"native\\"', r'\\"triton\\"')
-    outcome, text = report(ours, ROOT)["machine"]
-    assert outcome is Outcome.ERROR
-    assert "result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran kernels" in text
+    expect(
+        report(ours, ROOT),
+        "machine",
+        Outcome.ERROR,
+        "result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran kernels",
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,7 @@ def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
 )
 def test_the_machine_named_by_newer_logs(key: str, value: str, changes: dict, words: str, ours: list[Path]) -> None:
     add_line(ours[0], "ranks", key, value)
-    outcome, text = describe(ours, **changes)["machine"]
-    assert outcome is Outcome.ERROR
-    assert words in text
+    expect(describe(ours, **changes), "machine", Outcome.ERROR, words)
 
 
 def test_the_machine_is_the_one_described(ours: list[Path]) -> None:

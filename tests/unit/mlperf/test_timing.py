@@ -13,10 +13,11 @@ from edited_logs import (
     OWN_LOGS,
     Edit,
     Run,
+    by_name,
     committed,
     drop,
     each,
-    expect_fault_of_another_program,
+    expect_fault,
     mark,
     move,
     nth,
@@ -104,180 +105,166 @@ def beside(which: int) -> Edit:
     return edit
 
 
-OURS = {
-    "seconds": (stamp(lambda ms: ms / 1000), ERROR, "clock", "looks like seconds, not milliseconds"),
-    "whole seconds": (stamp(lambda ms: ms // 1000), ERROR, "clock", "looks like seconds, not milliseconds"),
-    "microseconds": (stamp(lambda ms: ms * 1000), ERROR, "clock", "looks like microseconds"),
-    "nanoseconds": (stamp(lambda ms: ms * 10**6), ERROR, "clock", "looks like nanoseconds"),
-    "one line in seconds": (stamp(lambda ms: ms // 1000, "eval_stop", 2), ERROR, "clock", "eval_stop: time_ms 1795"),
-    "negative": (stamp(lambda ms: -ms), ERROR, "clock", "is negative"),
-    "text": (stamp(str, "eval_stop"), ERROR, "clock", "is not a plain number"),
-    "yes": (stamp(lambda ms: True, "run_stop"), ERROR, "clock", "True is not a plain number"),
-    "not a number": (stamp(lambda ms: float("nan"), "run_stop"), ERROR, "lines", "time_ms is nan"),
-    "infinite": (stamp(lambda ms: float("inf"), "run_stop"), ERROR, "lines", "time_ms is inf"),
-    "fraction": (stamp(lambda ms: ms + 0.5, "run_stop"), ERROR, "clock", "is not a whole number of milliseconds"),
-    "future": (stamp(lambda ms: ms + 10**12), ERROR, "clock", "is in the future"),
-    "before MLPerf": (stamp(lambda ms: ms - 10**12), ERROR, "clock", "is before 2018"),
-    "zero": (stamp(lambda ms: 0, "init_start"), ERROR, "clock", "time_ms 0 is before 2018"),
-    "two runs at once": (beside(7), ERROR, "runs apart", "before the run_stop of result_7.txt"),
-    "an interval cut": (shift("eval_start", -9_000, 3), ERROR, "speed", "in other runs at most"),
-    "the start cut": (shift("eval_start", -9_000, 0), ERROR, "speed", "since the start"),
-    "part of an interval cut": (shift("eval_start", -4_500, 3), WARN, "speed", "in other runs at most"),
-    "a run at thrice the speed": (squeezed(1 / 3), ERROR, "speed", "in other runs at most"),
-    "late run_start": (each(stamp(lambda ms: ms + 8_000, "run_start")), ERROR, "speed", "since the start"),
-    "everything at one time": (at_once, ERROR, "speed", "in 0.321 s since the start"),
-    "a long pause": (shift("eval_start", 55_000, 3), WARN, "speed", "since the evaluation before, usually"),
-    "stood still": (shift("eval_accuracy", 240_000, 3), ERROR, "speed", "251.8 s since the evaluation before, usually"),
-    "summer time": (shift("eval_start", 3_600_000, 3), ERROR, "speed", "since the evaluation before, usually"),
-    "a slow start": (shift("eval_start", 240_000), WARN, "speed", "since the start, usually"),
-    "half of the start cut": (late_start(4_500), ERROR, "speed", "times the usual rate: trained before run_start?"),
-    "a third of the start cut": (late_start(8_000), WARN, "speed", "times the usual rate: trained before run_start?"),
-    "trained before": (later_clock(30_000), ERROR, "order of events", "epoch_start is earlier than run_start"),
-    "evaluations of no time": (cut_evaluations(0), ERROR, "evaluation time", "no evaluation took more than 1 ms"),
-    "short evaluations": (cut_evaluations(50), ERROR, "evaluation time", "an evaluation took 50 ms, usually"),
-    "a short evaluation": (shift("eval_stop", -500, 2), ERROR, "evaluation time", "an evaluation took"),
-    "unscored time": (shift("run_start", 600_000), ERROR, "clock", "run_start comes 600 s after init_stop"),
-    "a slow barrier": (shift("run_start", 20_000), WARN, "clock", "run_start comes 20 s after init_stop"),
-    "time goes back": (shift("eval_stop", -60_000, 2), ERROR, "time stamps", "time goes back at eval_stop"),
-    "stops before it starts": (stamp(lambda ms: ms - 10**7, "run_stop"), ERROR, "time stamps", "run_stop is not after"),
-    "two run_stops": (repeat("run_stop", after=5), ERROR, "order of events", "run_stop comes again, first in line"),
-    "two run_starts": (repeat("run_start"), ERROR, "order of events", "run_start comes again"),
-    "two init_stops": (repeat("init_stop"), ERROR, "order of events", "init_stop comes again"),
-    "a rate twice": (repeat("opt_base_learning_rate"), ERROR, "single lines", "opt_base_learning_rate"),
-    "late init_stop": (move("init_stop", "epoch_start"), ERROR, "order of events", "init_stop is later than run_start"),
-    "evaluated behind the end": (
-        move("eval_accuracy", "run_stop", 2),
-        ERROR,
-        "order of events",
-        "eval_accuracy is later than run_stop",
-    ),
-    "evaluated before the start": (
-        each(move("eval_accuracy", "init_start")),
-        ERROR,
-        "order of events",
-        "eval_accuracy is earlier than run_start",
-    ),
-    "counted behind the end": (
-        move("train_samples", "run_stop"),
-        ERROR,
-        "order of events",
-        "train_samples comes after run_stop",
-    ),
-    "block without end": (drop("block_stop"), ERROR, "order of events", "block_start without block_stop"),
-    "epoch without start": (drop("epoch_start"), ERROR, "order of events", "epoch_stop without epoch_start"),
-    "no eval_start": (drop("eval_start", 2), ERROR, "order of events", "eval_stop where eval_start should come"),
-    "no eval_stop": (drop("eval_stop", 2), ERROR, "order of events", "eval_accuracy where eval_stop should come"),
-    "evaluation of other samples": (
-        mark("eval_stop", "epoch_num", 31_000, 2),
-        ERROR,
-        "order of events",
-        "eval_stop at 31000 samples, its eval_start 3",
-    ),
-    "epoch of other samples": (
-        mark("epoch_stop", "epoch_num", 5),
-        ERROR,
-        "order of events",
-        "epoch_stop has epoch_num 5, train_samples is",
-    ),
-    "another block": (
-        mark("block_stop", "first_epoch_num", 2),
-        ERROR,
-        "order of events",
-        "block_stop of block 2, started was 1",
-    ),
-    "no last accuracy": (
-        drop("eval_accuracy", -1),
-        ERROR,
-        "order of events",
-        "the last eval_stop has no eval_accuracy",
-    ),
-    "epoch that began before": (
-        mark("epoch_start", "epoch_num", 5000),
-        ERROR,
-        "order of events",
-        "epoch_start has epoch_num 5000, not 0",
-    ),
-    "continued": (put("resumed_from_step", 5, which=3), WARN, "time stamps", "resumed from a checkpoint"),
-    "status": (mark("run_stop", "status", "done"), WARN, "status", "run_stop status is 'done'"),
-}
+def resumed(runs: list[Run]) -> None:
+    """Run 3 logs the step of a checkpoint."""
+    runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step", "value": 5})
+
+
+OURS = by_name(
+    {
+        ("clock", ERROR): {
+            "seconds": (stamp(lambda ms: ms / 1000), "looks like seconds, not milliseconds"),
+            "whole seconds": (stamp(lambda ms: ms // 1000), "looks like seconds, not milliseconds"),
+            "microseconds": (stamp(lambda ms: ms * 1000), "looks like microseconds"),
+            "nanoseconds": (stamp(lambda ms: ms * 10**6), "looks like nanoseconds"),
+            "one line in seconds": (stamp(lambda ms: ms // 1000, "eval_stop", 2), "eval_stop: time_ms 1795"),
+            "negative": (stamp(lambda ms: -ms), "is negative"),
+            "text": (stamp(str, "eval_stop"), "is not a plain number"),
+            "yes": (stamp(lambda ms: True, "run_stop"), "True is not a plain number"),
+            "fraction": (stamp(lambda ms: ms + 0.5, "run_stop"), "is not a whole number of milliseconds"),
+            "future": (stamp(lambda ms: ms + 10**12), "is in the future"),
+            "before MLPerf": (stamp(lambda ms: ms - 10**12), "is before 2018"),
+            "zero": (stamp(lambda ms: 0, "init_start"), "time_ms 0 is before 2018"),
+            "unscored time": (shift("run_start", 600_000), "run_start comes 600 s after init_stop"),
+        },
+        ("lines", ERROR): {
+            "not a number": (stamp(lambda ms: float("nan"), "run_stop"), "time_ms is nan"),
+            "infinite": (stamp(lambda ms: float("inf"), "run_stop"), "time_ms is inf"),
+        },
+        ("runs apart", ERROR): {"two runs at once": (beside(7), "before the run_stop of result_7.txt")},
+        ("speed", ERROR): {
+            "an interval cut": (shift("eval_start", -9_000, 3), "in other runs at most"),
+            "the start cut": (shift("eval_start", -9_000, 0), "since the start"),
+            "a run at thrice the speed": (squeezed(1 / 3), "in other runs at most"),
+            "late run_start": (stamp(lambda ms: ms + 8_000, "run_start"), "since the start"),
+            "everything at one time": (at_once, "in 0.321 s since the start"),
+            "stood still": (shift("eval_accuracy", 240_000, 3), "251.8 s since the evaluation before, usually"),
+            "summer time": (shift("eval_start", 3_600_000, 3), "since the evaluation before, usually"),
+            "half of the start cut": (late_start(4_500), "times the usual rate: trained before run_start?"),
+        },
+        ("speed", WARN): {
+            "part of an interval cut": (shift("eval_start", -4_500, 3), "in other runs at most"),
+            "a long pause": (shift("eval_start", 55_000, 3), "since the evaluation before, usually"),
+            "a slow start": (shift("eval_start", 240_000), "since the start, usually"),
+            "a third of the start cut": (late_start(8_000), "times the usual rate: trained before run_start?"),
+        },
+        ("order of events", ERROR): {
+            "trained before": (later_clock(30_000), "epoch_start is earlier than run_start"),
+            "two run_stops": (repeat("run_stop", after=5), "run_stop comes again, first in line"),
+            "two run_starts": (repeat("run_start"), "run_start comes again"),
+            "two init_stops": (repeat("init_stop"), "init_stop comes again"),
+            "late init_stop": (move("init_stop", "epoch_start"), "init_stop is later than run_start"),
+            "evaluated behind the end": (move("eval_accuracy", "run_stop", 2), "eval_accuracy is later than run_stop"),
+            "evaluated before the start": (
+                move("eval_accuracy", "init_start"),
+                "eval_accuracy is earlier than run_start",
+            ),
+            "counted behind the end": (move("train_samples", "run_stop"), "train_samples comes after run_stop"),
+            "block without end": (drop("block_stop"), "block_start without block_stop"),
+            "epoch without start": (drop("epoch_start"), "epoch_stop without epoch_start"),
+            "no eval_start": (drop("eval_start", 2), "eval_stop where eval_start should come"),
+            "no eval_stop": (drop("eval_stop", 2), "eval_accuracy where eval_stop should come"),
+            "evaluation of other samples": (
+                mark("eval_stop", "epoch_num", 31_000, 2),
+                "eval_stop at 31000 samples, its eval_start 3",
+            ),
+            "epoch of other samples": (
+                mark("epoch_stop", "epoch_num", 5),
+                "epoch_stop has epoch_num 5, train_samples is",
+            ),
+            "another block": (mark("block_stop", "first_epoch_num", 2), "block_stop of block 2, started was 1"),
+            "no last accuracy": (drop("eval_accuracy", -1), "the last eval_stop has no eval_accuracy"),
+            "epoch that began before": (
+                mark("epoch_start", "epoch_num", 5000),
+                "epoch_start has epoch_num 5000, not 0",
+            ),
+        },
+        ("evaluation time", ERROR): {
+            "evaluations of no time": (cut_evaluations(0), "no evaluation took more than 1 ms"),
+            "short evaluations": (cut_evaluations(50), "an evaluation took 50 ms, usually"),
+            "a short evaluation": (shift("eval_stop", -500, 2), "an evaluation took"),
+        },
+        ("clock", WARN): {"a slow barrier": (shift("run_start", 20_000), "run_start comes 20 s after init_stop")},
+        ("time stamps", ERROR): {
+            "time goes back": (shift("eval_stop", -60_000, 2), "time goes back at eval_stop"),
+            "stops before it starts": (stamp(lambda ms: ms - 10**7, "run_stop"), "run_stop is not after"),
+        },
+        ("single lines", ERROR): {"a rate twice": (repeat("opt_base_learning_rate"), "opt_base_learning_rate")},
+        ("time stamps", WARN): {"continued": (resumed, "resumed from a checkpoint")},
+        ("status", WARN): {"status": (mark("run_stop", "status", "done"), "run_stop status is 'done'")},
+    }
+)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
-    edit, wanted, check, words = OURS[name]
-    runs = committed(tree_root / OWN_LOGS)
-    if name == "continued":
-        runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step"})
-    edit(runs)
-    outcome, said = report(runs, tmp_path)[check]
-    assert outcome is wanted, said
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
+    expect_fault(OURS[name], committed(tree_root / OWN_LOGS), tmp_path)
 
 
-OTHERS = {
-    "seconds": (stamp(lambda ms: ms // 1000), ERROR, "clock", "looks like seconds, not milliseconds"),
-    "future": (stamp(lambda ms: ms + 10**12), ERROR, "clock", "is in the future"),
-    "two runs at once": (beside(7), WARN, "runs apart", "several machines side by side?"),
-    "many runs at once": (
-        each(*(shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10))),
-        NOTE,
-        "runs apart",
-        "several machines side by side?",
-    ),
-    "stood still": (shift("eval_accuracy", 20_000_000, 3), ERROR, "speed", "s since the evaluation before, usually"),
-    "half of the start cut": (late_start(500_000), ERROR, "speed", "times the usual rate: trained before run_start?"),
-    "a pause": (shift("eval_start", 4_000_000, 3), WARN, "speed", "since the evaluation before, usually"),
-    "a throughput of its own": (
-        tell_throughput(50),
-        WARN,
-        "speed",
-        "the throughput of tracked_stats is 50 samples a second",
-    ),
-    "trained before": (later_clock(30_000), ERROR, "order of events", "epoch_start is earlier than run_start"),
-    "evaluations of no time": (cut_evaluations(0), WARN, "evaluation time", "no evaluation took more than 1 ms"),
-    "an interval cut": (shift("eval_start", -1_000_000, 3), ERROR, "speed", "in other runs at most"),
-    "a fast interval": (shift("eval_start", -750_000, 3), WARN, "speed", "in other runs at most"),
-    "a run at thrice the speed": (squeezed(1 / 3), ERROR, "speed", "in other runs at most"),
-    "short evaluations": (cut_evaluations(20), ERROR, "evaluation time", "an evaluation took 20 ms"),
-    "half an hour of nothing": (shift("run_start", 2_000_000), ERROR, "clock", "run_start comes 2000 s after"),
-    "compiling before the clock": (shift("run_start", 300_000), WARN, "clock", "run_start comes 300 s after"),
-    "two runs in one log": (repeat("run_stop", after=600_000), ERROR, "order of events", "run_stop comes again"),
-    "two ranks": (repeat("init_stop", after=3), WARN, "order of events", "init_stop comes again"),
-    "stopped twice": (repeat("run_stop", after=3), ERROR, "order of events", "run_stop comes again"),
-    "stopped early": (
-        stamp(lambda ms: ms - 10_000, "run_stop"),
-        ERROR,
-        "order of events",
-        "eval_accuracy is later than run_stop",
-    ),
-    "evaluation of other samples": (
-        mark("eval_start", "epoch_num", 31_000, 2),
-        ERROR,
-        "order of events",
-        "eval_start at 31000 samples, its eval_accuracy at",
-    ),
-    "no eval_start": (drop("eval_start", 2), ERROR, "order of events", "eval_accuracy without eval_start"),
-    "no eval_stop": (drop("eval_stop", 2), ERROR, "order of events", "eval_accuracy without eval_stop"),
-    "two eval_starts": (repeat("eval_start", 2), ERROR, "order of events", "eval_start comes again before"),
-    "no eval_start twice": (
-        each(drop("eval_start", 2), drop("eval_start", 1)),
-        WARN,
-        "order of events",
-        "eval_accuracy without eval_start",
-    ),
-    "no eval_stop at all": (
-        lambda runs: runs.__setitem__(3, [line for line in runs[3] if line["key"] != "eval_stop"]),
-        NOTE,
-        "order of events",
-        "eval_accuracy without eval_stop in the whole log",
-    ),
-    "an evaluation twice": (repeat("eval_accuracy", 2), WARN, "order of events", "eval_accuracy comes again"),
-}
+OTHERS = by_name(
+    {
+        ("clock", ERROR): {
+            "seconds": (stamp(lambda ms: ms // 1000), "looks like seconds, not milliseconds"),
+            "future": (stamp(lambda ms: ms + 10**12), "is in the future"),
+            "half an hour of nothing": (shift("run_start", 2_000_000), "run_start comes 2000 s after"),
+        },
+        ("runs apart", WARN): {"two runs at once": (beside(7), "several machines side by side?")},
+        ("runs apart", NOTE): {
+            "many runs at once": (
+                each(*(shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10))),
+                "several machines side by side?",
+            )
+        },
+        ("speed", ERROR): {
+            "stood still": (shift("eval_accuracy", 20_000_000, 3), "s since the evaluation before, usually"),
+            "half of the start cut": (late_start(500_000), "times the usual rate: trained before run_start?"),
+            "an interval cut": (shift("eval_start", -1_000_000, 3), "in other runs at most"),
+            "a run at thrice the speed": (squeezed(1 / 3), "in other runs at most"),
+        },
+        ("speed", WARN): {
+            "a pause": (shift("eval_start", 4_000_000, 3), "since the evaluation before, usually"),
+            "a throughput of its own": (tell_throughput(50), "the throughput of tracked_stats is 50 samples a second"),
+            "a fast interval": (shift("eval_start", -750_000, 3), "in other runs at most"),
+        },
+        ("order of events", ERROR): {
+            "trained before": (later_clock(30_000), "epoch_start is earlier than run_start"),
+            "two runs in one log": (repeat("run_stop", after=600_000), "run_stop comes again"),
+            "stopped twice": (repeat("run_stop", after=3), "run_stop comes again"),
+            "stopped early": (stamp(lambda ms: ms - 10_000, "run_stop"), "eval_accuracy is later than run_stop"),
+            "evaluation of other samples": (
+                mark("eval_start", "epoch_num", 31_000, 2),
+                "eval_start at 31000 samples, its eval_accuracy at",
+            ),
+            "no eval_start": (drop("eval_start", 2), "eval_accuracy without eval_start"),
+            "no eval_stop": (drop("eval_stop", 2), "eval_accuracy without eval_stop"),
+            "two eval_starts": (repeat("eval_start", 2), "eval_start comes again before"),
+        },
+        ("evaluation time", WARN): {
+            "evaluations of no time": (cut_evaluations(0), "no evaluation took more than 1 ms")
+        },
+        ("evaluation time", ERROR): {"short evaluations": (cut_evaluations(20), "an evaluation took 20 ms")},
+        ("clock", WARN): {"compiling before the clock": (shift("run_start", 300_000), "run_start comes 300 s after")},
+        ("order of events", WARN): {
+            "two ranks": (repeat("init_stop", after=3), "init_stop comes again"),
+            "no eval_start twice": (
+                each(drop("eval_start", 2), drop("eval_start", 1)),
+                "eval_accuracy without eval_start",
+            ),
+            "an evaluation twice": (repeat("eval_accuracy", 2), "eval_accuracy comes again"),
+        },
+        ("order of events", NOTE): {
+            "no eval_stop at all": (
+                lambda runs: runs.__setitem__(3, [line for line in runs[3] if line["key"] != "eval_stop"]),
+                "eval_accuracy without eval_stop in the whole log",
+            )
+        },
+    }
+)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
-    expect_fault_of_another_program(OTHERS[name], tmp_path)
+    expect_fault(OTHERS[name], simulated(1), tmp_path)
 
 
 @settings(max_examples=15)

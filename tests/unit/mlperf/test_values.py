@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import ROOT, add_line, copy_of_ours, edit, report, set_value
+from audit import ROOT, add_line, copy_of_ours, edit, expect, report, set_value
 from mlbert.mlperf.findings import Outcome
 
 
@@ -73,10 +73,7 @@ IMPOSSIBLE = [
 def test_impossible_values_are_found_at_their_line(key, value, check, words, program, request) -> None:
     path = request.getfixturevalue(program)
     number = set_value(path, key, value)
-    outcome, text = report([path])[check]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: {key}" in text
-    assert words in text
+    expect(report([path]), check, Outcome.ERROR, f"result_0.txt: line {number}: {key}", words)
 
 
 CLOSED = [
@@ -93,10 +90,7 @@ CLOSED = [
 @pytest.mark.parametrize(("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED])
 def test_the_closed_division_limits_values(key, value, check, words, closed) -> None:
     number = set_value(closed, key, value)
-    outcome, text = report([closed])[check]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: " in text
-    assert words in text
+    expect(report([closed]), check, Outcome.ERROR, f"result_0.txt: line {number}: ", words)
 
 
 METHOD = [
@@ -114,10 +108,7 @@ METHOD = [
 @pytest.mark.parametrize(("key", "value", "words"), METHOD, ids=[case[0] for case in METHOD])
 def test_another_method_is_for_the_open_division(key, value, words, closed) -> None:
     number = add_line(closed, "opt_lamb_beta_2", key, value)
-    outcome, text = report([closed])["rules"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: {key} is" in text
-    assert words in text
+    expect(report([closed]), "rules", Outcome.ERROR, f"result_0.txt: line {number}: {key} is", words)
     assert "rules" not in report([closed], division="open")
 
 
@@ -153,17 +144,23 @@ def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
         set_value(closed, key, value)
     assert "values" not in report([closed])
     number = set_value(closed, "opt_lamb_weight_decay_rate", '"0.01"')
-    outcome, text = report([closed])["plain numbers"]
-    assert outcome is Outcome.WARN
-    assert f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number" in text
+    expect(
+        report([closed]),
+        "plain numbers",
+        Outcome.WARN,
+        f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number",
+    )
 
 
 @pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
 def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
     number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
-    outcome, text = report([closed])["lines"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: ValueError the name '{line}' is given twice" in text
+    expect(
+        report([closed]),
+        "lines",
+        Outcome.ERROR,
+        f"result_0.txt: line {number}: ValueError the name '{line}' is given twice",
+    )
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
@@ -176,28 +173,35 @@ def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., 
     logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     assert "rules" not in report(logs)
     number = move(logs[1], "cache_clear", -700_000)
-    outcome, text = report(logs[1:2])["rules"]
-    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
-    assert f"result_1.txt: line {number}: cache_clear comes 700" in text
+    expect(
+        report(logs[1:2]),
+        "rules",
+        (Outcome.ERROR if is_own else Outcome.WARN),
+        f"result_1.txt: line {number}: cache_clear comes 700",
+    )
     move(logs[1], "cache_clear", -(10**10))
-    outcome, text = report(logs[:2])["rules"]
-    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
-    assert f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line " in text
+    expect(
+        report(logs[:2]),
+        "rules",
+        (Outcome.ERROR if is_own else Outcome.WARN),
+        f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line ",
+    )
 
 
 def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
     logs = [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     number = set_value(logs[1], "cache_clear", "null")
-    outcome, text = report(logs)["rules"]
-    assert outcome is Outcome.WARN
-    assert f"result_1.txt: line {number}: cache_clear is null, in other logs true" in text
+    expect(report(logs), "rules", Outcome.WARN, f"result_1.txt: line {number}: cache_clear is null, in other logs true")
 
 
 def test_a_key_logged_twice(closed: Path, ours: Path) -> None:
     number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
-    outcome, text = report([closed])["single lines"]
-    assert outcome is Outcome.NOTE
-    assert f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}" in text
+    expect(
+        report([closed]),
+        "single lines",
+        Outcome.NOTE,
+        f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}",
+    )
     lines = closed.read_text().splitlines(keepends=True)
     lines[number - 1] = lines[number - 1].replace("0.999", "0.99")
     closed.write_text("".join(lines))
@@ -244,27 +248,18 @@ NOT_AS_SET = [
 )
 def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, words: str, ours: Path) -> None:
     edit(ours, "configuration", rf'("{name}": {{"value": )[^,]*', rf"\g<1>{value}")
-    said, text = report([ours])["configuration"]
-    assert said is outcome
-    assert "result_0.txt: line " in text
-    assert words in text
+    expect(report([ours]), "configuration", outcome, "result_0.txt: line ", words)
 
 
 @pytest.mark.parametrize(("key", "value", "words"), NOT_AS_SET, ids=lambda part: str(part)[:40])
 def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: Path) -> None:
     number = set_value(ours, key, value)
-    outcome, text = report([ours])["configuration"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: {key} is" in text
-    assert words in text
+    expect(report([ours]), "configuration", Outcome.ERROR, f"result_0.txt: line {number}: {key} is", words)
 
 
 def test_evaluations_match_the_configuration(ours: Path) -> None:
     edit(ours, "eval_accuracy", r'"epoch_num": 30', '"epoch_num": 35')
-    outcome, text = report([ours])["configuration"]
-    assert outcome is Outcome.ERROR
-    assert "evaluation 3 is at 35" in text
-    assert "its configuration says 30000" in text
+    expect(report([ours]), "configuration", Outcome.ERROR, "evaluation 3 is at 35", "its configuration says 30000")
 
 
 @pytest.mark.parametrize(
@@ -281,10 +276,7 @@ def test_evaluations_match_the_configuration(ours: Path) -> None:
 )
 def test_newer_logs_agree_with_their_settings(key: str, value: str, words: str, ours: Path) -> None:
     number = add_line(ours, "eval_samples", key, value)
-    outcome, text = report([ours])["configuration"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: " in text
-    assert words in text
+    expect(report([ours]), "configuration", Outcome.ERROR, f"result_0.txt: line {number}: ", words)
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:

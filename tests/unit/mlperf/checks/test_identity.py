@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import ROOT, copy_of_ours, edit, report, set_value
+from audit import ROOT, copy_of_ours, edit, expect, report, set_value
 from mlbert.data.formats.base import named_by_files
 from mlbert.host.provenance import SOURCE_STATEMENT
 from mlbert.mlperf.checks.run_identity import check_whose
@@ -70,9 +70,7 @@ def test_a_log_stays_ours_without_its_provenance(deleted: str, ours: Path, log: 
     edit(ours, "configuration" if deleted == "recipe" else "recipe", ".*\n", "")
     assert is_ours(read_log(ours))
     assert not is_ours(read_log(log))
-    outcome, text = report([ours], ROOT)["writer"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: {deleted} is missing, which {IDENTITY}:" in text
+    expect(report([ours], ROOT), "writer", Outcome.ERROR, f"result_0.txt: {deleted} is missing, which {IDENTITY}:")
 
 
 def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
@@ -141,17 +139,13 @@ DELETED = (
 @pytest.mark.parametrize("key", DELETED)
 def test_a_deleted_key_is_missed(key: str, ours: Path) -> None:
     edit(ours, key, ".*\n", "")
-    outcome, text = report([ours])["writer"]  # even without a tree
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: {key} is missing" in text
+    expect(report([ours]), "writer", Outcome.ERROR, f"result_0.txt: {key} is missing")
 
 
 @pytest.mark.parametrize("key", ["opt_name", "opt_lamb_beta_1", "num_warmup_steps"])
 def test_a_key_that_the_recipe_logs_is_missed_by_the_code_of_the_commit(key: str, ours: Path) -> None:
     edit(ours, key, ".*\n", "")
-    outcome, text = report([ours], ROOT)["writer"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: {key} is missing" in text
+    expect(report([ours], ROOT), "writer", Outcome.ERROR, f"result_0.txt: {key} is missing")
 
 
 # key, pattern, replacement, check, what it must say.
@@ -200,10 +194,7 @@ MUTATIONS = {
 def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) -> None:
     key, pattern, replacement, check, words = mutation
     number = edit(ours, key, pattern, replacement)
-    outcome, text = report([ours], ROOT)[check]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: line {number}: " in text
-    assert words in text
+    expect(report([ours], ROOT), check, Outcome.ERROR, f"result_0.txt: line {number}: ", words)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +209,7 @@ def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) 
 )
 def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Path) -> None:
     swap(ours, first, second)
-    outcome, text = report([ours])["writer"]
-    assert outcome is Outcome.ERROR
-    assert "result_0.txt: line " in text
-    assert words in text
+    expect(report([ours]), "writer", Outcome.ERROR, "result_0.txt: line ", words)
 
 
 def test_a_model_of_another_size_in_closed(ours: Path) -> None:
@@ -233,18 +221,19 @@ def test_a_model_of_another_size_in_closed(ours: Path) -> None:
 
 def test_a_line_logged_twice(ours: Path) -> None:
     number = edit(ours, "commit", "(.*\n)", r"\1\1")
-    outcome, text = report([ours])["writer"]
-    assert outcome is Outcome.ERROR
-    assert f"line {number + 1}: commit is logged again, after line {number}" in text
+    expect(report([ours]), "writer", Outcome.ERROR, f"line {number + 1}: commit is logged again, after line {number}")
 
 
 def test_a_call_that_other_logs_make_elsewhere_needs_no_history(tmp_path: Path) -> None:
     logs = copy_of_ours(tmp_path, num_logs=4)
     edit(logs[2], "seed", r'"lineno": \d+', '"lineno": 1')
-    outcome, text = report(logs, tmp_path)["call sites"]
-    assert outcome is Outcome.ERROR
-    assert "result_2.txt: line 8: seed is logged at benchmarks/" in text
-    assert "in other logs at benchmarks/" in text
+    expect(
+        report(logs, tmp_path),
+        "call sites",
+        Outcome.ERROR,
+        "result_2.txt: line 8: seed is logged at benchmarks/",
+        "in other logs at benchmarks/",
+    )
 
 
 def test_a_modified_tree_outside_of_one_is_a_warning(ours: Path) -> None:
@@ -266,9 +255,9 @@ def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path)
     (export / SOURCE_STATEMENT).write_text(json.dumps(statement))
     assert "is not available" not in report([ours], export).get("call sites", ("", ""))[1]
     (export / IDENTITY).write_text("changed")
-    outcome, text = report([ours], export)["call sites"]
-    assert outcome is Outcome.ERROR
-    assert f"result_0.txt: {IDENTITY} is not the file of source.json" in text
+    expect(
+        report([ours], export), "call sites", Outcome.ERROR, f"result_0.txt: {IDENTITY} is not the file of source.json"
+    )
     (export / SOURCE_STATEMENT).write_text(json.dumps(statement | {"dirty": True}))
     assert "modified since commit" in report([ours], export)["call sites"][1]
 
