@@ -16,14 +16,7 @@ from mlbert.models.weights.export import write_weights
 from user_errors import user_error
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]
-SHAPE = BertConfig(
-    vocab_size=len(WORDS),
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=16,
-)
+SHAPE = BertConfig(len(WORDS), 32, 2, 2, 64, max_position_embeddings=16)
 
 
 @pytest.fixture

@@ -23,14 +23,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from model_loss import loss_of
 
-SHAPE = BertConfig(
-    vocab_size=200,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=128,
-    max_position_embeddings=64,
-)
+SHAPE = BertConfig(200, 64, 2, 2, 128, max_position_embeddings=64)
 STEPS = 60
 # Largest distance of the two curves, in nats of a loss that falls by 6; other weights at the start are 0.07 to 0.3 off.
 BOUND = 0.03

@@ -13,19 +13,17 @@ from torch import Tensor
 from host_batches import filled, made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch, StaticShape
-from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from mlbert.models.objectives import Classification, MaskedLM, Regression
-from mlbert.models.weights.huggingface import huggingface_config, model_config, padded_inputs
-from mlbert.models.weights.weight_files import load_state
+from mlbert.models.bert import BertForPreTraining, BertForSequenceClassification
+from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
 from model_loss import loss_of
 from user_errors import user_error
 
 SHAPE = BertConfig(
-    vocab_size=163,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=96,
+    163,
+    48,
+    2,
+    4,
+    96,
     max_position_embeddings=64,
     hidden_act="gelu_erf",
     hidden_dropout_prob=0.0,
@@ -38,90 +36,6 @@ def batch_of(labels: list[float] | None = None) -> Batch:
     if labels is None:
         return batch
     return dataclasses.replace(batch, labels=torch.tensor([labels[i % len(labels)] for i in range(batch.num_samples)]))
-
-
-def peer_of(model: Any, **values: Any) -> Any:
-    """Hugging Face's model of the same class and shape with weights of its own, which ours takes over."""
-    known = {k: v for k, v in model_config(model).items() if k not in ("model_type", "architectures")}
-    config = transformers.BertConfig(**(known | values), attn_implementation="eager")
-    torch.manual_seed(5)
-    peer = getattr(transformers, type(model).__name__)(config)
-    for parameter in peer.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.1)
-    model.initialize(0)
-    report = load_state(model, peer.state_dict(), "peer")
-    assert report.missing == {}
-    lost = {name for name, why in report.dropped.items() if why == "no such parameter"}
-    # Hugging Face's own forward pass reads the bias of an untied decoder, not this one.
-    assert lost <= (set() if model.config.tie_word_embeddings else {"cls.predictions.bias"})
-    return peer.eval()
-
-
-def compare(model: Any, peer: Any, logits: Tensor, expected: Any, expected_logits: Tensor, loss: Tensor) -> None:
-    torch.testing.assert_close(logits, expected_logits, atol=1e-5, rtol=0)
-    assert float(loss.detach()) == pytest.approx(float(expected.loss.detach()), abs=1e-5)
-    loss.backward()
-    expected.loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for name, parameter in peer.named_parameters():
-        if parameter.grad is None:
-            assert name not in gradients
-            continue
-        torch.testing.assert_close(gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("sparse", [True, False])
-def test_masked_lm(tied: bool, sparse: bool) -> None:
-    model = BertForMaskedLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied), sparse_last_layer=sparse)
-    peer, batch = peer_of(model), batch_of()
-    inputs = {name: value for name, value in padded_inputs(batch).items() if name != "next_sentence_label"}
-    expected = peer(**inputs)
-    logits = model(batch, None).masked[:, : SHAPE.vocab_size]
-    loss = loss_of(model, batch, objective=MaskedLM("step"))
-    compare(model, peer, logits, expected, expected.logits[inputs["labels"] != -100], loss)
-
-
-def test_pre_training_with_an_untied_decoder() -> None:
-    model = BertForPreTraining(dataclasses.replace(SHAPE, tie_word_embeddings=False))
-    peer, batch = peer_of(model), batch_of()
-    inputs = padded_inputs(batch)
-    expected = peer(**inputs)
-    logits = model(batch, None).masked[:, : SHAPE.vocab_size]
-    loss = loss_of(model, batch)
-    compare(model, peer, logits, expected, expected.prediction_logits[inputs["labels"] != -100], loss)
-    assert model.cls.predictions.decoder.weight.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize("num_labels", [2, 3])
-def test_classification(num_labels: int) -> None:
-    model = BertForSequenceClassification(SHAPE, num_labels)
-    peer = peer_of(model, problem_type="single_label_classification")
-    batch = batch_of([0.0, 1.0, float(num_labels - 1)])
-    expected = peer(**{k: v.long() for k, v in padded_inputs(batch).items()})
-    objective = Classification(num_labels, "step", "accuracy")
-    loss = loss_of(model, batch, objective=objective)
-    compare(model, peer, model(batch, None).labels, expected, expected.logits, loss)
-
-
-def test_regression() -> None:
-    model = BertForSequenceClassification(SHAPE, 1)
-    peer, batch = peer_of(model, problem_type="regression"), batch_of([0.5, 3.2, 5.0, 1.1])
-    expected = peer(**padded_inputs(batch))
-    loss = loss_of(model, batch, objective=Regression("step", "pearson"))
-    compare(model, peer, model(batch, None).labels, expected, expected.logits, loss)
-
-
-def test_weights_of_pre_training_start_a_classifier() -> None:
-    """Encoder and pooler are taken, the pre-training heads dropped, the classifier is told to be missing."""
-    start = BertForPreTraining(SHAPE)
-    start.initialize(3)
-    model = BertForSequenceClassification(SHAPE, 3)
-    model.initialize(4)
-    report = load_state(model, start.state_dict(), "start")
-    assert set(report.missing) == {"classifier.weight", "classifier.bias"}
-    assert {name for name, why in report.dropped.items()} == {n for n in start.state_dict() if n.startswith("cls.")}
-    assert torch.equal(model.bert.pooler.dense.weight, start.bert.pooler.dense.weight)
 
 
 def test_the_classifier_drops_out() -> None:

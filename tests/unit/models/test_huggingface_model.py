@@ -21,7 +21,7 @@ from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
-from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
+from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import load_state, padded
@@ -30,20 +30,14 @@ from mlbert.recipes.assembly import Compute, choose_compute, make_masked_lm
 from mlbert.recipes.classification_build import make_classifier
 from model_loss import loss_of
 from padded_batches import unpadded
+from same_weights import assert_same_parameters
 from training_settings import configuration
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
 SHAPE = BertConfig(
-    vocab_size=163,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=96,
-    max_position_embeddings=64,
-    hidden_dropout_prob=0.1,
-    attention_probs_dropout_prob=0.1,
+    163, 48, 2, 4, 96, max_position_embeddings=64, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
 )
 PRE_TRAINING = BertConfig(160, 32, 2, 4, 80, max_position_embeddings=48, hidden_act="gelu_erf")
 MASKED_LM = BertConfig(197, 48, 2, 6, 96, max_position_embeddings=64, hidden_act="gelu_erf")
@@ -62,30 +56,6 @@ def loaded(model: Any, name: str) -> Any:
 
 def batches(accumulation: int = 1) -> list[Batch]:
     return [b.to("cpu") for b in made_up_batches(6, 3, 163, 64, accumulation=accumulation)]
-
-
-def test_our_pre_training_model_has_the_published_numbers() -> None:
-    model, batch, wanted = (
-        loaded(BertForPreTraining(PRE_TRAINING), "pre_training"),
-        unpadded(ASSETS / "pre_training_batch.npz"),
-        outputs("pre_training"),
-    )
-    expected = EXPECTED["pre_training"]
-    logits = model(batch, None)
-    torch.testing.assert_close(logits.masked, wanted["masked_logits"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(logits.next_sentence, wanted["next_sentence_logits"], atol=1e-5, rtol=0)
-    hidden = model.bert(batch, None, None)
-    torch.testing.assert_close(hidden, wanted["last_hidden"], atol=1e-5, rtol=0)
-    pooled = model.bert.pooler.dense(hidden[batch.cu_seqlens[:-1].long()]).tanh()
-    torch.testing.assert_close(pooled, wanted["pooled"], atol=1e-5, rtol=0)
-    objective = PreTraining("step")
-    loss = objective.loss(model, batch, None, [torch.tensor(float(batch.num_masked)), torch.tensor(6.0)])
-    assert float(loss.detach()) == pytest.approx(expected["total_loss"], abs=1e-5)
-    loss.backward()
-    gradients = load_file(ASSETS / "pre_training_gradients.safetensors")
-    assert gradients.keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_the_published_logits_of_the_pre_training_model() -> None:
@@ -148,8 +118,7 @@ def test_masked_lm_equals_ours(tmp_path: Path, tied: bool, pad_to: int | None) -
     again = HuggingFaceForMaskedLM(shape)
     report = load_weights(again, tmp_path / "back/huggingface")
     assert report.missing == report.dropped == {}
-    for (name, p), (_, q) in zip(theirs.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(p, q), name
+    assert_same_parameters(again, theirs)
     peer = transformers.BertForMaskedLM.from_pretrained(tmp_path / "huggingface")
     assert torch.equal(peer.bert.embeddings.word_embeddings.weight, theirs.bert.embeddings.word_embeddings.weight)
 

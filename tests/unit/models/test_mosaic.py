@@ -25,11 +25,11 @@ from padded_batches import unpadded
 ASSETS = Path(__file__).parents[2] / "assets/mosaicbert"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
 SHAPE = BertConfig(
-    vocab_size=200,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    intermediate_size=96,
+    200,
+    48,
+    2,
+    6,
+    96,
     max_position_embeddings=64,
     hidden_act="gelu_erf",
     attention_probs_dropout_prob=0.0,

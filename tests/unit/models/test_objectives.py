@@ -20,14 +20,7 @@ from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regr
 from model_loss import loss_of
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    vocab_size=99,
-    hidden_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=32,
-)
+SHAPE = BertConfig(99, 32, 1, 2, 64, max_position_embeddings=32)
 
 
 def batches(*packs: int) -> list[Batch]:

@@ -23,14 +23,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.usefixtures("use_triton")
 
 LAYERS = 4
-SHAPE = BertConfig(
-    vocab_size=200,
-    hidden_size=64,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=2,
-    intermediate_size=128,
-    max_position_embeddings=64,
-)
+SHAPE = BertConfig(200, 64, LAYERS, 2, 128, max_position_embeddings=64)
 
 
 LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")

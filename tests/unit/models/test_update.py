@@ -13,14 +13,7 @@ from mlbert.recipes.assembly import Update, build_replicated_update
 from training_settings import configuration
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    vocab_size=40,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-)
+SHAPE = BertConfig(40, 16, 1, 2, 32, max_position_embeddings=16)
 NEEDED: dict[str, dict[str, object]] = {
     "masked_lm_stored": {},
     "masked_lm_text": {"tokenizer": "vocab.txt", "max_seq_length": 16, "masking_rate": 0.15},

@@ -118,22 +118,6 @@ def test_foreign_tf2_keys_are_no_parameters(key):
     assert own_tf2_name(key + VALUE) not in parameter_names(2)
 
 
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        ("bert_model_segment.bert.encoder.layer.3.attention.qkv_weight", "QKV.weight"),
-        ("bert.encoder.layer.3.attention.self.Wqkv", "QKV.weight"),
-        ("model.bert.encoder.layer.3.attention.self.Wqkv.weight", "QKV.weight"),
-        ("bert.encoder.layer.3.attention.self.Bqkv", "QKV.bias"),
-        ("model.bert.encoder.layer.3.attention.self.Wqkv.bias", "QKV.bias"),
-    ],
-)
-def test_fused_attention_is_query_key_value(name, own):
-    kind = own.removeprefix("QKV.")
-    stem = "bert.encoder.layer.3.attention.self"
-    assert own_torch_names(name) == tuple(f"{stem}.{part}.{kind}" for part in ("query", "key", "value"))
-
-
 def test_old_hugging_face_gains():
     assert own_torch_names("bert.embeddings.LayerNorm.gamma") == ("bert.embeddings.LayerNorm.weight",)
 

@@ -18,15 +18,9 @@ from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSeque
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import config_from_huggingface, model_config, padded_inputs
 from mlbert.models.weights.load import load_weights
+from same_weights import assert_same_parameters
 
-SHAPE = BertConfig(
-    vocab_size=99,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=32,
-)
+SHAPE = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 FREE = dataclasses.replace(SHAPE, tie_word_embeddings=False)
 MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True)
 
@@ -69,8 +63,7 @@ def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
     again.initialize(2)
     report = load_weights(again, tmp_path / "weights")
     assert report.missing == report.dropped == {}
-    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
+    assert_same_parameters(again, model)
 
 
 def test_a_shape_that_hugging_face_lacks_has_no_copy_and_is_reported(tmp_path: Path) -> None:

@@ -19,14 +19,15 @@ from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import padded_inputs, read_config
 from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
+from same_weights import assert_same_parameters
 from user_errors import user_error
 
 SHAPE = BertConfig(
-    vocab_size=99,
-    hidden_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=40,
+    99,
+    48,
+    3,
+    3,
+    40,
     max_position_embeddings=64,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
@@ -110,8 +111,7 @@ def test_our_weights_come_back(tmp_path: Path) -> None:
     again.initialize(2)
     report = load_weights(again, tmp_path / "weights")
     assert report.missing == report.dropped == {}
-    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
+    assert_same_parameters(again, model)
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,7 @@ from mlbert.models.weights.huggingface import to_huggingface
 from user_errors import assert_error_line
 
 # 197 is no multiple of 8: the vocabulary is padded in memory.
-SHAPE = BertConfig(
-    vocab_size=197,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=48,
-    max_position_embeddings=40,
-)
+SHAPE = BertConfig(197, 32, 2, 4, 48, max_position_embeddings=40)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from mlbert.models.weights.huggingface import huggingface_config, to_huggingface
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import padded, read_composer, write_composer
 from padded_batches import unpadded
+from same_weights import assert_same_parameters, assert_same_tensors
 
 HEADS = ("bert.pooler.", "cls.seq_relationship.")
 ASSETS = Path(__file__).parents[4] / "assets/composer"
@@ -76,10 +77,8 @@ def test_their_checkpoints_are_read(tmp_path, folder, shape, state, mlbert, form
     code, out, error = mlbert("composer-to-torch", folder / "ep0-ba4-rank0.pt", tmp_path / "ours")
     assert code == 0, error
     assert ", 0 missing" in out
-    found = load_file(tmp_path / "ours" / "model.safetensors")
-    assert found.keys() == {name for name in state if not name.startswith(HEADS)}
-    for name, tensor in found.items():
-        assert torch.equal(state[name], tensor), name
+    expected = {name: tensor for name, tensor in state.items() if not name.startswith(HEADS)}
+    assert_same_tensors(load_file(tmp_path / "ours" / "model.safetensors"), expected)
 
 
 def test_shape_comes_from_the_checkpoint_itself(tmp_path, folder, shape, state, mlbert):
@@ -99,10 +98,8 @@ def test_written_container(tmp_path, own_folder, state, mlbert):
     model = content["state"]["model"]
     wanted = masked_lm(state)
     wanted |= {f"model.{name}": tensor for name, tensor in state.items() if ".pooler." in name}
-    assert model.keys() == wanted.keys()
     assert model["model.bert.embeddings.word_embeddings.weight"].shape == (197, 32)
-    for name, tensor in wanted.items():
-        assert torch.equal(model[name], tensor), name
+    assert_same_tensors(model, wanted)
 
 
 def models(shape):
@@ -131,9 +128,7 @@ def test_round_trip(tmp_path, shape, mlbert, number, by_hand):
     assert mlbert("composer-to-torch", tmp_path / "there.pt", tmp_path / "back")[0] == 0
     assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "back"))
-    assert back.keys() == {name for name in there if not name.startswith("cls.seq_relationship.")}
-    for name, tensor in back.items():
-        assert torch.equal(there[name], tensor), name
+    assert_same_tensors(back, {name: there[name] for name in there if not name.startswith("cls.seq_relationship.")})
     keys = torch.load(tmp_path / "there.pt", weights_only=True)["state"]["model"].keys()
     assert ("model.bert.encoder.layer.1.mlp.wo.weight" in keys) == model.config.gated_mlp
     assert ("model.classifier.bias" in keys) == hasattr(model, "classifier")
@@ -159,14 +154,11 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
     assert metrics["loss"] == pytest.approx(float(check["loss"]), abs=1e-5)
     started = BertForMaskedLM(shape)
     assert load_weights(started, ASSETS / "ep0-ba4-rank0.pt").missing == {}
-    for (name, p), (_, q) in zip(model.named_parameters(), started.named_parameters(), strict=True):
-        assert torch.equal(p, q), name
+    assert_same_parameters(started, model)
     assert mlbert("torch-to-composer", tmp_path / "ours", tmp_path / "again.pt")[0] == 0
     there, back = read_composer(ASSETS / "ep0-ba4-rank0.pt"), read_composer(tmp_path / "again.pt")
     assert there.shape == back.shape
-    assert there.tensors.keys() == back.tensors.keys()
-    for name, tensor in there.tensors.items():
-        assert torch.equal(tensor, back.tensors[name]), name
+    assert_same_tensors(back.tensors, there.tensors)
 
 
 @pytest.mark.parametrize(
@@ -187,56 +179,39 @@ def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, change
     refused(*words, target=target, code="model.unsupported", subject="Composer")
 
 
-def mosaic_bert(file, state):
-    """Beside the configuration of a plain one."""
-    weights = read_composer(ASSETS / "ep0-ba4-rank0.pt")
-    torch.save(container(weights.tensors), file)
-    return "checkpoint.shape"
+def without(model, name):
+    return {key: tensor for key, tensor in model.items() if key != name}
 
 
-def forbidden(file, state):
-    torch.save(container(masked_lm(state), extra=_Payload(f"touch {file.with_name('ran')}")), file)
-    return "checkpoint.unsafe"
+POSITIONS = "model.bert.embeddings.position_embeddings.weight"
+BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
+# What is stored, by the file and a good state, and the error's code.
+CONTENTS = {
+    "mosaic bert beside the shape of another": (
+        lambda file, state: container(read_composer(ASSETS / "ep0-ba4-rank0.pt").tensors),
+        "checkpoint.shape",
+    ),
+    "forbidden": (
+        lambda file, state: container(masked_lm(state), extra=_Payload(f"touch {file.with_name('ran')}")),
+        "checkpoint.unsafe",
+    ),
+    "no model": (lambda file, state: {"state": {"optimizers": {}}}, "checkpoint.format"),
+    "no container": (lambda file, state: [1, 2], "checkpoint.format"),
+    "missing": (lambda file, state: container(without(masked_lm(state), POSITIONS)), "checkpoint.incomplete"),
+    "wrong shape": (lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}), "checkpoint.shape"),
+}
 
 
-def no_model(file, state):
-    torch.save({"state": {"optimizers": {}}}, file)
-    return "checkpoint.format"
-
-
-def no_container(file, state):
-    torch.save([1, 2], file)
-    return "checkpoint.format"
-
-
-def missing(file, state):
-    model = masked_lm(state)
-    del model["model.bert.embeddings.position_embeddings.weight"]
-    torch.save(container(model), file)
-    return "checkpoint.incomplete"
-
-
-def wrong_shape(file, state):
-    torch.save(container({**fused(state), "model.bert.encoder.layer.0.attention.self.Wqkv.bias": torch.zeros(8)}), file)
-    return "checkpoint.shape"
-
-
-def truncated(file, state):
-    torch.save(container(masked_lm(state)), file)
-    file.write_bytes(file.read_bytes()[:5000])
-    return "checkpoint.damaged"
-
-
-def gone(file, state):
-    return "file.unreadable"
-
-
-@pytest.mark.parametrize(
-    "damage", [mosaic_bert, forbidden, no_model, no_container, missing, wrong_shape, truncated, gone]
-)
+@pytest.mark.parametrize("damage", [*CONTENTS, "truncated", "gone"])
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
     file, ours = folder / "a.pt", tmp_path / "ours"
-    code = damage(file, state)
-    wording = damage is not truncated  # PyTorch's own words
+    content, code = CONTENTS.get(damage, (lambda file, state: container(masked_lm(state)), "checkpoint.damaged"))
+    torch.save(content(file, state), file)
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:5000])
+    elif damage == "gone":
+        file.unlink()
+        code = "file.unreadable"
+    wording = damage != "truncated"  # PyTorch's own words
     refused("composer-to-torch", file, ours, target=ours, code=code, subject=file, wording=wording)
     assert not (folder / "ran").exists()

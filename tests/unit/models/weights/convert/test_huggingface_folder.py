@@ -97,49 +97,36 @@ def test_prefixless_extras_are_reported(tmp_path, peer_folder):
     assert report.dropped["somebody.elses"] == "no such parameter"
 
 
-def break_truncate(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
+def without(name):
+    def change(file):
+        state = load_file(file)
+        del state[name]
+        save_file(state, file)
 
-
-def break_config(folder):
-    (folder / "config.json").write_text("{")
-
-
-def break_architecture(folder):
-    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
-
-
-def break_shape(folder):
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**values, "intermediate_size": 128}))
-
-
-def break_missing_tensor(folder):
-    file = folder / "model.safetensors"
-    state = load_file(file)
-    del state["bert.encoder.layer.1.output.dense.weight"]
-    save_file(state, file)
-
-
-def break_gone(folder):
-    shutil.rmtree(folder)
+    return change
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "name"),
+    ("name", "damage", "code", "named"),
     [
-        (break_truncate, "checkpoint.damaged", "model.safetensors"),
-        (break_config, "file.json", "config.json"),
-        (break_architecture, "model.unsupported", "config.json"),
-        (break_shape, "checkpoint.shape", "model.safetensors"),
-        (break_missing_tensor, "checkpoint.incomplete", "model.safetensors"),
-        (break_gone, "file.unreadable", "config.json"),
+        ("model.safetensors", lambda file: file.write_bytes(file.read_bytes()[:1000]), "checkpoint.damaged", None),
+        ("config.json", lambda file: file.write_text("{"), "file.json", None),
+        ("config.json", lambda file: file.write_text('{"model_type": "roberta"}'), "model.unsupported", None),
+        (
+            "config.json",
+            lambda file: file.write_text(json.dumps({**json.loads(file.read_text()), "intermediate_size": 128})),
+            "checkpoint.shape",
+            "model.safetensors",
+        ),
+        ("model.safetensors", without("bert.encoder.layer.1.output.dense.weight"), "checkpoint.incomplete", None),
+        ("config.json", lambda file: shutil.rmtree(file.parent), "file.unreadable", None),
     ],
 )
-def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, damage, code, name):
-    damage(peer_folder)
-    with user_error(code, peer_folder / name, wording=damage is not break_truncate):  # safetensors' own words
+def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, name, damage, code, named):
+    damage(peer_folder / name)
+    with user_error(
+        code, peer_folder / (named or name), wording=code != "checkpoint.damaged"
+    ):  # safetensors' own words
         huggingface_to_torch(peer_folder, tmp_path / "ours")
     assert [p.name for p in tmp_path.iterdir() if "ours" in p.name] == []
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from same_weights import assert_same_tensors
+
 NAMES = Path(__file__).parents[4] / "assets" / "checkpoints" / "names.txt"
 STEM = "bert_model_segment.bert.encoder.layer"
 
@@ -34,13 +36,6 @@ def plain(tmp_path, own_folder, mlbert):
     return tmp_path / "nvidia" / "model.pt"
 
 
-def assert_same(folder, state):
-    found = load_file(folder / "model.safetensors")
-    assert found.keys() == state.keys()
-    for name, tensor in state.items():
-        assert torch.equal(found[name], tensor), name
-
-
 def test_written_form(plain, state):
     content = torch.load(plain, weights_only=True)
     assert list(content) == ["model"]
@@ -57,7 +52,7 @@ def test_round_trip(tmp_path, plain, mlbert, state):
     code, out, error = mlbert("nvidia-to-torch", plain, tmp_path / "back")
     assert code == 0, error
     assert "cls.predictions.decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
-    assert_same(tmp_path / "back", state)
+    assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
 
 
 def fuse(state, names, attention):
@@ -93,107 +88,64 @@ def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attent
     code, out, error = mlbert("nvidia-to-torch", file, tmp_path / "back")
     assert code == 0, error
     assert "0 dropped, 0 missing" in out
-    assert_same(tmp_path / "back", state)
+    assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
 
 
 def test_half_precision_becomes_float32(tmp_path, plain, mlbert, state):
     file = plain.with_name("half.pt")
     torch.save({"model": {name: tensor.half() for name, tensor in state.items()}}, file)
     assert mlbert("nvidia-to-torch", file, tmp_path / "back")[0] == 0
-    assert_same(tmp_path / "back", {name: tensor.half().float() for name, tensor in state.items()})
+    rounded = {name: tensor.half().float() for name, tensor in state.items()}
+    assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), rounded)
 
 
-def truncate(file, state):
-    file.write_bytes(file.read_bytes()[:-1000])
-    return "checkpoint.damaged"
-
-
-def flip_a_bit(file, state):
+def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    return "checkpoint.damaged"
 
 
-def no_checkpoint(file, state):
-    file.write_text("hello\n")
-    return "checkpoint.damaged"
+WORDS, LAST = "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.weight"
+DAMAGES = {
+    "truncated": (lambda file: file.write_bytes(file.read_bytes()[:-1000]), "checkpoint.damaged"),
+    "one bit": (flip_a_bit, "checkpoint.damaged"),
+    "no checkpoint": (lambda file: file.write_text("hello\n"), "checkpoint.damaged"),
+    "gone": (Path.unlink, "file.unreadable"),
+    "no config": (lambda file: file.with_name("bert_config.json").unlink(), "file.missing"),
+}
+# What is stored in place of a good state.
+CONTENTS = {
+    "no container": (dict, "checkpoint.format"),
+    "other model": (lambda state: {"model": {"weight": torch.zeros(2)}}, "checkpoint.incomplete"),
+    "missing tensor": (
+        lambda state: {"model": {name: tensor for name, tensor in state.items() if name != LAST}},
+        "checkpoint.incomplete",
+    ),
+    **{
+        name: (lambda state, changes=changes: {"model": {**state, **changes(state)}}, code)
+        for name, (changes, code) in {
+            "wrong shape": (lambda state: {"bert.pooler.dense.weight": torch.zeros(3, 3)}, "checkpoint.shape"),
+            "third layer": (lambda state: {LAST.replace("1", "2"): torch.zeros(3, 3)}, "checkpoint.shape"),
+            "untied": (lambda state: {"cls.predictions.decoder.weight": state[WORDS] + 1}, "checkpoint.damaged"),
+            "integers": (lambda state: {"bert.pooler.dense.bias": torch.zeros(32).long()}, "checkpoint.damaged"),
+        }.items()
+    },
+}
 
 
-def remove(file, state):
-    file.unlink()
-    return "file.unreadable"
-
-
-def other_container(file, state):
-    torch.save(dict(state), file)
-    return "checkpoint.format"
-
-
-def other_model(file, state):
-    torch.save({"model": {"weight": torch.zeros(2)}}, file)
-    return "checkpoint.incomplete"
-
-
-def missing_tensor(file, state):
-    kept = {name: tensor for name, tensor in state.items() if name != "bert.encoder.layer.1.output.dense.weight"}
-    torch.save({"model": kept}, file)
-    return "checkpoint.incomplete"
-
-
-def wrong_shape(file, state):
-    torch.save({"model": {**state, "bert.pooler.dense.weight": torch.zeros(3, 3)}}, file)
-    return "checkpoint.shape"
-
-
-def third_layer(file, state):
-    torch.save({"model": {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(3, 3)}}, file)
-    return "checkpoint.shape"
-
-
-def untied(file, state):
-    decoder = state["bert.embeddings.word_embeddings.weight"] + 1
-    torch.save({"model": {**state, "cls.predictions.decoder.weight": decoder}}, file)
-    return "checkpoint.damaged"
-
-
-def integers(file, state):
-    torch.save({"model": {**state, "bert.pooler.dense.bias": torch.zeros(32, dtype=torch.int64)}}, file)
-    return "checkpoint.damaged"
-
-
-def payload(file, state):
-    torch.save({"model": state, "more": _Payload(f"touch {file.with_name('ran')}")}, file)
-    return "checkpoint.unsafe"
-
-
-def no_config(file, state):
-    file.with_name("bert_config.json").unlink()
-    return "file.missing"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        flip_a_bit,
-        no_checkpoint,
-        remove,
-        other_container,
-        other_model,
-        missing_tensor,
-        wrong_shape,
-        third_layer,
-        untied,
-        integers,
-        payload,
-        no_config,
-    ],
-)
+@pytest.mark.parametrize("damage", [*DAMAGES, *CONTENTS, "payload"])
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, damage):
-    code, back = damage(plain, state), tmp_path / "back"
-    subject = plain.with_name("bert_config.json") if damage is no_config else plain
-    wording = damage not in (truncate, no_checkpoint)  # PyTorch's own words
+    back, code = tmp_path / "back", "checkpoint.unsafe"
+    if damage in DAMAGES:
+        spoil, code = DAMAGES[damage]
+        spoil(plain)
+    elif damage in CONTENTS:
+        content, code = CONTENTS[damage]
+        torch.save(content(state), plain)
+    else:
+        torch.save({"model": state, "more": _Payload(f"touch {plain.with_name('ran')}")}, plain)
+    subject = plain.with_name("bert_config.json") if damage == "no config" else plain
+    wording = damage not in ("truncated", "no checkpoint")  # PyTorch's own words
     refused("nvidia-to-torch", plain, back, target=back, code=code, subject=subject, wording=wording)
     assert not plain.with_name("ran").exists()
 

@@ -125,53 +125,44 @@ def test_many_references_to_one_list_stay_small(tmp_path):
     assert tree["state"][0] is tree["state"][1]
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-200])
+def zipped(path, contents, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
 
 
-def text(path):
-    path.write_text("hello")
-
-
-def no_pickle(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/other", "x")
-
-
-def not_a_pickle(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", "hello")
-
-
-def compressed(path):
+def unzipped(path):
     with zipfile.ZipFile(path) as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, value in content.items():
-            archive.writestr(name, value)
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
-def gone(path):
-    path.unlink()
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "text": lambda path: path.write_text("hello"),
+    "no pickle": lambda path: zipped(path, {"archive/other": "x"}),
+    "not a pickle": lambda path: zipped(path, {"archive/data.pkl": "hello"}),
+    "compressed": lambda path: zipped(path, unzipped(path), zipfile.ZIP_DEFLATED),
+    "gone": lambda path: path.unlink(),
+}
 
 
-@pytest.mark.parametrize("damage", [truncate, text, no_pickle, not_a_pickle, compressed, gone])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_one_error(file, damage):
-    damage(file)
-    of_torch = damage in (truncate, text, no_pickle, not_a_pickle)  # its message quotes PyTorch, which may change
-    with user_error("file.unreadable" if damage is gone else "checkpoint.damaged", file, wording=not of_torch):
+    DAMAGES[damage](file)
+    # The other messages quote PyTorch, which may change.
+    with user_error(
+        "file.unreadable" if damage == "gone" else "checkpoint.damaged", file, wording=damage in ("compressed", "gone")
+    ):
         read(file)
 
 
 def test_tensor_beyond_its_storage(file):
     """Twelve numbers that the file says are 300 x 4."""
-    with zipfile.ZipFile(file) as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, value in content.items():
-            whole = b"K\x00K\x03K\x04"  # offset 0, sizes 3 and 4
-            assert whole in value or not name.endswith("data.pkl")
-            archive.writestr(name, value.replace(whole, b"K\x00M\x2c\x01K\x04", 1))
+    content = unzipped(file)
+    (name,) = (name for name in content if name.endswith("data.pkl"))
+    whole = b"K\x00K\x03K\x04"  # offset 0, sizes 3 and 4
+    assert whole in content[name]
+    zipped(file, content | {name: content[name].replace(whole, b"K\x00M\x2c\x01K\x04", 1)})
     with user_error("checkpoint.damaged", file, wording=False):
         read(file)
 

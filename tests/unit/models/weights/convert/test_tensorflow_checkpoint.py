@@ -20,6 +20,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.checkpoint_names import tf1_names
 from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.models.weights.load import load_weights
+from same_weights import assert_same_tensors
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install mlbert[tf])"
@@ -77,10 +78,7 @@ def test_logits_equal_those_of_tensorflow(tmp_path, written, mlbert, batch, form
 @pytest.mark.parametrize("form", list(PREFIX))
 def test_weights_arrive_bit_for_bit(tmp_path, written, mlbert, state, form):
     mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
-    found = load_file(tmp_path / "ours" / "model.safetensors")
-    assert found.keys() == state.keys()
-    for name, tensor in state.items():
-        assert torch.equal(found[name], tensor), name
+    assert_same_tensors(load_file(tmp_path / "ours" / "model.safetensors"), state)
 
 
 def test_slots_and_step_are_dropped_and_reported(tmp_path, written, mlbert):
@@ -129,74 +127,43 @@ def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
     assert BertConfig.from_json(tmp_path / "ours" / "bert_config.json") == shape
 
 
-def truncate_data(prefix):
-    file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
-    file.write_bytes(file.read_bytes()[:20_000])
-    return prefix, "checkpoint.damaged", prefix
-
-
-def flip_a_bit(prefix):
-    file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[5000] ^= 1
     file.write_bytes(content)
-    return prefix, "checkpoint.damaged", prefix
 
 
-def remove_data(prefix):
-    prefix.with_name(f"{prefix.name}.data-00000-of-00001").unlink()
-    return prefix, "checkpoint.damaged", prefix
+def cut(size):
+    return lambda file: file.write_bytes(file.read_bytes()[:size])
 
 
-def truncate_index(prefix):
-    file = prefix.with_name(f"{prefix.name}.index")
-    file.write_bytes(file.read_bytes()[:100])
-    return prefix, "checkpoint.damaged", prefix
+def change(**changes):
+    return lambda file: file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def no_checkpoint(prefix):
-    prefix.with_name("text.index").write_text("hello\n")
-    return prefix.with_name("text"), "checkpoint.damaged", prefix.with_name("text")
-
-
-def nothing_there(prefix):
-    return prefix.with_name("model.ckpt-1"), "file.missing", prefix.with_name("model.ckpt-1.index")
-
-
-def no_config(prefix):
-    prefix.with_name("bert_config.json").unlink()
-    return prefix, "file.missing", prefix.with_name("bert_config.json")
-
-
-def other_config(**changes):
-    def change(prefix):
-        file = prefix.with_name("bert_config.json")
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-        return prefix, "checkpoint.shape", prefix
-
-    return change
+DATA, INDEX, CONFIG = "model.ckpt-28252.data-00000-of-00001", "model.ckpt-28252.index", "bert_config.json"
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "damage", "code", "subject"),
     [
-        truncate_data,
-        flip_a_bit,
-        remove_data,
-        truncate_index,
-        no_checkpoint,
-        nothing_there,
-        no_config,
-        other_config(intermediate_size=64),
-        other_config(vocab_size=190),
-        other_config(num_hidden_layers=1),
+        (DATA, cut(20_000), "checkpoint.damaged", "model.ckpt-28252"),
+        (DATA, flip_a_bit, "checkpoint.damaged", "model.ckpt-28252"),
+        (DATA, Path.unlink, "checkpoint.damaged", "model.ckpt-28252"),
+        (INDEX, cut(100), "checkpoint.damaged", "model.ckpt-28252"),
+        (INDEX, lambda file: file.write_text("hello\n"), "checkpoint.damaged", "model.ckpt-28252"),
+        (INDEX, Path.unlink, "file.missing", INDEX),
+        (CONFIG, Path.unlink, "file.missing", CONFIG),
+        (CONFIG, change(intermediate_size=64), "checkpoint.shape", "model.ckpt-28252"),
+        (CONFIG, change(vocab_size=190), "checkpoint.shape", "model.ckpt-28252"),
+        (CONFIG, change(num_hidden_layers=1), "checkpoint.shape", "model.ckpt-28252"),
     ],
 )
-def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, damage):
-    prefix, code, subject = damage(copied)
-    words, target = ("tf1-to-torch", prefix, tmp_path / "ours"), tmp_path / "ours"
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, name, damage, code, subject):
+    damage(copied.with_name(name))
+    ours = tmp_path / "ours"
     wording = code != "checkpoint.damaged"  # TensorFlow's own words
-    refused(*words, target=target, code=code, subject=subject, wording=wording)
+    refused("tf1-to-torch", copied, ours, target=ours, code=code, subject=copied.with_name(subject), wording=wording)
 
 
 def test_missing_variable_is_named(tmp_path, written, refused):

@@ -150,15 +150,12 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
 
 def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
     """Return the batch and its labels in Hugging Face's padded form: int64 [S, pad_to] arguments of
-    ``BertForPreTraining.forward``. If the batch has a task's labels, return the arguments of
-    ``BertForSequenceClassification.forward``, with labels float32 [S].
+    ``BertForPreTraining.forward``.
 
     ``pad_to`` None pads to the longest sequence of the batch.
     """
     width = pad_to or batch.max_seqlen
     tokens, places = padded_tokens(batch, width)
-    if batch.labels is not None:
-        return tokens | {"labels": batch.labels}
     labels = batch.input_ids.new_full((batch.num_samples * width,), IGNORED_LABEL)
     labels[places[batch.masked_positions]] = batch.masked_labels
     return tokens | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}
