@@ -85,6 +85,13 @@ def write_variable(path: Path, rows: Ragged, **options: Any) -> Path:
     return path
 
 
+def write_kind(kind: str, path: Path, rows: Ragged, seed: int = 0, **options: Any) -> Path:
+    """Write any of the formats; packs have random sizes."""
+    if kind == "packed":
+        return write_packed(path, rows, pack_counts(len(rows), seed), **options)
+    return {"fixed": write_fixed, "variable": write_variable}[kind](path, rows, **options)
+
+
 def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -> Path:
     """Write the packed format; ``counts`` int64 [packs] are sequences per pack, positions are relative to the pack."""
     columns, first = columns_of(rows), offsets_of(counts)

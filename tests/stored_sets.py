@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.prepared import ShardWriter
-from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
 
 VOCAB_SIZE = 500
 MAX_PREDICTIONS = 5
@@ -69,6 +69,13 @@ def names(rows: Ragged) -> list[str]:
         parts = (one.tokens, one.masked_positions, one.masked_labels, one.first_lengths, one.next_sentence)
         result.append(hashlib.sha256(b"|".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest())
     return result
+
+
+def assert_same_rows(found: Ragged, expected: Ragged) -> None:
+    """Assert that both contain the same sequences in the same order, as the same types."""
+    for name, dtype in DTYPES.items():
+        assert getattr(found, name).dtype == dtype, name
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
 
 
 def same_sequences(one: Ragged, other: Ragged) -> bool:

@@ -19,7 +19,6 @@ EXCEPTIONS = {
     "mlbert/programs/bench/step_time.py run": 70,
     "mlbert/data/loading/triton_expand.py expand_kernel": 70,
     "mlbert/ops/cublaslt_library.py product": 70,
-    "tests/unit/data/formats/test_nvidia.py": 520,
 }
 MAX_NESTING = 4
 ENVIRONMENT_READER = "mlbert/host/environment.py"

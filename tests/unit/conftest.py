@@ -27,6 +27,13 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that this process uses for its caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def recipe() -> Recipe:
     """Return a recipe that needs only the three folders."""
     return simple_recipe()

@@ -11,7 +11,7 @@ import torch
 from host_batches import tokens_of
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.open import open_store
-from mlbert.data.formats.order import EpochOrder, by_length, contiguous
+from mlbert.data.formats.order import by_length, contiguous
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.split_bins import make_bins
 from stored_sets import make_rows, names, random_lengths, write_set
@@ -65,35 +65,10 @@ def test_every_sequence_once_and_every_micro_batch_in_proportion(bins, world_siz
     assert len(set(seen)) == len(seen) == COUNT
 
 
-def test_epochs_and_seeds_differ_and_a_position_is_resumed(bins):
-    source = opened(bins)
-    first, second = (tokens_of(source.batches_of(step)[0]) for step in (0, source.steps_per_epoch))
-    assert first != second
-    assert first != tokens_of(opened(bins, seed=4).batches_of(0)[0])
-    for _ in range(7):
-        source.next_step()
-    resumed = opened(bins)
-    resumed.load_state_dict(json.loads(json.dumps(source.state_dict())))
-    assert tokens_of(resumed.next_step()[0]) == tokens_of(source.next_step()[0])
-    source.close()
-    resumed.close()
-
-
 def test_bins_can_be_packed_like_any_store(bins):
     source = opened(bins, packs_per_step=1, max_sequences_per_pack=3)
     seen = [t for step in range(source.steps_per_epoch) for t in tokens_of(source.batches_of(step)[0])]
     assert len(set(seen)) == len(seen) == COUNT
-
-
-@pytest.mark.parametrize("first", [[0, 5000], [0, 100, 100, 2500, 5000]])
-def test_pieces_of_an_epoch_join_to_the_whole(first):
-    order = EpochOrder(np.asarray(first), seed=1)
-    whole = order(2, np.arange(5000))
-    assert sorted(whole.tolist()) == list(range(5000))
-    pieces = [order(2, np.arange(start, min(start + 37, 5000))) for start in range(0, 5000, 37)]
-    assert np.array_equal(np.concatenate(pieces), whole)
-    anywhere = np.random.default_rng(0).permutation(5000)[:300]
-    assert np.array_equal(order(2, anywhere), whole[anywhere])
 
 
 # Fixed numbers from each bin

@@ -64,18 +64,6 @@ def test_exchange_against_naive_dealing(case):
     assert sorted(taken) == list(range(len(lengths)))
 
 
-def test_a_group_of_one_is_contiguous_up_to_order():
-    share = RankSlice(6, 2, 1, 3)
-    for dealt, own in zip(by_length(1)(share, lambda units: units % 4), contiguous(share), strict=True):
-        assert sorted(dealt.tolist()) == own.tolist()
-
-
-def test_tokens_are_balanced():
-    lengths = np.random.default_rng(0).integers(5, 513, 128)
-    tokens = [lengths[by_length(8)(RankSlice(16, 1, rank, 8), lambda u: lengths[u])[0]].sum() for rank in range(8)]
-    assert max(tokens) < 1.02 * np.mean(tokens)
-
-
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())
 def test_even_mix_holds_each_bin_in_proportion(counts, data):
     bins, places = even_mix(np.asarray(counts))

@@ -23,12 +23,6 @@ ASSETS = Path(__file__).resolve().parents[3] / "assets/mds"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def rows() -> Ragged:
     return make_rows(random_lengths(300))
 
@@ -50,7 +44,7 @@ def plain(samples: MdsReader) -> Ragged:
     return Ragged.from_rows(result)
 
 
-def test_reads_streamings_own_compressed_set(tmp_path: Path, cache: Path) -> None:
+def test_reads_streamings_own_compressed_set(tmp_path: Path, own_cache: Path) -> None:
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = Path(shutil.copytree(ASSETS / "enwiki_bytes_zstd", tmp_path / "set"))
     info = describe(folder)
@@ -67,7 +61,9 @@ def test_reads_streamings_own_compressed_set(tmp_path: Path, cache: Path) -> Non
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
-def test_any_order_gives_what_was_written(tmp_path: Path, cache: Path, rows: Ragged, compression: str | None) -> None:
+def test_any_order_gives_what_was_written(
+    tmp_path: Path, own_cache: Path, rows: Ragged, compression: str | None
+) -> None:
     if compression:
         pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = write_mds(tmp_path / "set", rows, compression=compression)
@@ -81,11 +77,11 @@ def test_any_order_gives_what_was_written(tmp_path: Path, cache: Path, rows: Rag
     assert names(plain(MdsReader(folder))) == names(rows)
 
 
-def test_the_second_opening_reads_lengths_from_the_cache(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_the_second_opening_reads_lengths_from_the_cache(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     folder = write_mds(tmp_path / "set", rows)
     first = open_store(folder)
     before = tree(folder)
-    (kept,) = cache.rglob("lengths.npy")
+    (kept,) = own_cache.rglob("lengths.npy")
     np.save(kept, np.full(300, 9, np.uint16))
     assert set(open_store(folder).lengths) == {9}
     np.save(kept, np.full(299, 9, np.uint16))
@@ -93,7 +89,7 @@ def test_the_second_opening_reads_lengths_from_the_cache(tmp_path: Path, cache: 
     assert tree(folder) == before
 
 
-def test_predictions_out_of_order_are_sorted(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_predictions_out_of_order_are_sorted(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     columns = padded(rows, 32, 5)
     for index, count in enumerate(np.diff(rows.masked_offsets)):
         for name in ("masked_lm_positions", "masked_lm_ids"):
@@ -101,7 +97,7 @@ def test_predictions_out_of_order_are_sorted(tmp_path: Path, cache: Path, rows: 
     assert names(open_store(write_columns(tmp_path / "set", columns)).gather(np.arange(300))) == names(rows)
 
 
-def test_padding_is_no_prediction_unlike_in_the_published_count(tmp_path: Path, cache: Path) -> None:
+def test_padding_is_no_prediction_unlike_in_the_published_count(tmp_path: Path, own_cache: Path) -> None:
     """The published reader wrote [PAD] as the label of [CLS] into every sample with fewer than 76 predictions, and the
     published model was always right there. On lengths like those of the benchmark's Wikipedia (38.19 predictions a
     sample, 76.1 % with fewer than 76) a true accuracy of 0.7144 is told as 0.7200."""
@@ -162,7 +158,7 @@ def change(columns: dict[str, np.ndarray], name: str, where: tuple[int, int], va
     ],
 )
 def test_a_wrong_sample_is_named_when_it_is_read(
-    tmp_path: Path, cache: Path, rows: Ragged, name: str, where: tuple[int, int], value: float
+    tmp_path: Path, own_cache: Path, rows: Ragged, name: str, where: tuple[int, int], value: float
 ) -> None:
     store = open_store(write_columns(tmp_path / "set", change(padded(rows, 32, 5), name, where, value)))
     assert names(store.gather(np.arange(8, 300))) == names(rows.slice(8, 300))
@@ -171,7 +167,9 @@ def test_a_wrong_sample_is_named_when_it_is_read(
     assert "sample 7 " in str(failure.value)
 
 
-def test_a_wrong_sample_of_a_later_shard_is_named_by_its_place_there(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_a_wrong_sample_of_a_later_shard_is_named_by_its_place_there(
+    tmp_path: Path, own_cache: Path, rows: Ragged
+) -> None:
     columns = change(padded(rows, 32, 5), "next_sentence_labels", (290, 0), 2)
     columns["next_sentence_labels"][297] = 2
     folder = write_columns(tmp_path / "set", columns)
@@ -223,7 +221,7 @@ def test_smallest_and_largest_widths(tmp_path: Path, rows: Ragged, tokens: int, 
     assert f"{info.max_seq_length} {info.max_predictions}" == f"{tokens} {predictions}"
 
 
-def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     other = {"masked_lm_ids": 16, "masked_lm_positions": 24}
     folder = write_mds(tmp_path / "set", rows.slice(0, 9))
     for sample in (4, 6):
@@ -242,7 +240,7 @@ def test_a_first_sample_inside_the_table_of_offsets(tmp_path: Path, rows: Ragged
         describe(folder)
 
 
-def test_damaged_sets_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_damaged_sets_are_one_line(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     folder = write_mds(tmp_path / "set", rows)
 
     def check_refused(code: str, name: str, spoil: Callable[[Path], object], act: object = open_store) -> None:
@@ -258,7 +256,7 @@ def test_damaged_sets_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) ->
     check_refused("file.json", "index.json", lambda path: path.write_text("{"), describe)
 
 
-def test_other_columns_and_other_widths_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) -> None:
+def test_other_columns_and_other_widths_are_one_line(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     with MdsWriter(tmp_path / "text", {"text": "str"}) as writer:
         writer.write({"text": "words"})
     with user_error("data.columns", tmp_path / "text/index.json"):

@@ -22,25 +22,17 @@ from mlbert.data.formats.nvidia_shard import Items
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardWriter
-from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.loading.packed import PackedSource
-from mlbert.data.loading.pretraining import EvalSet
 from mlbert.host.errors import UserError
-from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_packed, write_variable
+from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_kind, write_variable
+from stored_sets import assert_same_rows
 from user_errors import user_error
 
 COUNT, FILES = 60, 3
+pytestmark = pytest.mark.usefixtures("own_cache")
 LIMITS = ShardLimits(WIDTH, PREDICTIONS)
 PLAIN = {"chunks": True, "compression": "gzip"}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def same(a: Ragged, b: Ragged) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
 
 
 def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options) -> Ragged:
@@ -48,13 +40,8 @@ def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number in range(FILES):
-        path, rows = folder / names.format(number, FILES), bert_rows(COUNT // FILES, seed + number)
-        if kind == "packed":
-            rows = bert_rows(COUNT // FILES, seed + number, max_length=WIDTH // 3)
-            write_packed(path, rows, pack_counts(len(rows), seed + number), **options)
-        else:
-            {"fixed": write_fixed, "variable": write_variable}[kind](path, rows, **options)
-        parts.append(rows)
+        parts.append(bert_rows(COUNT // FILES, seed + number, WIDTH // 3 if kind == "packed" else WIDTH))
+        write_kind(kind, folder / names.format(number, FILES), parts[-1], seed + number, **options)
     return Ragged.concatenate(parts)
 
 
@@ -71,35 +58,11 @@ def test_files_written_by_h5py_are_read(tmp_path, kind, options):
     store = open_all(tmp_path / "set")
     assert np.array_equal(store.lengths, expected.lengths)
     assert store.lengths.dtype == np.int32
-    assert same(store.gather(np.arange(COUNT)), expected)
+    assert_same_rows(store.gather(np.arange(COUNT)), expected)
     order = np.random.default_rng(1).integers(0, COUNT, 77)  # with repeats
-    assert same(store.gather(order), expected.take(order))
+    assert_same_rows(store.gather(order), expected.take(order))
     assert len(store.gather(np.empty(0, np.int64))) == 0
     assert (store._index.offsets[:, 0] >= 0).all() == (not options)
-
-
-@pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
-def test_packs_come_back(tmp_path, options):
-    expected = write(tmp_path / "set", "packed", **options)
-    counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
-    store, first = open_all(tmp_path / "set"), offsets_of(counts)
-    assert store.num_packs == len(counts)
-    chosen = np.random.default_rng(2).permutation(len(counts))
-    rows, found = store.gather_packs(chosen)
-    assert np.array_equal(found, counts[chosen])
-    sequences = np.concatenate([np.arange(first[pack], first[pack + 1]) for pack in chosen])
-    assert same(rows, expected.take(sequences))
-
-
-def test_mapped_and_plain_shards_side_by_side(tmp_path):
-    expected = write(tmp_path / "set", "packed")
-    rows = bert_rows(COUNT // FILES, 1, max_length=WIDTH // 3)
-    write_packed(tmp_path / "set" / f"part_00001_of_0000{FILES}.hdf5", rows, pack_counts(len(rows), 1), **PLAIN)
-    store = open_all(tmp_path / "set")
-    order = np.random.default_rng(3).permutation(COUNT)
-    assert same(store.gather(order), expected.take(order))
-    packs, _ = store.gather_packs(np.arange(store.num_packs))
-    assert same(packs, expected)
 
 
 @pytest.mark.parametrize("names", ["part_{:05d}_of_{:05d}", "part_{:05d}", "part-{:05d}-of-{:05d}.hdf", "x{:d}.h5"])
@@ -108,12 +71,7 @@ def test_file_names(tmp_path, names):
     (tmp_path / "set" / "shard_list_00000.lst").write_text("[]")
     (tmp_path / "set" / "checksums.chk").write_text("")
     (tmp_path / "set" / "README").write_text("no shard")
-    assert same(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
-
-
-def test_one_file_is_a_set(tmp_path):
-    rows = bert_rows(20)
-    assert same(NvidiaStore(write_variable(tmp_path / "part_eval_10k.hdf5", rows)).gather(np.arange(20)), rows)
+    assert_same_rows(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
 
 
 def test_labels_as_a_column_and_other_integers(tmp_path):
@@ -123,7 +81,7 @@ def test_labels_as_a_column_and_other_integers(tmp_path):
         labels = file["next_sentence_labels"][:]
         del file["next_sentence_labels"]
         file["next_sentence_labels"] = labels.astype(np.uint8)[:, None]
-    assert same(NvidiaStore(path).gather(np.arange(9)), rows)
+    assert_same_rows(NvidiaStore(path).gather(np.arange(9)), rows)
 
 
 def test_info_reads_no_sample(tmp_path):
@@ -153,7 +111,7 @@ def test_bins_in_folders_and_in_names(tmp_path):
     for folder in ("folders", "names"):
         store = open_store(tmp_path / folder)
         assert [len(one) for one in store.bins] == [20, 30]
-        assert same(store.gather(order), expected.take(order))
+        assert_same_rows(store.gather(order), expected.take(order))
         assert describe(tmp_path / folder).kind == "nvidia-variable"
 
 
@@ -172,7 +130,7 @@ def test_file_of_the_latest_format(tmp_path):
             new.create_dataset(name, data=old[name][:], dtype=old[name].dtype)
     store = NvidiaStore(tmp_path / "b.h5")
     assert (store._index.offsets[:, 0] >= 0).all()
-    assert same(store.gather(np.arange(30)), expected)
+    assert_same_rows(store.gather(np.arange(30)), expected)
 
 
 def test_row_with_many_items_of_other_columns(tmp_path):
@@ -181,7 +139,7 @@ def test_row_with_many_items_of_other_columns(tmp_path):
     expected = Ragged.concatenate(rows)
     path = write_variable(tmp_path / "a.h5", expected)
     store = NvidiaStore(path, limits=ShardLimits(30_000, PREDICTIONS))
-    assert same(store.gather(np.arange(12)), expected)
+    assert_same_rows(store.gather(np.arange(12)), expected)
     with user_error("data.damaged", path):
         NvidiaStore(path, limits=ShardLimits(512, PREDICTIONS))
 
@@ -194,7 +152,7 @@ def test_many_threads_read_at_once(tmp_path):
     orders = [np.random.default_rng(seed).permutation(COUNT)[:50] for seed in range(24)]
     with ThreadPoolExecutor(6) as pool:
         for order, rows in zip(orders, pool.map(store.gather, orders), strict=True):
-            assert same(rows, expected.take(order))
+            assert_same_rows(rows, expected.take(order))
 
 
 @settings(max_examples=25)
@@ -208,13 +166,10 @@ def test_many_threads_read_at_once(tmp_path):
 def test_any_sequences_come_back(tmp_path_factory, count, seed, kind, plain, order):
     path, options = tmp_path_factory.mktemp("any") / "a.h5", PLAIN if plain else {}
     rows = bert_rows(count, seed, WIDTH // 3 if kind == "packed" else WIDTH)
-    if kind == "packed":
-        write_packed(path, rows, pack_counts(count, seed), **options)
-    else:
-        {"fixed": write_fixed, "variable": write_variable}[kind](path, rows, **options)
+    write_kind(kind, path, rows, seed, **options)
     store = NvidiaStore(path, limits=LIMITS, cached=False)
     chosen = np.asarray(order, np.int64) % count
-    assert same(store.gather(chosen), rows.take(chosen))
+    assert_same_rows(store.gather(chosen), rows.take(chosen))
 
 
 def our_set(folder: Path, rows: Ragged, pack_offsets: np.ndarray | None = None) -> Path:
@@ -244,36 +199,23 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
             assert_same(theirs.to("cpu"), mine.to("cpu"))
 
 
-def test_evaluation_set(tmp_path):
-    rows = bert_rows(30)
-    (tmp_path / "eval").mkdir()
-    write_variable(tmp_path / "eval" / "part_eval_10k.hdf5", rows)
-    batches = []
-    for folder in (tmp_path / "eval", our_set(tmp_path / "ours", rows)):
-        evaluation = EvalSet(folder, 30, 4, max_sequences_per_pack=3)
-        evaluation.open()
-        batches.append(list(evaluation))
-    for theirs, mine in zip(*batches, strict=True):
-        assert_same(theirs.to("cpu"), mine.to("cpu"))
-
-
 # The index in the cache folder
 
 
 def test_index_is_kept_and_follows_the_files(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     expected = write(folder, "variable")
-    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     (kept,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(nvidia_index, "build_index", lambda *words: pytest.fail("the kept index was not used"))
-        assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+        assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     expected = write(folder, "variable", seed=10)
-    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     (new,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
     assert new != kept
     os.truncate(new / "places.npy", 500)
-    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     assert sorted(path.suffix for path in folder.iterdir()) == [".hdf5"] * FILES
 
 
@@ -281,7 +223,7 @@ def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     expected = write(tmp_path / "set", "fixed")
-    assert same(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
+    assert_same_rows(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
 
 
 # The pieces
@@ -361,16 +303,6 @@ def test_truncated_file(tmp_path, kind, kept):
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
     check_refused("data.damaged", path)
-
-
-def test_no_hdf5_at_all(tmp_path):
-    write(tmp_path / "set", "variable")
-    path = tmp_path / "set" / "part_00001_of_00003.hdf5"
-    path.write_bytes(b"hello" * 4000)
-    check_refused("data.damaged", path)
-    with h5py.File(path, "w") as file:
-        file["other"] = 1
-    check_refused("data.format", path)
 
 
 def test_shard_numbers(tmp_path):
@@ -462,17 +394,6 @@ def test_wrong_row_is_named(tmp_path, kind, column, change, options):
     assert f"row {ROW} " in str(caught.value)
 
 
-def test_lenient_opening_refuses_only_the_wrong_row(tmp_path):
-    expected = write(tmp_path / "set", "variable")
-    with h5py.File(tmp_path / "set" / "part_00001_of_00003.hdf5", "r+") as file:
-        file["input_ids"][ROW] = np.zeros(0, np.int16)
-    store, bad = NvidiaStore(tmp_path / "set", strict=False), COUNT // FILES + ROW
-    good = np.delete(np.arange(COUNT), bad)
-    assert same(store.gather(good), expected.take(good))
-    with user_error("data.damaged", tmp_path / "set/part_00001_of_00003.hdf5"):
-        store.gather(np.asarray([0, bad]))
-
-
 @settings(max_examples=60)
 @given(
     kind=st.sampled_from(["fixed", "variable", "packed"]),
@@ -481,11 +402,7 @@ def test_lenient_opening_refuses_only_the_wrong_row(tmp_path):
 def test_flipped_bytes_give_sequences_or_one_line(tmp_path_factory, kind, flips):
     """Never a crash or a traceback of another kind; what is read has the form of sequences."""
     path = tmp_path_factory.mktemp("flip") / "a.h5"
-    rows = bert_rows(12, 0, WIDTH // 3)
-    if kind == "packed":
-        write_packed(path, rows, pack_counts(12))
-    else:
-        {"fixed": write_fixed, "variable": write_variable}[kind](path, rows)
+    write_kind(kind, path, bert_rows(12, 0, WIDTH // 3))
     data = bytearray(path.read_bytes())
     for place, value in flips:
         data[int(place * len(data))] ^= value

@@ -15,14 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from file_limits import largest_file
-from mlbert.data.formats.prepared import ShardSet, ShardWriter, read_manifest, shard_name
-from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.data.formats.prepared import ShardSet, ShardWriter, shard_name
 from random_set import random_rows
+from stored_sets import assert_same_rows, flip
 from user_errors import user_error
 
-
-def same(a: Ragged, b: Ragged) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
+BITS = (0.001, 0.3, 0.6, 0.95)
 
 
 def first_shard(folder: Path) -> Path:
@@ -35,66 +33,42 @@ def edit_manifest(folder: Path, change) -> None:
     (folder / "manifest.json").write_text(json.dumps(document))
 
 
-def test_written_rows_are_read_back(make_set):
-    rows = ShardSet.open(make_set(300))
-    assert same(rows.gather(np.arange(300)), random_rows(300))
-    order = np.random.default_rng(1).permutation(300)[:77]
-    assert same(rows.gather(order), random_rows(300).take(order))
-    assert same(rows.load().gather(order), random_rows(300).take(order))
-    assert np.array_equal(rows.lengths, random_rows(300).lengths)
+def swap(folder: Path) -> None:
+    first, second = first_shard(folder), folder / shard_name(1, 3)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
 
 
-def test_manifest_counts(make_set):
-    manifest, rows = read_manifest(make_set(300)), random_rows(300)
-    assert (manifest.num_sequences, manifest.num_tokens) == (300, len(rows.tokens))
-    assert manifest.num_masked == len(rows.masked_labels)
-    assert manifest.length_histogram == np.bincount(rows.lengths, minlength=33).tolist()
-    assert manifest.provenance == {"options": {"seed": 0}}
+def claim_packs(folder: Path) -> None:
+    def edit(document: dict) -> None:
+        document.update(packs={"max_tokens": 64, "num_packs": 0})
+        for shard in document["shards"]:
+            shard["num_packs"] = 0
+
+    edit_manifest(folder, edit)
 
 
-def test_same_rows_same_bytes(make_set):
-    one, two = make_set(100, name="one"), make_set(100, name="two")
-    for path in sorted(one.iterdir()):
-        assert path.read_bytes() == (two / path.name).read_bytes()
-
-
-def test_no_pickled_objects(make_set):
-    with h5py.File(first_shard(make_set())) as file:
-        assert {name: file[name].dtype for name in file} == DTYPES
-
-
-def test_empty_shard(make_set):
-    assert len(ShardSet.open(make_set(2, shards=3))) == 2
-
-
-def test_missing_shard(make_set):
-    folder = make_set()
-    first_shard(folder).unlink()
-    with user_error("data.incomplete", folder / "shard-00000-of-00003.h5"):
-        ShardSet.open(folder)
-
-
-def test_duplicated_shard(make_set):
-    folder = make_set()
-    shutil.copy(first_shard(folder), folder / "shard-00003-of-00004.h5")
-    with user_error("data.mixed", folder / "shard-00003-of-00004.h5"):
-        ShardSet.open(folder)
-
-
-def test_shard_listed_twice(make_set):
-    folder = make_set()
+def list_twice(folder: Path) -> None:
     edit_manifest(folder, lambda document: document["shards"].append(document["shards"][0]))
-    with user_error("data.damaged", folder / "manifest.json"):
-        read_manifest(folder)
 
 
-def test_shards_swapped(make_set):
+@pytest.mark.parametrize(
+    ("damage", "code", "named"),
+    [
+        (lambda folder: first_shard(folder).unlink(), "data.incomplete", shard_name(0, 3)),
+        (lambda folder: shutil.copy(first_shard(folder), folder / shard_name(3, 4)), "data.mixed", shard_name(3, 4)),
+        (list_twice, "data.damaged", "manifest.json"),
+        (swap, "data.damaged", shard_name(0, 3)),
+        (claim_packs, "data.damaged", shard_name(0, 3)),
+        *((lambda folder, at=at: flip(first_shard(folder), at), "data.checksum", shard_name(0, 3)) for at in BITS),
+    ],
+    ids=["missing", "of another set", "listed twice", "swapped", "packs", *(f"bit at {place}" for place in BITS)],
+)
+def test_damage_is_named(make_set, damage, code, named):
     folder = make_set()
-    other = folder / shard_name(1, 3)
-    data = first_shard(folder).read_bytes()
-    first_shard(folder).write_bytes(other.read_bytes())
-    other.write_bytes(data)
-    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+    damage(folder)
+    with user_error(code, folder / named):
         ShardSet.open(folder)
 
 
@@ -106,23 +80,6 @@ def test_truncated_shard(make_set, kept, verify):
     first_shard(folder).write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
     with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
         ShardSet.open(folder, verify=verify)
-
-
-@pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.95])
-def test_one_flipped_bit(make_set, place):
-    folder = make_set()
-    data = bytearray(first_shard(folder).read_bytes())
-    data[int(place * len(data))] ^= 16
-    first_shard(folder).write_bytes(data)
-    with user_error("data.checksum", folder / "shard-00000-of-00003.h5"):
-        ShardSet.open(folder)
-
-
-def test_not_hdf5_at_all(make_set):
-    folder = make_set()
-    first_shard(folder).write_bytes(b"hello" * 4000)
-    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
-        ShardSet.open(folder, verify=False)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +158,10 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
     wanted = np.concatenate([np.empty(0, np.int64), *(every[pack] for pack in packs)])
     for store in (ShardSet.open(folder, verify=False), ShardSet.open(folder, verify=True).load()):
         assert store.num_packs == len(every)
-        assert same(store.gather(indices), rows.take(indices))
+        assert np.array_equal(store.lengths, rows.lengths)
+        assert_same_rows(store.gather(indices), rows.take(indices))
         gathered, counts = store.gather_packs(packs)
-        assert same(gathered, rows.take(wanted))
+        assert_same_rows(gathered, rows.take(wanted))
         assert counts.tolist() == [len(every[pack]) for pack in packs]
 
 
@@ -215,25 +173,12 @@ def test_shards_are_mapped_when_they_are_touched(make_set):
         store.gather(np.arange(3))
 
 
-def test_packs_that_the_manifest_does_not_know(make_set):
-    folder = make_set(30)
-
-    def edit(document: dict) -> None:
-        document.update(packs={"max_tokens": 64, "num_packs": 0})
-        for shard in document["shards"]:
-            shard["num_packs"] = 0
-
-    edit_manifest(folder, edit)
-    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
-        ShardSet.open(folder)
-
-
 def test_more_shards_than_a_process_may_have_files_open(make_set):
     folder = make_set(300, shards=150)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(list(Path("/proc/self/fd").iterdir())) + 60), hard))
     try:
         rows = ShardSet.open(folder, verify=False)
-        assert same(rows.gather(np.arange(300)), random_rows(300))
+        assert_same_rows(rows.gather(np.arange(300)), random_rows(300))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

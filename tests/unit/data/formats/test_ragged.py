@@ -47,13 +47,6 @@ def test_rows_come_back(rows):
     assert {name: getattr(ragged, name).dtype for name in DTYPES} == DTYPES
 
 
-@given(st.lists(row, min_size=1, max_size=20), st.data())
-def test_take_gives_the_chosen_rows_in_order(rows, data):
-    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
-    ragged = Ragged.from_rows(rows).take(np.asarray(chosen, np.int64))
-    assert unpacked(ragged) == [rows[index] for index in chosen]
-
-
 @given(st.lists(st.lists(row, max_size=6), max_size=5))
 def test_concatenate_keeps_order(parts):
     joined = Ragged.concatenate([Ragged.from_rows(rows) for rows in parts])

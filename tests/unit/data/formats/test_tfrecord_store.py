@@ -8,19 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from host_batches import numbers
 from mlbert.data.formats import tfrecord, tfrecord_plain, tfrecord_store
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.open import open_store
-from mlbert.data.formats.order import contiguous
-from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.formats.tfrecord import Widths, write_examples
 from mlbert.data.formats.tfrecord_store import TFRecordStore, accepts, describe
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
-from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.data.prepare.verify import verify
 from random_set import random_rows
+from stored_sets import assert_same_rows
 from tfrecord_examples import records_of, write_list
 from user_errors import user_error
 
@@ -48,11 +45,6 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def assert_same(found: Ragged, expected: Ragged) -> None:
-    for name in DTYPES:
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-
-
 @pytest.mark.parametrize("form", ["plain", "compiled"])
 def test_gathers_in_any_order(folder, monkeypatch, form):
     if form == "plain":
@@ -64,7 +56,7 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
     np.testing.assert_array_equal(store.lengths, rows.lengths)
     monkeypatch.setattr(tfrecord_store, "_GATHERED", 16)
     for chosen in ([], [99], [30, 30, 29], np.random.default_rng(0).permutation(100)):
-        assert_same(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
+        assert_same_rows(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
 
 
 def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
@@ -79,21 +71,22 @@ def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "other"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: os.truncate(path, path.stat().st_size - 8),
+        lambda path: os.truncate(path, 0),
+        Path.unlink,
+        lambda path: np.save(path, np.zeros(3, np.int64)),
+    ],
+    ids=["truncated", "empty", "missing", "other"],
+)
 def test_damaged_index_is_made_again(folder, cache, damage):
     TFRecordStore(folder)
     (kept,) = cache.iterdir()
     starts = kept / "starts.npy"
-    if damage == "truncated":
-        os.truncate(starts, starts.stat().st_size - 8)
-    elif damage == "empty":
-        os.truncate(starts, 0)
-    elif damage == "missing":
-        starts.unlink()
-    else:
-        starts.unlink()
-        np.save(starts, np.zeros(3, np.int64))
-    assert_same(TFRecordStore(folder).gather(np.arange(100)), random_rows(100))
+    damage(starts)
+    assert_same_rows(TFRecordStore(folder).gather(np.arange(100)), random_rows(100))
     assert len(np.load(starts)) == 100
 
 
@@ -146,7 +139,7 @@ def test_limits_are_those_of_the_records(tmp_path, widths):
     write_examples(tmp_path / "set" / "part-0", rows, *widths)
     store = open_store(tmp_path / "set")
     assert (store.info.max_seq_length, store.info.max_predictions) == widths
-    assert_same(store.gather(np.arange(3)), rows)
+    assert_same_rows(store.gather(np.arange(3)), rows)
 
 
 def test_describe_looks_at_the_first_record_alone(folder):
@@ -201,13 +194,6 @@ def test_recognised_among_other_data(folder, tmp_path):
     (other / "part-00000-of-00002").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     assert not accepts(other)
     assert isinstance(open_store(folder), TFRecordStore)
-
-
-def test_trains_from_the_files_as_they_are(folder):
-    source = PackedSource(folder, packs_per_step=2, max_sequences_per_pack=3, seed=3, partition=contiguous)
-    source.open()
-    seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
-    assert len(seen) == len(set(seen)) > 50
 
 
 @pytest.mark.parametrize("damage", ["cut", "dropped", "doubled", "exchanged"])

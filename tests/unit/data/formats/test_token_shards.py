@@ -55,9 +55,6 @@ def test_equal_to_each_text_tokenised(folder):
     assert shards.ready(0) is None
     assert all_tokens(shards) == EXPECTED
     assert len(kept(folder)) == len(shards.first) - 1
-    again = opened(folder)
-    assert again.ready(0) is not None
-    assert all_tokens(again) == EXPECTED
     texts = [5, 3, 5, 79, 0]
     assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [EXPECTED[text] for text in texts]
 
@@ -116,12 +113,6 @@ def test_a_folder_that_cannot_be_written(folder):
     finally:
         folder.chmod(0o700)
     assert not kept(folder)
-
-
-def test_a_file_where_the_folder_should_be(folder):
-    shards = opened(folder)
-    shards.folder.write_text("in the way")
-    assert all_tokens(shards) == EXPECTED
 
 
 def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):

@@ -13,28 +13,8 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, ba
 from user_errors import user_error
 
 LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
-VOCABULARY = {
-    entry: number
-    for number, entry in enumerate(
-        [
-            *SPECIAL_TOKENS,
-            *LETTERS,
-            "mask",
-            "run",
-            "##ning",
-            "##nin",
-            "[",
-            "]",
-            "'",
-            "don",
-            "σ",
-            "##ς",
-            "##σ",
-            "東",
-            "京",
-        ]
-    )
-}
+WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "##σ", "東", "京"]
+VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
 
 
 def tokens_of(ids: list[int], vocabulary: dict[str, int]) -> list[str]:
