@@ -11,13 +11,13 @@ import pytest
 from host_batches import assert_same
 from mlbert.data.formats import tfrecord
 from mlbert.data.formats.order import contiguous
-from mlbert.data.formats.ragged import DTYPES
 from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.formats.tfrecord_plain import NAMES
 from mlbert.data.loading import dali
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.instances import padded_feature
 from random_set import random_rows
+from stored_sets import assert_same_rows
 from user_errors import user_error
 
 
@@ -45,10 +45,7 @@ def test_gathers_in_any_order(folder, monkeypatch):
     store, rows = dali.DaliStore(folder), random_rows(120)
     for chosen in ([], [119], [50, 50, 49], np.random.default_rng(0).permutation(120)):
         chosen = np.asarray(chosen, np.int64)
-        found, expected = store.gather(chosen), rows.take(chosen)
-        for name, dtype in DTYPES.items():
-            assert getattr(found, name).dtype == dtype
-            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        assert_same_rows(store.gather(chosen), rows.take(chosen))
 
 
 @pytest.mark.usefixtures("with_dali")
@@ -84,11 +81,9 @@ def padded() -> dict[str, np.ndarray]:
 
 
 def test_removes_padding():
-    found, expected = dali._without_padding(padded()), random_rows(20)
+    found = dali._without_padding(padded())
     assert found is not None
-    for name, dtype in DTYPES.items():
-        assert getattr(found, name).dtype == dtype
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    assert_same_rows(found, random_rows(20))
 
 
 @pytest.mark.parametrize(

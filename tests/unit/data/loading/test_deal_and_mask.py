@@ -74,17 +74,6 @@ def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
     return whole
 
 
-@pytest.mark.parametrize("partition", [contiguous, snake])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_deal_takes_each_unit_once(partition, world_size, accumulation):
-    shares = [RankSlice(6, accumulation, rank, world_size) for rank in range(world_size)]
-    lengths = np.random.default_rng(1).integers(5, 99, 6 * world_size)
-    parts = [part for share in shares for part in partition(share, lambda units: lengths[units])]
-    assert {len(part) for part in parts} == {6 // accumulation}
-    assert sorted(np.concatenate(parts).tolist()) == list(range(6 * world_size))
-
-
 @pytest.mark.parametrize(("stored", "each"), [(False, 1), (False, 3), (True, 3)])
 def test_a_deal_by_length_changes_no_token_and_no_dropout_row(make_set, tmp_path, stored, each):
     folder = make_set(300)

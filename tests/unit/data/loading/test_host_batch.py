@@ -94,19 +94,6 @@ def empty_like(batch: HostBatch) -> Batch:
     return Batch.empty(*sizes, batch.has_labels, torch.device("cpu"))
 
 
-def test_random_batches_are_the_same_in_new_tensors_and_in_a_target(expand):
-    for batch in made_up_batches(4, 5, 30522, 512, accumulation=2, rank=1, world_size=3):
-        target = empty_like(batch)
-        assert_same(batch.to("cpu", out=target), batch.to("cpu"))
-
-
-def test_the_host_counts_match_the_batch():
-    batch, expected = ugly("long and short")
-    counts = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
-    assert counts == (expected.num_tokens, expected.num_samples, expected.num_masked, expected.max_seqlen)
-    assert torch.equal(batch.cu_seqlens, expected.cu_seqlens)
-
-
 def test_a_token_takes_three_bytes():
     (batch,) = made_up_batches(64, 1, 30522, 512)
     assert batch.data.numel() < 3.2 * batch.num_tokens

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +18,7 @@ from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
-from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE
 from user_errors import user_error
 
 COUNT = 300
@@ -68,11 +66,6 @@ def test_every_sequence_once_an_epoch(folder, world_size, accumulation):
     assert len(seen) >= COUNT - 3 * (packs.num_packs % 12)
 
 
-def test_nothing_left_out_when_steps_divide_packs(folder):
-    source = opened(folder, packs_per_step=1)
-    assert sorted(n for step in epoch(source) for batch in step for n in numbers(batch)) == list(range(COUNT))
-
-
 def rows_of(given: HostBatch) -> dict[int, tuple[int, int, int, int, int]]:
     """dropout row -> (token, segment, position, label or -1, sequence length): all there is to know of a token."""
     batch = given.to("cpu")
@@ -96,14 +89,6 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
         parts = [rows_of(batch) for rank in ranks for batch in rank[number]]
         assert sum(map(len, parts)) == len(whole)
         assert {key: value for part in parts for key, value in part.items()} == whole
-
-
-def test_ranks_in_order_are_the_plain_step(folder):
-    plain = opened(folder).batches_of(1)[0].to("cpu")
-    parts = [opened(folder, packs_per_step=3, rank=rank, world_size=4).batches_of(1)[0] for rank in range(4)]
-    parts = [part.to("cpu") for part in parts]
-    assert torch.equal(torch.cat([part.input_ids for part in parts]), plain.input_ids)
-    assert torch.equal(torch.cat([part.dropout_rows for part in parts]), plain.dropout_rows)
 
 
 @given(stop=st.integers(0, 40))
@@ -169,16 +154,6 @@ def test_packs_keep_their_limits(folder):
             assert batch.max_seqlen == int(torch.diff(batch.cu_seqlens).max())
 
 
-def test_a_batch_by_hand():
-    rows = dataclasses.replace(random_rows(3, seed=5), labels=np.asarray([0.5, -2, 1], np.float32))
-    batch = HostBatch.of(rows, np.asarray([2, 1]), np.asarray([7, 9]), 100).to("cpu")
-    length = int(rows.offsets[2])
-    assert batch.dropout_rows[:length].tolist() == list(range(700, 700 + length))
-    assert batch.dropout_rows[length:].tolist() == list(range(900, 900 + batch.num_tokens - length))
-    assert batch.input_ids.tolist() == rows.tokens.tolist()
-    assert batch.labels.tolist() == [0.5, -2, 1]
-
-
 def test_only_the_manifest_is_read_before_open(folder):
     for path in folder.glob("*.h5"):
         path.unlink()
@@ -241,15 +216,6 @@ def test_memory_and_maps_give_the_same_batches(stored_packs, folder, monkeypatch
         monkeypatch.undo()
         for step in range(6):
             assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
-
-
-def test_ranks_share_stored_packs_without_overlap(stored_packs):
-    seen = []
-    for rank in range(3):
-        source = opened(stored_packs, packs_per_step=2, rank=rank, world_size=3)
-        seen += [n for step in range(source.steps_per_epoch) for n in numbers(source.batches_of(step)[0])]
-    assert len(seen) == len(set(seen))
-    assert len(seen) >= COUNT - 3 * 5
 
 
 @pytest.mark.parametrize("data", ["folder", "stored_packs"])

@@ -16,16 +16,12 @@ from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare import export_nvidia, split_bins
 from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.host.errors import UserError
-from nvidia_shards import PREDICTIONS, bert_rows, pack_counts, write_fixed, write_packed, write_variable
+from nvidia_shards import PREDICTIONS, bert_rows, write_fixed, write_kind, write_variable
 from stored_sets import make_rows, names, random_lengths, same_sequences, tree, write_set
 from user_errors import user_error
 
 EDGES = (8, 16, 32)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
@@ -70,11 +66,7 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, monkeypatch, count
 def test_from_another_pipelines_shards(tmp_path, kind):
     rows = bert_rows(120, max_length=32)
     (tmp_path / "theirs").mkdir()
-    path = tmp_path / "theirs" / "part_00000_of_00001.hdf5"
-    if kind == "packed":
-        write_packed(path, rows, pack_counts(len(rows)))
-    else:
-        {"fixed": write_fixed, "variable": write_variable}[kind](path, rows)
+    write_kind(kind, tmp_path / "theirs" / "part_00000_of_00001.hdf5", rows)
     make_hdf5_bins(tmp_path / "theirs", tmp_path / "out", edges=EDGES, workers=2)
     store = open_store(tmp_path / "out")
     assert same_sequences(store.gather(np.arange(len(store))), rows)

@@ -6,10 +6,7 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -99,21 +96,13 @@ def test_a_finished_folder_is_kept_and_other_options_are_refused(wiki: Path, tmp
     assert contents(out) == before
 
 
-def test_killed_while_tidying_up(wiki: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "content"), [("part-00001-of-00003", b"cut"), ("clean.tmp/unit-000000.npz", b"left")])
+def test_what_is_damaged_or_left_over_is_made_again(wiki: Path, tmp_path: Path, name: str, content: bytes) -> None:
     out = tmp_path / "out"
     clean(wiki, out, OPTIONS)
     before = contents(out)
-    (out / "clean.tmp").mkdir()
-    (out / "clean.tmp" / "unit-000000.npz").write_bytes(b"left")
-    clean(wiki, out, OPTIONS)
-    assert contents(out) == before
-
-
-def test_a_damaged_part_of_a_finished_folder_is_made_again(wiki: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    clean(wiki, out, OPTIONS)
-    before = contents(out)
-    (out / "part-00001-of-00003").write_bytes(b"cut")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_bytes(content)
     clean(wiki, out, OPTIONS)
     assert contents(out) == before
 
@@ -125,46 +114,18 @@ def test_a_folder_with_foreign_parts_is_left_alone(wiki: Path, tmp_path: Path) -
     assert (tmp_path / "part-00000-of-00500").read_text() == "precious\n"
 
 
-def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path) -> None:
+def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path, said: module.Progress) -> None:
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
-    said: list[str] = []
-
-    class Report(module.Progress):
-        def __call__(self, line: str) -> None:
-            said.append(line)
-
-    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=Report())
+    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=said)
     drawn, by_md5 = contents(tmp_path / "drawn"), contents(tmp_path / "by_md5")
     texts = [a for a in drawn["eval.txt"].split(b"\n\n") if a.strip()]
     assert [a for a in by_md5["eval.txt"].split(b"\n\n") if a.strip()] == texts
-    assert said == [f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"]
+    assert said.lines == [f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"]
     hashes.write_text("0" * 32 + "\n")
     with user_error("data.other-text", hashes):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
-
-
-def test_killed_at_random_and_started_again_gives_the_same_bytes(wiki: Path, tmp_path: Path) -> None:
-    clean(wiki, tmp_path / "whole", OPTIONS)
-    program = (
-        "import sys; from pathlib import Path; from mlbert.data.prepare import clean as m; m.UNIT_BYTES = 3000\n"
-        "m.clean(Path(sys.argv[1]), Path(sys.argv[2]), m.CleanOptions(num_parts=3, eval_articles=5))"
-    )
-    command = [sys.executable, "-c", program, str(wiki), str(tmp_path / "killed")]
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", program, str(wiki), str(tmp_path / "timed")], check=True)
-    usual = time.monotonic() - began
-    rng = random.Random(3)
-    for _ in range(6):
-        process = subprocess.Popen(command)
-        time.sleep(usual * rng.uniform(0.6, 1.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run(command, check=True)
-    whole, killed = contents(tmp_path / "whole"), contents(tmp_path / "killed")
-    assert {name: killed[name] for name in whole} == whole
-    assert set(killed) == set(whole)
 
 
 @pytest.mark.parametrize("broken", ["unit", "part"])

@@ -42,16 +42,6 @@ def test_holding_out_depends_on_text_and_seed_only():
     assert split(reversed(texts), 0.05, 0, max_sentences=32).summary()["eval_documents"] == sum(held)
 
 
-def test_sides_share_nothing():
-    texts = many(300)
-    corpus = split(texts, 0.2, 0, max_sentences=32)
-    train = {sentence for document in corpus.train for sentence in document}
-    held = {sentence for document in corpus.evaluation for sentence in document}
-    assert train
-    assert held
-    assert not train & held
-
-
 def test_near_repeats_leave_the_training_side():
     texts = many(100)
     (victim, *_) = split(texts, 0.2, 0, max_sentences=32).evaluation

@@ -171,18 +171,15 @@ def test_a_dropped_connection_keeps_what_was_received(tmp_path: Path) -> None:
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
 
 
-def test_a_partial_file_of_something_else_is_begun_again(tmp_path: Path, server: Server) -> None:
+@pytest.mark.parametrize(
+    ("partial", "size"),
+    [(b"x" * 1_000_000, len(CONTENT)), (CONTENT, None), (CONTENT + b"x", None)],
+    ids=["of something else", "complete", "too long"],
+)
+def test_a_partial_file(tmp_path: Path, server: Server, partial: bytes, size: int | None) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/data.bin.partial").write_bytes(b"x" * 1_000_000)
-    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
-    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("partial", [3_000_000, 3_000_001])
-def test_a_partial_file_that_is_complete_or_too_long(tmp_path: Path, server: Server, partial: int) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/data.bin.partial").write_bytes((CONTENT + b"x")[:partial])
-    fetch_all(read_list(listed(tmp_path, bytes=None)), tmp_path, server.url)
+    (tmp_path / "sub/data.bin.partial").write_bytes(partial)
+    fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.prepare.shuffle import make_eval_set, pick_evenly
+from mlbert.data.prepare.shuffle import make_eval_set
 from stored_sets import make_rows, names, random_lengths, tree, write_set
 from user_errors import user_error
 
@@ -30,7 +30,3 @@ def test_all_of_them_and_too_many(tmp_path):
     assert names(Ragged.concatenate(list(ShardSet.open(tmp_path / "all")))) == names(rows)
     with user_error("config.range", "--num"):
         make_eval_set(source, tmp_path / "more", num=21)
-
-
-def test_the_rule():
-    assert pick_evenly(10, 4).tolist() == [0, 2, 5, 7]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
-import json
 import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.formats import wordpiece
-from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
 from mlbert.data.prepare import generator
-from mlbert.data.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator, make_generator
-from mlbert.data.prepare.instances import InstanceOptions, decoded_lines, digest, parse_documents
-from mlbert.host import native
+from mlbert.data.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator
+from mlbert.data.prepare.instances import InstanceOptions, decoded_lines, parse_documents
+from stored_sets import assert_same_rows
 from user_errors import user_error
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: only the plain generator here")
@@ -56,12 +54,6 @@ def both(text: str, lower_case: bool, block_bytes: int = generator.BLOCK_BYTES) 
 
 def lines(data: bytes) -> list[str]:
     return list(decoded_lines(Path("part"), io.BytesIO(data)))
-
-
-def same_rows(a: Ragged, b: Ragged) -> None:
-    for name, dtype in DTYPES.items():
-        assert getattr(a, name).dtype == dtype
-        assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
 @settings(max_examples=300)
@@ -116,17 +108,6 @@ def test_chosen_text(text):
         assert ours == plain
 
 
-def test_the_sample_set_of_strings(shared_data):
-    vocabulary = load_vocabulary(shared_data / "vocab.txt")
-    cases = json.loads((shared_data / "golden" / "tokenizer_strings.json").read_text())["cases"]
-    text = "\n\n".join(case["text"].replace("\n", " ") for case in cases)
-    for lower_case, key in ((True, "uncased_ids"), (False, None)):
-        ours = to_lists(NativeGenerator(WordPieceTokenizer(vocabulary, lower_case)).parse(text.encode(), Path("part")))
-        assert ours == parse_documents(lines(text.encode()), WordPieceTokenizer(vocabulary, lower_case))
-        if key:
-            assert [ids for (ids,) in ours] == [case[key] for case in cases if case[key]]
-
-
 def test_known_chunks_are_forgotten_when_they_take_too_much(monkeypatch):
     rng = random.Random(0)
     text = "\n".join(" ".join("".join(rng.choices(LETTERS, k=6)) for _ in range(8)) for _ in range(300))
@@ -167,7 +148,7 @@ def test_instances_for_every_option(seed, max_seq_length, max_predictions, **res
     documents = random_documents(seed % 1000)
     flat = FlatDocuments.from_lists(documents)
     assert to_lists(flat) == documents
-    same_rows(ours.rows(flat, options), plain.rows(documents, options))
+    assert_same_rows(ours.rows(flat, options), plain.rows(documents, options))
 
 
 @pytest.mark.parametrize(
@@ -190,18 +171,7 @@ def test_a_text_part_with_every_option(assets, change, lower_case):
     ours, plain = NativeGenerator(tokenizer), PlainGenerator(tokenizer)
     options = InstanceOptions(**{"dupe_factor": 2, **change})
     part = assets / "text.txt"
-    same_rows(ours.rows(ours.read(part), options), plain.rows(plain.read(part), options))
-
-
-def test_published_digests(shared_data):
-    ours = make_generator(load_vocabulary(shared_data / "vocab.txt"))
-    assert ours.name == "native"
-    for part, expected in (
-        (0, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
-        (1, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
-    ):
-        rows = ours.rows(ours.read(shared_data / "text" / f"part-{part:05d}-of-00002"), InstanceOptions())
-        assert digest(rows, 512, 76) == expected
+    assert_same_rows(ours.rows(ours.read(part), options), plain.rows(plain.read(part), options))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +183,7 @@ def test_published_digests(shared_data):
         (b"fine\ngood \xff\xfe\n", "data.encoding"),
         (b"a\xed\xa0\x80\n", "data.encoding"),
         (b"a\n\xe6\x9d b\n", "data.encoding"),
+        (gzip.compress(b"text", mtime=0), "data.encoding"),
     ],
 )
 def test_bad_parts_give_the_same_error(tmp_path, content, code):
@@ -235,11 +206,3 @@ def test_the_generator_continues_after_a_bad_part(tmp_path):
     with user_error("data.encoding", "part"):
         ours.parse(b"abc\nx\xff\n", Path("part"))
     assert to_lists(ours.parse(b"abc y\n", Path("part"))) == parse_documents(["abc y"], plain.tokenizer)
-
-
-def test_without_a_compiler_the_plain_form_is_used(monkeypatch):
-    def unavailable() -> None:
-        raise native.NativeUnavailable("no C compiler")
-
-    monkeypatch.setattr(generator, "_library", unavailable)
-    assert make_generator(VOCABULARY).name == "plain"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mlbert.cli.prepare import app
 from mlbert.data.formats.nvidia import NvidiaStore
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.prepare import import_store as importing
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
@@ -25,27 +25,20 @@ from nvidia_shards import (
     columns_of,
     pack_counts,
     write_fixed,
-    write_packed,
+    write_kind,
     write_variable,
     write_vocabulary,
 )
+from stored_sets import assert_same_rows
 from user_errors import user_error
 
 EACH, FILES = 30, 3
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
 def vocab(tmp_path) -> Path:
     return write_vocabulary(tmp_path / "vocab.txt")
-
-
-def same(a: Ragged, b: Ragged) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -56,10 +49,7 @@ def write(folder: Path, kind: str) -> Ragged:
     folder.mkdir()
     parts = [bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH) for number in range(FILES)]
     for number, rows in enumerate(parts):
-        if kind == "packed":
-            write_packed(shard_path(folder, number), rows, pack_counts(EACH, number))
-        else:
-            {"fixed": write_fixed, "variable": write_variable}[kind](shard_path(folder, number), rows)
+        write_kind(kind, shard_path(folder, number), rows, number)
     return Ragged.concatenate(parts)
 
 
@@ -72,7 +62,7 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
     expected = write(tmp_path / "theirs", kind)
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     ours = ShardSet.open(tmp_path / "ours", verify=True)
-    assert same(ours.gather(np.arange(len(ours))), expected)
+    assert_same_rows(ours.gather(np.arange(len(ours))), expected)
     assert manifest.vocab_size == VOCAB_SIZE
     assert len(manifest.shards) == FILES
     assert manifest.max_seq_length == (WIDTH if kind == "fixed" else 512)
@@ -84,12 +74,12 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
     if kind == "packed":
         assert (manifest.num_packs, manifest.max_pack_tokens) == (len(counts), 512)
         rows, found = ours.gather_packs(np.arange(ours.num_packs))
-        assert same(rows, expected)
+        assert_same_rows(rows, expected)
         assert np.array_equal(found, counts)
     export_nvidia(tmp_path / "ours", tmp_path / "back", kind, num_files=FILES)
     back = NvidiaStore(tmp_path / "back")
     assert back.info.kind == f"nvidia-{kind}"
-    assert same(back.gather(np.arange(len(back))), expected)
+    assert_same_rows(back.gather(np.arange(len(back))), expected)
     if kind == "packed":
         assert np.array_equal(back.gather_packs(np.arange(back.num_packs))[1], counts)
 
@@ -149,7 +139,7 @@ def test_bins_become_one_set(tmp_path, vocab):
     manifest = import_store(tmp_path / "bins", vocab, tmp_path / "ours")
     assert [source["file"] for source in manifest.provenance["sources"]] == ["a/part_00000.hdf5", "b/part_00000.hdf5"]
     ours = ShardSet.open(tmp_path / "ours")
-    assert same(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
+    assert_same_rows(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
     write_variable(tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
     with user_error("data.mixed", tmp_path / "bins"):
         import_store(tmp_path / "bins", vocab, tmp_path / "again")
@@ -162,7 +152,7 @@ def test_sets_without_files_of_their_own_are_cut_into_pieces(tmp_path, vocab, ki
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     manifest = import_store(tmp_path / "ours", vocab, tmp_path / "again")
     again = ShardSet.open(tmp_path / "again", verify=True)
-    assert same(again.gather(np.arange(len(again))), expected)
+    assert_same_rows(again.gather(np.arange(len(again))), expected)
     rows = manifest.num_packs or manifest.num_sequences
     assert len(manifest.shards) == -(-rows // 25)
     assert manifest.num_packs == ShardSet.open(tmp_path / "ours").num_packs
@@ -216,7 +206,7 @@ def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
         bad = [sequence for pack in (7, 12) for sequence in range(first[pack], first[pack + 1])]
         good = np.delete(np.arange(3 * EACH), [*bad, *range(EACH, 2 * EACH)])
     ours = ShardSet.open(tmp_path / "ours", verify=True)
-    assert same(ours.gather(np.arange(len(ours))), rows.take(good))
+    assert_same_rows(ours.gather(np.arange(len(ours))), rows.take(good))
     assert not list((tmp_path / "ours").glob("skipped-*"))
 
 
@@ -256,7 +246,7 @@ def test_the_same_sequences_twice(tmp_path, vocab):
 
 def test_kinds_that_do_not_mix(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
-    write_packed(shard_path(tmp_path / "theirs", 1), bert_rows(20, 0, 12), pack_counts(20))
+    write_kind("packed", shard_path(tmp_path / "theirs", 1), bert_rows(20, 0, 12))
     with user_error("data.mixed", tmp_path / "theirs/part_00001_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 

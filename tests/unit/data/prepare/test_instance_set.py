@@ -203,17 +203,6 @@ def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
 
 
-def test_bad_vocabulary(job, tmp_path):
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("[PAD]\n[UNK]\na\n")
-    with user_error("vocabulary.format", vocabulary):
-        prepare_instances(replace(job, vocab_file=vocabulary))
-    vocabulary.unlink()
-    vocabulary.mkdir()
-    with user_error("file.unreadable", vocabulary):
-        prepare_instances(replace(job, vocab_file=vocabulary))
-
-
 def test_output_that_cannot_be_made(job, tmp_path):
     (tmp_path / "file").write_text("")
     for set_format in FORMATS:

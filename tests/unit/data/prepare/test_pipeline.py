@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -11,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import stored_sets
 from file_limits import largest_file
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.open import check_vocabulary, describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.prepare import pipeline
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.pipeline import TextOptions, pick_evenly, prepare_text
+from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
@@ -33,12 +33,8 @@ def documents(count: int = 60) -> list[list[str]]:
     return [[" ".join(rng.choice(words, 9)) + "." for _ in range(6)] for _ in range(count)]
 
 
-def tree(folder: Path, without: tuple[str, ...] = ("prepared.json",)) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in without
-    }
+def tree(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in stored_sets.tree(folder).items() if name != "prepared.json"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ def prepared(tmp_path_factory) -> Path:
 
 
 def test_everything_is_there(prepared):
-    assert sorted(tree(prepared, ())) == [
+    assert sorted(stored_sets.tree(prepared)) == [
         "baselines.json",
         "eval/checksums.xxh3",
         "eval/manifest.json",
@@ -149,11 +145,6 @@ def test_evaluation_text_is_not_in_training(prepared):
     held = [line for line in (prepared / "text" / "eval.txt").read_text().splitlines() if line]
     assert held
     assert not [line for line in held if line in train.splitlines()]
-
-
-def test_picking_is_the_benchmarks_rule():
-    assert pick_evenly(10, 4).tolist() == [0, 2, 5, 7]
-    assert pick_evenly(7, 7).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlbert.data.prepare.clean import recognise
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import inspect_parts
+from nvidia_shards import bert_rows, write_variable
 from user_errors import user_error
 
 
@@ -46,12 +46,7 @@ def test_a_prepared_set(assets: Path, text: Path, tmp_path: Path) -> None:
 
 
 def test_nvidias_shards(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "part_00000_of_00001.hdf5", "w") as file:
-        for name, dtype in [("input_ids", "i2"), ("segment_ids", "i1"), ("masked_lm_positions", "i2")]:
-            file.create_dataset(name, (1,), dtype=h5py.vlen_dtype(dtype))[0] = [1, 2, 3]
-        file.create_dataset("masked_lm_ids", (1,), dtype=h5py.vlen_dtype("i2"))[0] = [1, 2, 3]
-        file["next_sentence_labels"] = np.zeros(1, np.int8)
+    write_variable(tmp_path / "part_00000_of_00001.hdf5", bert_rows(1))
     assert recognise(tmp_path) == "nvidia"
 
 

@@ -53,13 +53,6 @@ def source(tmp_path):
     return write_set(tmp_path / "source", make_rows(random_lengths(300)))
 
 
-def test_same_bytes_with_any_number_of_workers(source, tmp_path):
-    make_bins(source, tmp_path / "one", edges=EDGES, num_shards=2)
-    make_bins(source, tmp_path / "two", edges=EDGES, num_shards=2, workers=2)
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert not (tmp_path / "one" / "spill").exists()
-
-
 def test_a_finished_folder_is_left_alone(source, tmp_path):
     out = tmp_path / "out"
     first = make_bins(source, out, edges=EDGES, num_shards=2)

@@ -104,18 +104,8 @@ def test_processes_at_once_with_kills(assets, tmp_path):
     documents = (assets / "text.txt").read_text().strip().split("\n\n")
     for index in range(7):
         (texts / f"part-{index}").write_text("\n\n".join(documents[index:] + documents[:index]) + "\n")
-    command = [
-        sys.executable,
-        "-m",
-        "mlbert",
-        "prepare",
-        "instances",
-        "--input",
-        texts,
-        "--vocab",
-        assets / "vocab.txt",
-    ]
-    command = [*map(str, command), "--dupe-factor", "40", "--workers", "1", "--out"]
+    command = f"-m mlbert prepare instances --input {texts} --vocab {assets / 'vocab.txt'} --dupe-factor 40 --workers 1"
+    command = [sys.executable, *command.split(), "--out"]
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from mlbert.cli.prepare import app
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, write_examples
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
-from mlbert.data.prepare.jobs import Progress
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
+from stored_sets import assert_same_rows, tree
 from user_errors import user_error
 
 SPECIAL = len(SPECIAL_TOKENS)
@@ -58,44 +58,34 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def content(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
-
-
 def flip(path: Path, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
 
 
-def test_there_and_back(folder, vocab, tmp_path):
-    lines: list[str] = []
+def test_there_and_back(folder, vocab, tmp_path, said):
     manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", workers=2)
     assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (180, 32, 5)
     assert (manifest.vocab_size, manifest.provenance["skipped"]) == (100, {})
     rows = ShardSet.open(tmp_path / "set", verify=True).gather(np.arange(180))
     expected = Ragged.concatenate([some_rows(50 + 10 * part, part) for part in range(3)])
-    for name in DTYPES:
-        np.testing.assert_array_equal(getattr(rows, name), getattr(expected, name), err_msg=name)
+    assert_same_rows(rows, expected)
 
     made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", workers=2)
     assert made.num_sequences == 180
     for part, file in enumerate(made.files):
         assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
 
-    class Lines(Progress):
-        def __call__(self, line: str) -> None:
-            lines.append(line)
-
-    before = content(tmp_path / "set"), content(tmp_path / "back")
-    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", progress=Lines())
-    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())
-    assert ["nothing to do" in line for line in lines] == [True, True]
+    before = tree(tmp_path / "set"), tree(tmp_path / "back")
+    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", progress=said)
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=said)
+    assert ["nothing to do" in line for line in said.lines] == [True, True]
     file = next((tmp_path / "back").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())
-    assert "checksums.xxh3: rebuilding it" in lines[2]
-    assert (content(tmp_path / "set"), content(tmp_path / "back")) == before
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=said)
+    assert "checksums.xxh3: rebuilding it" in said.lines[2]
+    assert (tree(tmp_path / "set"), tree(tmp_path / "back")) == before
 
 
 def test_other_input_is_refused(folder, vocab, tmp_path):
@@ -158,7 +148,7 @@ def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
     (tmp_path / "killed" / "shard-00002-of-00003.h5").unlink()
     kept = (tmp_path / "killed" / "shard-00000-of-00003.h5").stat().st_mtime_ns
     tfrecords_to_hdf5([folder], vocab, tmp_path / "killed", skip_bad=True)
-    assert content(tmp_path / "killed") == content(tmp_path / "straight")
+    assert tree(tmp_path / "killed") == tree(tmp_path / "straight")
     assert (tmp_path / "killed" / "shard-00000-of-00003.h5").stat().st_mtime_ns == kept
 
 
@@ -194,7 +184,7 @@ def test_killed_and_started_again(vocab, tmp_path, command):
         tfrecords_to_hdf5([folder], vocab, killed)
     else:
         hdf5_to_tfrecords(tmp_path / "set", killed)
-    assert content(killed) == content(straight)
+    assert tree(killed) == tree(straight)
 
 
 def test_a_damaged_shard_is_not_exported(folder, vocab, tmp_path):
@@ -203,22 +193,3 @@ def test_a_damaged_shard_is_not_exported(folder, vocab, tmp_path):
     flip(shard, shard.stat().st_size - 9)
     with user_error("data.checksum", shard):
         hdf5_to_tfrecords(tmp_path / "set", tmp_path / "records")
-
-
-def test_full_disk(folder, vocab, tmp_path):
-    code = (
-        "import resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
-        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from pathlib import Path\n"
-        "from mlbert.data.formats.tfrecord import ExampleReader, write_examples\n"
-        "rows = next(iter(ExampleReader(Path(sys.argv[1])))).rows\n"
-        "write_examples(Path(sys.argv[2]), rows, 32, 5)\n"
-    )
-    target = tmp_path / "out.tfrecord"
-    source = sorted(folder.iterdir())[0]
-    done = subprocess.run([sys.executable, "-c", code, source, target], capture_output=True, text=True, check=False)
-    assert "out.tfrecord: cannot be written (File too large)" in done.stderr
-    assert not target.exists()
-    assert not list(tmp_path.glob("*.tmp"))
-    assert len(next(iter(ExampleReader(source))).rows) == 50

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 
-import h5py
 import numpy as np
 import pytest
 
@@ -14,6 +13,7 @@ from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.verify import Md5List, verify
+from nvidia_shards import write_variable
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
 from user_errors import user_error
 
@@ -33,23 +33,6 @@ def source(tmp_path, rows):
 def only(folder, **options):
     (report,) = verify([folder], **options)
     return report
-
-
-def write_variable(path, rows) -> None:
-    """A shard in NVIDIA's variable-length form."""
-    segments = [np.arange(n) >= first for n, first in zip(rows.lengths, rows.first_lengths, strict=True)]
-    columns = {
-        "input_ids": ("<i2", np.split(rows.tokens, rows.offsets[1:-1])),
-        "segment_ids": ("i1", segments),
-        "masked_lm_positions": ("<i2", np.split(rows.masked_positions, rows.masked_offsets[1:-1])),
-        "masked_lm_ids": ("<i2", np.split(rows.masked_labels, rows.masked_offsets[1:-1])),
-    }
-    with h5py.File(path, "w") as file:
-        for name, (dtype, values) in columns.items():
-            dataset = file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(np.dtype(dtype)))
-            for row, value in enumerate(values):
-                dataset[row] = value.astype(dtype)
-        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype("i1"))
 
 
 def test_good_sets_of_every_kind(tmp_path, rows, source):

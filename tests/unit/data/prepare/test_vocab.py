@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -11,13 +9,6 @@ import pytest
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
 from mlbert.data.prepare.pipeline import MAX_ALPHABET, count_words, train_vocabulary
 from user_errors import user_error
-
-PROGRAM = """
-import sys, hashlib
-from mlbert.data.prepare.pipeline import *
-words = count_words(open(sys.argv[1]).read().splitlines())
-print(hashlib.sha256("\\n".join(train_vocabulary(words, 400)).encode()).hexdigest())
-"""
 
 
 def test_words_are_those_of_the_tokenizer():
@@ -34,20 +25,6 @@ def test_vocabulary_is_well_formed_and_covers_its_text(assets):
     tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
     unknown = entries.index(UNKNOWN)
     assert all(unknown not in tokenizer.encode(line) for line in lines)
-
-
-def test_same_text_same_vocabulary_in_every_process(assets):
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(assets / "text.txt")],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for _ in range(3)
-    }
-    assert len(seen) == 1
 
 
 def test_the_committed_vocabulary_is_this_trainers(assets):
