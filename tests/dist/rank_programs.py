@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.training.checkpoint import CheckpointFolder
 
 SAMPLES, WIDTH = 8, 6
 VOCABULARY = 11
@@ -204,3 +207,15 @@ def lose_a_rank(world: World, how: str) -> str:
     except RuntimeError as error:
         raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
     return "no error"
+
+
+def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
+    """Load the newest checkpoint of this rank's folder; return its step and the bytes that this process read."""
+    before = int(Path("/proc/self/io").read_text().split()[1])  # rchar, which leaves out mapped files
+    try:
+        checkpoint, _ = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
+    except UserError as error:
+        return {"error": str(error)}
+    assert checkpoint is not None
+    read = int(Path("/proc/self/io").read_text().split()[1]) - before
+    return {"step": int(checkpoint.path.name.removeprefix("step_")), "bytes": read}

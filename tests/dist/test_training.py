@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness import Rank, free_port, rank_environment
+from harness import Rank, free_port, rank_environment, run_ranks
 from mlbert.cli.main import main
+from mlbert.training.checkpoint import CheckpointFolder
 from training_settings import read_metrics, train_arguments
 
 # float32 sums in another order; twelve LAMB steps amplify the difference.
@@ -128,3 +129,15 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert "resumed at step" in outputs[0]
     whole, parts = (tmp_path / n / "run_0/weights/model.safetensors" for n in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
+    for step, rank in ((1, 0), (1, 1), (2, 1)):
+        CheckpointFolder(tmp_path / f"{rank}", 9, {}).save(step, {"weights": torch.zeros(10_000_000)}, {})
+    results = run_ranks("rank_programs:load_checkpoint", 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
+    assert [result.value["step"] for result in results] == [2, 2, 2]
+    assert [result.value["bytes"] > 10_000_000 for result in results] == [True, False, False]
+    folders = [str(tmp_path / name) for name in "01"]
+    results = run_ranks("rank_programs:load_checkpoint", 2, tmp_path, node_size=1, folders=folders)
+    for result in results:
+        assert "one node finds step 2, another step 1" in result.value["error"]

@@ -1,13 +1,24 @@
-"""Checkpoints: what is written comes back; damage, a full disk and another run's folder are told apart."""
+"""Checkpoints: what is written comes back, also after a kill; damage, a full disk and another run's folder."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-from mlbert.training.checkpoint import CheckpointFolder
+from mlbert.distributed.world import World
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.runs.progress import TrainState
+from mlbert.training.checkpoint import CheckpointFolder, Snapshots
+from unsharded import unsharded
 from user_errors import user_error
 
 
@@ -141,3 +152,111 @@ def test_full_disk_leaves_nothing_half_written(tmp_path):
     with user_error("file.unwritable", tmp_path / "checkpoints/step_00000004"):
         target.save(4, tensors(4), {"step": 4})
     assert target.load_newest()[0].state == {"step": 3}
+
+
+def snapshots(checkpoints, numel=1000):
+    """Return `Snapshots` of a LAMB optimizer, the run's progress, and the weights."""
+    flat = FlatParameters([("w", nn.Parameter(torch.zeros(numel)))])
+    optimizer = unsharded(Lamb, flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None)
+    method = SimpleNamespace(
+        optimizer=optimizer,
+        flat=flat,
+        model=SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None),
+        loss_scale=None,
+        source=SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None),
+    )
+    state = TrainState()
+    return Snapshots(checkpoints, method, state, 1, World()), state, flat.data
+
+
+class SlowFolder(CheckpointFolder):
+    """Starts to write once it is told to."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.may_write = threading.Event()
+
+    def save(self, *arguments):
+        assert self.may_write.wait(20)
+        return super().save(*arguments)
+
+
+def test_training_continues_while_its_state_of_before_is_written(tmp_path):
+    checkpoints = SlowFolder(tmp_path / "checkpoints", 2, {})
+    run, state, weights = snapshots(checkpoints)
+    run.prepare()
+    weights.fill_(1.0)
+    state.step = 1
+    run.save()
+    weights.fill_(2.0)
+    state.step = 2
+    second = threading.Thread(target=run.save)
+    second.start()
+    second.join(0.3)
+    assert second.is_alive(), "it may not change the copies that are being written"
+    assert not checkpoints.path.exists()
+    checkpoints.may_write.set()
+    second.join(20)
+    run.wait()
+    for step in (2, 1):
+        other, found, values = snapshots(checkpoints)
+        assert other.load(print)
+        assert (found.step, values.unique().tolist()) == (step, [step])
+        shutil.rmtree(checkpoints.path / f"step_{step:08d}")
+
+
+def test_saving_reuses_its_memory(tmp_path):
+    run, _, _ = snapshots(folder(tmp_path), 10_000_000)
+    run.prepare()
+    before = page_faults()
+    run.save()
+    assert page_faults() - before < 10_000, "the 120 MB are 29,297 pages"
+    run.wait()
+
+
+def page_faults():
+    return int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[7])
+
+
+def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
+    run, state, _ = snapshots(saved(tmp_path))
+    (tmp_path / "checkpoints/.partial_step_00000004").write_text("in the way")
+    state.step = 4
+    run.save()
+    for call in (run.save, run.wait):
+        with user_error("file.unwritable", tmp_path / "checkpoints/step_00000004"):
+            call()
+    run.close()
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+from test_checkpoint import folder, snapshots
+torch.set_num_threads(1)  # a forked process has lost OpenMP's threads
+dice, target = random.Random(5), folder(Path(sys.argv[1]))
+child, newest, started = 0, 0, time.monotonic()
+while time.monotonic() - started < 4:
+    if not (child := os.fork()):
+        run, state, weights = snapshots(target, 500_000)
+        for state.step in range(newest + 1, newest + 1000):
+            weights.fill_(state.step)
+            run.save()
+    time.sleep(dice.uniform(0.02, 0.3))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    run, state, weights = snapshots(target, 500_000)
+    assert run.load(print) == target.path.exists() and bool((weights == state.step).all()) and state.step >= newest
+    newest = state.step
+print(newest)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_the_checkpoint_before(tmp_path):
+    words = [sys.executable, "-c", KILLED, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "damaged" not in done.stdout
+    assert int(done.stdout.split()[-1]) >= 3

@@ -21,7 +21,7 @@ from mlbert.host.json_files import json_sha256, read_json
 
 FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")
-_STATE = "state.json"
+STATE = "state.json"
 _DIGEST = "record_sha256"
 _BLOCK = 1 << 20  # bytes
 Loaded = TypeVar("Loaded")
@@ -61,7 +61,7 @@ class StepFolders:
                 "state": state,
             }
             record[_DIGEST] = json_sha256(record)
-            (partial / _STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            (partial / STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             for written in (*partial.iterdir(), partial):
                 fsync_path(written)
             shutil.rmtree(final, ignore_errors=True)
@@ -134,18 +134,18 @@ class _DamagedError(Exception):
 def _undamaged(folder: Path) -> dict:
     """Return a checkpoint's record after checking its files against their checksums."""
     try:
-        record = read_json(folder / _STATE, "Remove it")
+        record = read_json(folder / STATE, "Remove it")
         tensors = _sha256(folder)
     except UserError as error:
-        raise _DamagedError(f"{_STATE} {error.problem}") from None
+        raise _DamagedError(f"{STATE} {error.problem}") from None
     except OSError as error:
         raise _DamagedError(f"cannot be read ({error})") from None
     if record.get("format") != FORMAT:
-        raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+        raise _DamagedError(f"{STATE} is not of format {FORMAT}")
     if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
-        raise _DamagedError(f"{_STATE} has no identity or no state")
+        raise _DamagedError(f"{STATE} has no identity or no state")
     if record.pop(_DIGEST, None) != json_sha256(record):
-        raise _DamagedError(f"{_STATE} differs from its checksum")
+        raise _DamagedError(f"{STATE} differs from its checksum")
     if tensors != record.get("tensors_sha256"):
         raise _DamagedError("its tensors differ from their checksum")
     return record
@@ -155,7 +155,7 @@ def _sha256(folder: Path) -> str:
     """Return the digest of the contents of all files but the state, concatenated in order of their names."""
     found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.name != _STATE:
+        if path.name != STATE:
             with open_plain(path) as file:
                 while block := file.read(_BLOCK):
                     found.update(block)

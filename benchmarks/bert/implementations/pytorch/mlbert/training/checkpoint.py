@@ -7,6 +7,7 @@ checkpoints/step_00000120/state.json            numbers, source position, sha256
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,16 @@ from torch import Tensor
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_tensors
+from mlbert.host.json_files import read_json
 from mlbert.runs.progress import TrainState
-from mlbert.runs.step_folders import StepFolders
+from mlbert.runs.step_folders import STATE, StepFolders
 from mlbert.training.protocols import Method
 
 _TENSORS = "tensors.safetensors"
+_UNKNOWN = -(1 << 62)  # less than every step
+
+
+ALONE = World()
 
 
 @dataclass(frozen=True)
@@ -40,23 +46,40 @@ class CheckpointFolder:
         self.path, self._folders = path, StepFolders(path, keep, identity)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict) -> Path:
-        """Write one checkpoint. On failure (a full disk), remove the partial one and raise UserError."""
+        """Write one checkpoint of tensors on the CPU. On failure (a full disk), remove the partial one and raise
+        UserError."""
 
         def write(folder: Path) -> str:
             parts = [
                 (name, str(one.dtype), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-                for name, one in ((name, tensor.cpu()) for name, tensor in tensors.items())
+                for name, one in tensors.items()
             ]
             return write_tensors(folder / _TENSORS, parts)
 
         return self._folders.save(step, state, write)
 
-    def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
+    def load_newest(self, world: World = ALONE) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest good checkpoint (None if there is none) and a warning for each damaged one skipped.
 
-        Raises UserError if the newest good one belongs to another model, data set or batch.
+        All ranks call it together. The first rank of each node compares the checkpoints with their checksums, so that
+        a node reads them from the disk once; the other ranks load the one that it found.
+
+        Raises UserError if the newest good one belongs to another model, data set or batch, or is not the same on all
+        nodes.
         """
-        return self._folders.load_newest(lambda folder, state: Checkpoint(folder, load_file(folder / _TENSORS), state))
+        bounds, warnings = [_UNKNOWN, _UNKNOWN], list[str]()
+        if world.local_rank == 0:
+            found, warnings = self._folders.load_newest(lambda folder, state: int(folder.name.removeprefix("step_")))
+            bounds = [-1, 1] if found is None else [found, -found]
+        newest, least = world.all_reduce_max(torch.tensor(bounds)).tolist()
+        if newest != -least:
+            reason = f"one node finds step {newest}, another step {-least} as its newest good checkpoint"
+            raise UserError("checkpoint.damaged", self.path, reason, "Set LOGDIR to a folder that all nodes share")
+        if newest < 0:
+            return None, warnings
+        folder = self.path / f"step_{newest:08d}"
+        state = read_json(folder / STATE, "Remove it")["state"]
+        return Checkpoint(folder, load_file(folder / _TENSORS), state), warnings
 
 
 WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_scale."
@@ -75,23 +98,59 @@ class Snapshots:
 
     def __init__(self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World) -> None:
         self._folder, self._method, self._state, self._seed, self._world = folder, method, state, seed, world
+        self._copies: dict[str, Tensor] = {}
+        self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
+        self._writing: Future[Path] | None = None
+
+    def prepare(self) -> None:
+        """Allocate the memory for `save` and write to it once. Copying into new pages takes many times longer."""
+        self._copy_state()
 
     def save(self) -> None:
-        """Write a checkpoint from rank 0 while the other ranks wait. Raises UserError if the disk is full."""
+        """Copy the state; a thread of rank 0 writes it while training continues. Waits for the save before this one.
+
+        Raises UserError if that one failed, for example because the disk is full.
+        """
+        method = self._method
+        self._finish_writing()
+        with method.optimizer.exact_weights():
+            tensors, numbers = self._copy_state()
+        position = method.source.state_dict()
+        state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
+        state |= {"parameters": method.flat.layout}  # lets tools read the weights without the run
+        if self._world.rank == 0:
+            self._writing = self._writer.submit(self._folder.save, self._state.step, tensors, state)
+
+    def wait(self) -> None:
+        """Return once the last save is complete. Raises UserError if it failed."""
+        self._finish_writing()
+        self._world.barrier()
+
+    def close(self) -> None:
+        """Complete a save that was not waited for, because an error ended the run. Not collective."""
+        self._writer.shutdown()
+
+    def _finish_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _copy_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Return host copies of the run's tensors, on rank 0 only, and the optimizer's numbers.
+
+        Later calls write to the same memory.
+        """
         method = self._method
         optimizer = method.optimizer.state_dict()
         tensors = {OPTIMIZER + name: value for name, value in optimizer.items() if isinstance(value, Tensor)}
         tensors |= {DERIVED + name: value for name, value in method.model.derived_state().items()}
         if method.loss_scale:
             tensors |= {SCALE + name: value for name, value in method.loss_scale.state_dict().items()}
-        numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
-        position = method.source.state_dict()
-        state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
-        state |= {"parameters": method.flat.layout}  # lets tools read the weights without the run
-        with method.optimizer.exact_weights():
-            if self._world.rank == 0:
-                self._folder.save(self._state.step, {WEIGHTS: method.flat.data, **tensors}, state)
-            self._world.barrier()
+        if self._world.rank == 0:
+            for name, value in {WEIGHTS: method.flat.data, **tensors}.items():
+                if name not in self._copies:
+                    self._copies[name] = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                self._copies[name].copy_(value)
+        return self._copies, {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
 
     def load(self, warn: Callable[[str], None]) -> bool:
         """Resume from the newest good checkpoint, if there is one. ``warn`` gets a line for each damaged one skipped.
@@ -99,7 +158,7 @@ class Snapshots:
         Returns False if there is no checkpoint. Raises UserError if the checkpoint has another seed, or was written by
         an incompatible version.
         """
-        checkpoint, warnings = self._folder.load_newest()
+        checkpoint, warnings = self._folder.load_newest(self._world)
         for warning in warnings:
             warn(f"warning: {warning}")
         if checkpoint is None:

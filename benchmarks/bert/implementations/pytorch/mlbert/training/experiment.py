@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     lifecycle = Lifecycle(world, close_log)
     _warn_of(inputs, data, say)
-    with lifecycle.guard():
+    with ExitStack() as last, lifecycle.guard():
         seed = world.broadcast_int(choose_seed(settings, paths))
         log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
@@ -172,6 +173,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
             listeners += _loggers(config, record, paths.folder, world, method)
         events = EventFanout(listeners)
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
+        last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
         log.end("init_stop")
@@ -226,6 +228,8 @@ def _make_ready(
         world = run.world
         run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
+    if run.save_every_steps or run.pace:
+        run.snapshots.prepare()
 
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:

@@ -86,16 +86,18 @@ def train(run: Run) -> RunOutcome:
         if reason is None and save:
             save_checkpoint(run, clock)
         if reason is None and leaving:
+            run.snapshots.wait()
             run.lifecycle.leave()
 
     if run.limits.succeeds(state):
         status = SUCCESS
+    run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may be slow, also with remote data
     if status == SUCCESS:
-        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may be slow with remote data
         run.method.source.finish()
         run.world.barrier()  # every rank's data has been checked
     if run.pace is not None:
         save_checkpoint(run, clock)  # allows a later run to extend it
+    run.snapshots.wait()
     state.elapsed_seconds = clock.seconds()
     outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
@@ -147,7 +149,7 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
 
 
 def save_checkpoint(run: Run, clock: Clock) -> None:
-    """Write a checkpoint of the run's full state."""
+    """Start to write a checkpoint of the run's full state, once the one before it is written."""
     run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
     run.sample_counter.settle()
     run.state.elapsed_seconds = clock.seconds()
