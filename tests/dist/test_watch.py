@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import mlbert
 from harness import Rank, free_port, rank_environment, run_ranks
 from mlbert.distributed.health import HANG_SECONDS
 from mlbert.distributed.lifecycle import LOST_RANK
-from training_settings import train_arguments
-from watch_programs import BAD_STEP, train_with_many_files
+from training_settings import read_metrics, train_arguments
+from watch_programs import BAD_STEP, train_slowly, train_with_many_files
 
 
 def run_and_read_status(tmp_path, what, victim, check=False):
@@ -20,6 +22,14 @@ def run_and_read_status(tmp_path, what, victim, check=False):
         "watch_programs:train", 3, tmp_path, check=check, folder=str(tmp_path), what=what, victim=victim
     )
     return {path.stem: path.read_text() for path in tmp_path.glob("story_*.txt")}, results
+
+
+def node_to_exclude(story):
+    """Return the node that run.sub takes to be lost for this reason, of the node that the reason names and another."""
+    launch = Path(mlbert.__file__).parents[1] / "launch/lost_nodes.sh"
+    program = 'source "$1"; nodes=("$2" other); named_node "$3"'
+    words = ["bash", "-c", program, "bash", str(launch), story.split()[3], story]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(("what", "victim"), [("dies", 2), ("dies", 0), ("hangs", 1), ("fails", 0)])
@@ -36,6 +46,7 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
     assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[what] in story
     if what == "hangs":
         assert "READ" in story
+    assert node_to_exclude(story) == ("" if what == "fails" else story.split()[3])
     assert results[reporter].returncode == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
     assert story in results[reporter].output
 
@@ -47,6 +58,7 @@ def test_suspended_rank_that_wakes_up_reports_nobody_as_lost(tmp_path, victim):
     (story,) = logged.values()
     assert story.startswith(f"aborted: rank {victim} on ")
     assert "is silent" in story
+    assert node_to_exclude(story.removeprefix("aborted: ")) == story.split()[4]
     error_lines = [line for result in results for line in result.output.splitlines() if "mlbert: error: rank" in line]
     assert error_lines
     assert all(f"error: rank {victim} on " in line for line in error_lines)
@@ -91,3 +103,24 @@ def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
     assert f"stopped: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
     assert "Traceback" not in "".join(outputs)
+
+
+def test_slowest_rank_is_named_although_all_ranks_wait_for_it(tmp_path: Path) -> None:
+    words, port = train_arguments(tmp_path, max_steps=9, log_freq=3), free_port()
+    ranks = [
+        Rank(
+            train_slowly,
+            (words, 0.2 * (rank == 1)),
+            rank_environment(rank, 3, port) | {"SLURMD_NODENAME": f"n{rank}"},
+            tmp_path / f"{rank}.txt",
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(120) for rank in ranks]
+    assert ranks[0].returncode == 1, outputs[0]
+    points = read_metrics(tmp_path / "out")
+    assert [point["step"] for point in points] == [1, 3, 6, 9]
+    assert {(point["slowest_rank"], point["slowest_host"]) for point in points[1:]} == {(1, "n1")}
+    for point in points[1:]:
+        assert point["slowest_rank_seconds"] >= 0.4, "two micro-batches"
+        assert point["fastest_rank_seconds"] <= point["median_rank_seconds"] < point["slowest_rank_seconds"] - 0.2

@@ -16,6 +16,7 @@ from mlbert.cli.main import main
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.training.step import Step
 
 HANG_SECONDS = 3.0
 BAD_STEP = 4
@@ -80,4 +81,16 @@ def train_with_many_files(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * INHERITED_FILES, hard), hard))
     for _ in range(INHERITED_FILES):
         os.dup(0)
+    raise SystemExit(main(arguments))
+
+
+def train_slowly(arguments: list[str], seconds: float) -> None:
+    """Run ``mlbert`` in a process that sleeps before each micro-batch."""
+    forward_backward = Step._forward_backward
+
+    def slow(*words: object) -> None:
+        time.sleep(seconds)
+        forward_backward(*words)
+
+    Step._forward_backward = slow
     raise SystemExit(main(arguments))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.config.shell import LaunchConfig
+
 # Records its arguments and the exports that differ between runs, then acts as the test's exports request.
 STAND_IN = """#!{python}
 import json, os, signal, sys
@@ -247,6 +249,15 @@ def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is
     assert ["--exclude=n2" in run["words"] for run in runs] == [True, False][: 1 + is_lost]
     assert ["--exclude=n1" in run["words"] for run in runs] == [False, True][: 1 + is_lost]
     assert cluster.calls("scontrol", "requeue") == []
+
+
+@pytest.mark.parametrize("name", ["SPARES", "MAX_RESTARTS"])
+def test_counts_of_nodes_and_restarts_have_the_limits_of_their_settings(cluster: FakeCluster, name: str) -> None:
+    (most,) = [limit.le for limit in LaunchConfig.model_fields[name.lower()].metadata if hasattr(limit, "le")]
+    for value, is_valid in ((most, True), (most + 1, False), (-1, False), ("08", False)):
+        assert (
+            f"{name}={value} is not a whole number from 0 to {most}." in cluster.job(**{name: value}).stderr
+        ) != is_valid
 
 
 def test_job_leaves_no_temporary_files(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monkeypatch.setattr(module, "PLAIN_LINE_SECONDS", 0.0)
     monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
     state = TrainState()
-    monitor.open(state)
+    monitor.open(state, ["n1", "n2", "n3"])
     state.step, state.samples, state.train_seconds = 1, 10, 1.0
     monitor.step(state, 7.0, 0.01, 1.5)
     assert "accuracy 0" not in out.getvalue()  # nothing is known before an evaluation
     state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
-    monitor.step(state, 6.25, 0.01, 1.5)
+    monitor.step(state, 6.25, 0.01, 1.5, [0.25, 0.75, 0.5])
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
     monitor.close()
     text = out.getvalue()
@@ -51,6 +51,8 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
         "evaluation at 500 samples",
     ):
         assert piece in text
+    slowest = "slowest: rank 1 on n2, 0.750 s a step (median 0.500, least 0.250)"
+    assert terminal or slowest in text.replace("\n", " ")
     assert ("\x1b" in text) == terminal
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["step", "step", "evaluation"]

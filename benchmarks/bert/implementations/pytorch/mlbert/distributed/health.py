@@ -71,6 +71,7 @@ class Stage(IntEnum):
 
 
 _READING = (Stage.READ, Stage.READ_AHEAD)
+_OWN = (*_READING, Stage.COMPUTE)
 _PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
@@ -155,6 +156,7 @@ class HealthMonitor:
         # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _Place()
         self._first_step: int | None = None
+        self._marked = self._own = 0.0  # time of the last mark; seconds in the stages of `_OWN`
         self._is_preparing: Callable[[], bool] = lambda: False
         self._hosts = [world.host]
         self._stopping = threading.Event()
@@ -173,8 +175,19 @@ class HealthMonitor:
     def mark(self, step: int, stage: Stage) -> None:
         """Record the main thread's position; `step` counts completed steps."""
         if self._first_step is None:
-            self._first_step = step
+            self._first_step = self._own_since = step
+        now = time.monotonic()
+        if self._place.stage in _OWN:
+            self._own += now - self._marked
+        self._marked = now
         self._place = _Place(step, stage, self._place.marks + 1)
+
+    def own_seconds(self, step: int) -> float:
+        """Return this rank's seconds per step since the last call, without its waits for other ranks. On a GPU, they
+        are the host's."""
+        seconds, steps = self._own, max(step - self._own_since, 1)
+        self._own, self._own_since = 0.0, step
+        return seconds / steps
 
     def expect_long_reads(self, is_preparing: Callable[[], bool]) -> None:
         """Allow long reads while ``is_preparing()``, called by the watching thread, is true."""

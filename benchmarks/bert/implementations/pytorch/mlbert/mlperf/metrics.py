@@ -210,4 +210,4 @@ def _point(line: bytes) -> dict[str, Any] | None:
         return None
     numbers = {name for name, one in value.items() if type(one) in (int, float)}
     known = _KINDS.get(str(value.get("kind")), {"none"})
-    return value if numbers == value.keys() - {"kind"} and numbers >= known else None
+    return value if numbers == value.keys() - {"kind", "slowest_host"} and numbers >= known else None

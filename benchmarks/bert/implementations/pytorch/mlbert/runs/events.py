@@ -21,8 +21,11 @@ class Events:
         """Return True if `step` should be called for this step. Must be the same on every rank."""
         return False
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A step for which `should_log` was True is done. ``state`` includes it."""
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+        """A step for which `should_log` was True is done. ``state`` includes it.
+
+        ``ranks``: each rank's seconds per step since the last call, without its waits for the other ranks.
+        """
 
     def skipped(self, state: TrainState) -> None:
         """A step was skipped because its gradient was not finite."""
@@ -99,9 +102,9 @@ class EventFanout(Events):
     def should_log(self, step: int) -> bool:
         return any(listener.should_log(step) for listener in self._listeners)
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
         for listener in self._listeners:
-            listener.step(state, loss, lr, grad_norm)
+            listener.step(state, loss, lr, grad_norm, ranks)
 
     def skipped(self, state: TrainState) -> None:
         for listener in self._listeners:

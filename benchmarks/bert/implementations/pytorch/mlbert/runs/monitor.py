@@ -6,8 +6,9 @@ On a terminal it shows a Rich progress bar, otherwise plain lines, at most one e
 from __future__ import annotations
 
 import json
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,7 @@ class Monitor(Events):
         is_shown: bool = True,
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
+        self._hosts: Sequence[str] = ()
         self.path, self.append = path, append
         self.active = path is not None and is_shown
         self._file: IO[str] | None = None
@@ -51,8 +53,9 @@ class Monitor(Events):
         self._started = self._last_line = time.monotonic()
         self._fraction_at_start = self._seconds_before = 0.0
 
-    def open(self, state: TrainState) -> None:
-        """Open the metrics file and the display, before the clock starts."""
+    def open(self, state: TrainState, hosts: Sequence[str] = ()) -> None:
+        """Open the metrics file and the display, before the clock starts. ``hosts``: the machine of each rank."""
+        self._hosts = hosts
         if self.path is not None:
             self._file = self._open(self.path, state.step)
         self._started = self._last_line = time.monotonic()
@@ -74,10 +77,12 @@ class Monitor(Events):
         """Return True if this step is a log point; the same on every rank."""
         return self.every > 0 and (step % self.every == 0 or step == 1)
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """Write and show a log point. The rate is the average over all steps, including this one."""
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+        """Write and show a log point. The rate is the average over all steps, including this one. With several ranks,
+        name the slowest."""
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
         seconds = time.monotonic() - self._started
+        spread, words = _spread(ranks, self._hosts) if len(ranks) > 1 else ({}, "")
         self._write(
             kind="step",
             step=state.step,
@@ -87,8 +92,9 @@ class Monitor(Events):
             learning_rate=lr,
             grad_norm=grad_norm,
             samples_per_second=round(rate, 1),
+            **spread,
         )
-        self._show(state, f"{loss:.3f}", rate, seconds)
+        self._show(state, f"{loss:.3f}", rate, seconds, words)
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Write and show an evaluation's result."""
@@ -144,7 +150,7 @@ class Monitor(Events):
             shares.append((self._seconds_before + seconds) / self.limits.max_seconds)
         return min(max(shares), 1.0)
 
-    def _show(self, state: TrainState, loss: str, rate: float, seconds: float) -> None:
+    def _show(self, state: TrainState, loss: str, rate: float, seconds: float, slowest: str) -> None:
         if not self.active:
             return
         fraction = self._fraction(state, seconds)
@@ -165,7 +171,7 @@ class Monitor(Events):
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
-                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left"
+                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left{slowest}"
             )
 
     def _write(self, **values: object) -> None:
@@ -177,3 +183,12 @@ class Monitor(Events):
         except OSError as error:
             reason = f"cannot be written ({error.strerror})"
             raise UserError("file.unwritable", str(self.path), reason, "Free space on its disk") from None
+
+
+def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, object], str]:
+    """Return the slowest rank and the spread of the ranks' own step times, as metrics and as the end of a line."""
+    most, median, least = (round(of(ranks), 6) for of in (max, statistics.median, min))
+    rank = max(range(len(ranks)), key=ranks.__getitem__)
+    words = f"  slowest: rank {rank} on {hosts[rank]}, {most:.3f} s a step (median {median:.3f}, least {least:.3f})"
+    seconds = {"slowest_rank_seconds": most, "median_rank_seconds": median, "fastest_rank_seconds": least}
+    return {"slowest_rank": rank, "slowest_host": hosts[rank], **seconds}, words

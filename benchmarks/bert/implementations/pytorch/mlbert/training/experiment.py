@@ -175,7 +175,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
-        monitor.open(run.state)
+        monitor.open(run.state, facts.hosts)
         log.end("init_stop")
         world.barrier()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class NumberLogger(Events):
     def __init__(self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float) -> None:
         self._write, self._close, self._optimizer, self._ranks, self._peak = write, close, optimizer, ranks, peak
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
         """Log loss, learning rate, gradient norm, and the average speed so far without evaluations."""
         seconds = state.train_seconds or float("inf")
         numbers = {

@@ -17,6 +17,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import torch
+
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import ABORTED, SUCCESS, Lifecycle
 from mlbert.distributed.world import World
@@ -27,7 +29,7 @@ from mlbert.training.evaluate import Evaluator
 from mlbert.training.protocols import Method
 from mlbert.training.reader import BatchReader
 from mlbert.training.sample_counter import SampleCounter
-from mlbert.training.step import Step
+from mlbert.training.step import Step, StepResult
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,20 @@ def train_one_step(run: Run) -> bool:
     if should_log or not run.finalize_late:
         run.sample_counter.settle()
     # Reading the loss waits for the device, so it is done at log points only.
-    loss = float(run.world.all_reduce_sum(result.loss_sum)) if should_log else 0.0
+    loss, ranks = sum_losses(run, result) if should_log else (0.0, [])
     state.train_seconds += time.monotonic() - started
     if should_log:
-        run.events.step(state, loss, lr, result.grad_norm)
+        run.events.step(state, loss, lr, result.grad_norm, ranks)
     return upcoming.warned
+
+
+def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
+    """Return the loss over all ranks of a step that is done, and `Events.step`'s ``ranks``."""
+    world, own = run.world, max(run.lifecycle.watch.own_seconds(run.state.step), run.step.device_seconds)
+    numbers = torch.zeros(2, world.world_size, dtype=torch.float64, device=result.loss_sum.device)
+    numbers[0, world.rank], numbers[1, world.rank] = result.loss_sum, own
+    losses, ranks = world.all_reduce_sum(numbers)
+    return float(losses.sum()), ranks.tolist()
 
 
 def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:

@@ -18,7 +18,7 @@ step that finds the FP8 scales, which is replayed once. A step whose batches exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -149,6 +149,9 @@ class Step:
         self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        # Around the micro-batches of a step; none if they cannot be told from the rest of it.
+        num_events = 2 if device.type == "cuda" and not (graphs and graphs.mode is GraphMode.FULL_ITERATION) else 0
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(num_events)]
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
@@ -288,8 +291,21 @@ class Step:
         if graph and self.graphs and self.graphs.mode is GraphMode.FULL_ITERATION:
             norm = self._replay_iteration(graph, on_progress(batches), lr)
         else:
-            norm = self._step(graph, on_progress(batches), len(batches), lr)
+            norm = self._step(graph, self._timed(on_progress(batches)), len(batches), lr)
         return StepResult(self._loss_sum, norm)
+
+    @property
+    def device_seconds(self) -> float:
+        """A GPU's time in the micro-batches of the last step, which is done; 0 on a CPU, or if one graph covers the
+        whole step."""
+        return self._events[0].elapsed_time(self._events[1]) / 1000 if self._events else 0.0
+
+    def _timed(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+        for event in self._events[:1]:
+            event.record()
+        yield from batches
+        for event in self._events[1:]:
+            event.record()
 
     def _step(self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
         self._clear()

@@ -51,7 +51,7 @@ class Display(Events):
         """Return True for steps to show: every ``log_every_steps``, or after 10 s."""
         return step % self._every == 0 or time.monotonic() - self._last_print >= LINE_SECONDS
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
         """Show loss, accuracy, estimate and speed."""
         share = min(1.0, state.due_seconds / self._seconds)
         left = short_duration(max(0.0, self._seconds - state.due_seconds))
