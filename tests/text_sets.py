@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.loading.batches import HostBatch
 
@@ -62,3 +64,68 @@ def original(row: Row) -> tuple[int, ...]:
     ids, places, labels, _ = row
     changed = dict(zip(places, labels, strict=True))
     return tuple(changed.get(place, number) for place, number in enumerate(ids))
+
+
+def sample_order(
+    sizes: Sequence[int], shuffle: str | None, epoch: int, nodes: int, seed: int, block_size: int | None = None
+) -> np.ndarray:
+    """Return an epoch's order as Streaming computes it, in arrays of the whole set."""
+    block_size = block_size or max(4_000_000 // nodes, 1 << 18)
+    order = plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size)
+    parts = np.split(order, [node * len(order) // nodes for node in range(1, nodes)])
+    longest = max(map(len, parts))
+    return np.stack([np.pad(part, (0, longest - len(part)), "edge") for part in parts]).T.ravel()
+
+
+def plain_shuffle(
+    sizes: Sequence[int], shuffle: str | None, epoch: int, nodes: int, seed: int, block_size: int
+) -> np.ndarray:
+    fixed, generator, total = np.random.default_rng(seed), np.random.default_rng(seed + epoch), sum(sizes)
+    if shuffle in (None, "naive"):
+        return np.arange(total) if shuffle is None else generator.permutation(total)
+    shards, turn = np.split(np.arange(total), np.cumsum(sizes)[:-1]), np.arange(len(sizes))
+    fixed.shuffle(turn)
+    shards = [shards[number] for number in turn]
+    for shard in shards if shuffle == "py2s" else ():
+        fixed.shuffle(shard)
+    edges = [node * total // nodes for node in range(nodes + 1)]
+    borders = np.cumsum([len(shard) for shard in shards])
+    pieces = np.split(np.concatenate(shards), sorted({*borders[:-1].tolist(), *edges[1:-1]}))
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    of_nodes = np.split(np.arange(len(pieces)), [ends.index(edge) + 1 for edge in edges[1:-1]])
+    if shuffle != "py2s":  # there, pieces are shuffled before the next node's are ordered
+        for numbers in of_nodes:
+            generator.shuffle(numbers)
+    shifts = generator.integers(0, int(0.75 * block_size), nodes) if shuffle == "py1br" else [0] * nodes
+    made = []
+    for numbers, shift in zip(of_nodes, shifts, strict=True):
+        if shuffle == "py2s":
+            generator.shuffle(numbers)
+        made.append(_mixed([pieces[number] for number in numbers], shuffle, int(shift), generator, block_size))
+    return np.concatenate(made)
+
+
+def _mixed(
+    pieces: list[np.ndarray], shuffle: str, shift: int, generator: np.random.Generator, block_size: int
+) -> np.ndarray:
+    """Return the samples of a canonical node."""
+    if shuffle in ("py1s", "py2s", "py1e"):
+        for piece in pieces:
+            generator.shuffle(piece)
+    mine, least, most = np.concatenate(pieces), int(0.75 * block_size), int(1.25 * block_size)
+    if shuffle == "py1e":
+        shifted, first = np.arange(len(mine)).astype(np.float64), 0
+        for size in map(len, pieces):
+            reach = max(0.0, (int(generator.integers(least, most)) - size) / 2)
+            low, high = max(-reach, -first), min(reach, len(mine) - first - size)
+            shifted[first : first + size] += generator.uniform(low, high, size)
+            first += size
+        return mine[np.argsort(shifted)]
+    blocks, done = [], 0
+    while done < len(mine) and shuffle in ("py1b", "py1br"):
+        size = block_size if shuffle == "py1b" else int(generator.integers(least, most))
+        blocks.append(mine[max(0, done - shift) : done + size - shift])
+        done += len(blocks[-1])
+    for block in blocks:
+        generator.shuffle(block)
+    return mine

@@ -57,17 +57,17 @@ def read_texts(world: World, folder: str, what: str, victim: int) -> int:
 
 def slow_down(what: str, source: TextSource) -> None:
     """Delay the start of this rank's second epoch, or block it forever."""
-    sample_order, batches_of = text_lanes.sample_order, source.batches_of
+    shuffle_into, batches_of = text_lanes.shuffle_into, source.batches_of
 
-    def slow_order(sizes, *, epoch, **options):
+    def slow_order(samples, sizes, *, epoch, **options):
         time.sleep(ORDER_SECONDS if epoch == 1 else 0)
-        return sample_order(sizes, epoch=epoch, **options)
+        shuffle_into(samples, sizes, epoch=epoch, **options)
 
     def hanging_batches(step):
         time.sleep(1000 if step == STEPS_PER_EPOCH else 0)
         return batches_of(step)
 
     if what == "order":
-        text_lanes.sample_order = slow_order
+        text_lanes.shuffle_into = slow_order
     if what == "hang":
         source.batches_of = hanging_batches

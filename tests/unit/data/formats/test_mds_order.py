@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds_order import SHUFFLES, sample_order
+from mlbert.data.formats.mds_order import SHUFFLES, _spread, epoch_length, places_at, shuffle_into
+from text_sets import plain_shuffle, sample_order
 from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json").read_bytes())
+BLOCK, PY1E = 1 << 16, SHUFFLES["py1e"]
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=10).map(np.array)
 
 
@@ -25,12 +28,18 @@ def case_name(case: dict) -> str:
     )
 
 
+def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+    samples = np.full(sizes.sum(), -1, np.int32)
+    SHUFFLES[shuffle](samples, sizes, nodes, seed, epoch, block_size)
+    return samples
+
+
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=case_name)
 def test_order_of_streaming(case):
     sizes, canonical_nodes, epoch = np.array(GOLDEN["shard_sizes"]), case["num_canonical_nodes"], case["epoch"]
-    order = sample_order(sizes, shuffle=None, epoch=epoch, canonical_nodes=canonical_nodes, seed=SEED)
+    order = places_at(np.arange(epoch_length(sizes.sum(), canonical_nodes)), sizes.sum(), canonical_nodes)
     if case["shuffle_algo"] != "none":
-        order = SHUFFLES[case["shuffle_algo"]](sizes, canonical_nodes, SEED, epoch, 100)[order]
+        order = shuffled(sizes, case["shuffle_algo"], canonical_nodes, SEED, epoch, 100)[order]
     found = of_workers(order.tolist(), case["world"], case["batch_size"], case.get("sample_in_epoch", 0))
     assert found == np.ravel(case["ids"]).tolist()
 
@@ -57,14 +66,35 @@ def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: 
     return result
 
 
-@given(SIZES, st.integers(1, 9), st.sampled_from([None, *SHUFFLES]), st.integers(0, 3))
-def test_an_epoch_has_every_sample(sizes, canonical_nodes, shuffle, epoch):
-    assume(sizes.sum() >= canonical_nodes)
-    options = {"shuffle": shuffle, "epoch": epoch, "canonical_nodes": canonical_nodes, "seed": SEED}
-    found = sample_order(sizes, **options)
-    assert np.unique(found).tolist() == list(range(sizes.sum()))
-    np.testing.assert_array_equal(found, sample_order(sizes, **options))
-    assert len(found) < sizes.sum() + canonical_nodes  # samples come twice only to fill rows
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=30).map(np.array),
+    *(st.integers(1, 9), st.sampled_from(sorted(SHUFFLES)), st.integers(0, 3), st.integers(0, 99), st.integers(2, 300)),
+)
+def test_equal_to_the_plain_order(sizes, nodes, shuffle, epoch, seed, block_size):
+    assume(sizes.sum() >= nodes)
+    found = shuffled(sizes, shuffle, nodes, seed, epoch, block_size)
+    np.testing.assert_array_equal(found, plain_shuffle(sizes.tolist(), shuffle, epoch, nodes, seed, block_size))
+    positions = np.arange(epoch_length(sizes.sum(), nodes))
+    whole = found[places_at(positions, sizes.sum(), nodes)]
+    assert np.unique(whole).tolist() == list(range(sizes.sum()))
+    assert len(whole) < sizes.sum() + nodes  # samples come twice only to fill rows
+    np.testing.assert_array_equal(whole, sample_order(sizes.tolist(), shuffle, epoch, nodes, seed, block_size))
+
+
+def test_samples_shifted_to_the_same_place_keep_their_order():
+    """Sorting breaks ties in other ways on other processors."""
+
+    class Halves:
+        def integers(self, least, most):
+            return most - 1
+
+        def uniform(self, low, high, size):
+            return np.resize([0.5, -0.5], size)
+
+    samples = np.arange(4000, dtype=np.int32)
+    _spread(samples, np.full(40, 100), Halves(), 400)
+    places = np.arange(4000) + np.resize([0.5, -0.5], 4000)
+    np.testing.assert_array_equal(samples, np.argsort(places, kind="stable"))
 
 
 @given(
@@ -76,7 +106,7 @@ def test_a_canonical_node_has_the_same_samples_in_every_epoch(sizes, canonical_n
     epochs = [
         [
             sorted(node.tolist())
-            for node in np.split(SHUFFLES[shuffle](sizes, canonical_nodes, seed, e, block_size), edges)
+            for node in np.split(shuffled(sizes, shuffle, canonical_nodes, seed, e, block_size), edges)
         ]
         for e in (0, 1, 7)
     ]
@@ -85,10 +115,26 @@ def test_a_canonical_node_has_the_same_samples_in_every_epoch(sizes, canonical_n
 
 @pytest.mark.parametrize("shuffle", list(SHUFFLES))
 def test_epochs_and_seeds_differ(shuffle):
-    orders = [SHUFFLES[shuffle](np.array([98, 90, 62]), 2, seed, epoch, 50) for seed, epoch in ((1, 0), (1, 1), (5, 0))]
+    orders = [shuffled(np.array([98, 90, 62]), shuffle, 2, seed, epoch, 50) for seed, epoch in ((1, 0), (1, 1), (5, 0))]
     assert len({order.tobytes() for order in orders}) == 3
 
 
 def test_fewer_samples_than_canonical_nodes():
     with user_error("config.conflict", "canonical_nodes 64"):
-        sample_order(np.array([10, 20]), shuffle="py1e", epoch=0, canonical_nodes=64, seed=SEED)
+        epoch_length(30, 64)
+
+
+def test_memory_is_that_of_a_block():
+    def peak(num_samples: int) -> int:
+        samples = np.empty(num_samples, np.int32)
+        tracemalloc.start()
+        try:
+            sizes = np.full(num_samples // 5000, 5000)
+            shuffle_into(samples, sizes, shuffle="py1e", epoch=1, canonical_nodes=1, seed=SEED)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHUFFLES, "py1e", lambda *arguments: PY1E(*arguments[:-1], BLOCK))
+        assert peak(2_000_000) < 1.2 * peak(1_000_000) < 120 * BLOCK

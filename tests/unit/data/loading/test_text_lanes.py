@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+import time
+import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds_order import SHUFFLES, sample_order
+from mlbert.data.formats.mds_order import SHUFFLES
 from mlbert.data.loading import text_lanes as module
 from mlbert.data.loading.text_lanes import EpochOrders, PieceLanes, WholeLanes
 from mlbert.host.errors import UserError
+from text_sets import sample_order
 from user_errors import user_error
 
 
-def orders_of(sizes, shuffle="py1s", nodes=1) -> EpochOrders:
-    return EpochOrders(np.asarray(sizes), shuffle=shuffle, seed=3, canonical_nodes=nodes)
+def orders_of(sizes, shuffle="py1s", nodes=1, folder=Path("unused")) -> EpochOrders:
+    return EpochOrders(np.asarray(sizes), shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder)
+
+
+def whole_order(orders: EpochOrders, epoch: int) -> np.ndarray:
+    return orders(epoch, np.arange(orders.length))
+
+
+def whole_lanes(orders: EpochOrders, lanes: int) -> WholeLanes:
+    return WholeLanes(orders, lanes, np.arange(lanes))
+
+
+def all_pieces(orders: EpochOrders, lanes: int, pieces) -> PieceLanes:
+    return PieceLanes(orders, lanes, np.arange(lanes), pieces, lambda rows: rows)
 
 
 def plain_lane(orders: EpochOrders, lane: int, lanes: int, counts: np.ndarray) -> Iterator[tuple[int, int]]:
     """The rule, one lane after the other."""
     for epoch in itertools.count():
-        for text in orders(epoch)[lane::lanes].tolist():
+        for text in whole_order(orders, epoch)[lane::lanes].tolist():
             yield from ((text, piece) for piece in range(counts[text]))
 
 
@@ -53,13 +71,12 @@ def cases(draw):
 def test_equal_to_the_plain_rule(case):
     sizes, lanes, nodes, shuffle, counts = case
     orders = orders_of(sizes, shuffle, nodes)
-    assert (orders(0) >= 0).all()
-    assert len(orders(0)) == orders.length
-    whole = WholeLanes(orders, lanes)
+    assert whole_order(orders, 0).tolist() == sample_order(sizes, shuffle, 0, nodes, 3).tolist()
+    whole = whole_lanes(orders, lanes)
     expected = plain(orders, lanes, np.ones_like(counts), 12)
     assert [taken(whole, step) for step in range(12)] == expected
     counts = np.maximum(counts, 1) if shuffle is None else counts  # unshuffled, a lane may have empty texts only
-    pieces = PieceLanes(orders, lanes, lambda texts: counts[texts])
+    pieces = all_pieces(orders, lanes, lambda texts: counts[texts])
     try:
         found = [taken(pieces, step) for step in range(40)]
     except UserError:
@@ -69,7 +86,7 @@ def test_equal_to_the_plain_rule(case):
 
 def test_a_lane_with_empty_texts_only():
     counts = np.array([1, 0, 1, 0])
-    lanes = PieceLanes(orders_of([4], None), 2, lambda texts: counts[texts])
+    lanes = all_pieces(orders_of([4], None), 2, lambda texts: counts[texts])
     with user_error("data.too-small", "texts"):
         lanes.take(0)
 
@@ -77,8 +94,8 @@ def test_a_lane_with_empty_texts_only():
 @pytest.mark.parametrize("shuffle", [None, "py1s", "py1e"])
 def test_whole_texts_come_in_the_batches_of_streaming(shuffle):
     sizes, lanes, nodes = np.array([40, 33, 55]), 8, 4
-    ours = WholeLanes(orders_of(sizes, shuffle, nodes), lanes)
-    theirs = sample_order(sizes, shuffle=shuffle, epoch=0, canonical_nodes=nodes, seed=3)
+    ours = whole_lanes(orders_of(sizes, shuffle, nodes), lanes)
+    theirs = sample_order(sizes, shuffle, 0, nodes, 3)
     for step in range(sizes.sum() // lanes):
         assert ours.take(step)[0].tolist() == theirs[step * lanes :][:lanes].tolist()
 
@@ -92,7 +109,7 @@ def piece_lanes(asked: list[int] | None = None) -> PieceLanes:
             asked.extend(texts.tolist())
         return COUNTS[texts]
 
-    return PieceLanes(orders_of([5, 7]), 3, pieces)
+    return all_pieces(orders_of([5, 7]), 3, pieces)
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 50])
@@ -137,5 +154,121 @@ def test_the_front_is_the_lane_that_is_farthest():
     for step in (0, 5, 25):
         epochs, indices = (lanes.state(step)[name] for name in ("epoch", "index"))
         assert lanes.front(step) == max((epoch, index * 3) for epoch, index in zip(epochs, indices, strict=True))
-    whole = WholeLanes(orders_of([5, 6]), 3)
+    whole = whole_lanes(orders_of([5, 6]), 3)
     assert [whole.front(step) for step in (0, 2, 3)] == [(0, 0), (0, 6), (1, 0)]
+
+
+@given(cases(), st.integers(1, 5))
+@settings(max_examples=30)
+def test_ranks_follow_their_own_lanes_only(case, world_size):
+    sizes, lanes, nodes, shuffle, counts = case
+    orders, lanes, counts = orders_of(sizes, shuffle, nodes), lanes * world_size, np.maximum(counts, 1)
+    assume(lanes <= orders.length)
+    shares = [np.arange(rank, lanes, world_size) for rank in range(world_size)]
+    asked: list[set[int]] = [set() for _ in shares]
+
+    def pieces_of(rank: int):
+        return lambda texts: asked[rank].update(texts.tolist()) or counts[texts]
+
+    alone = all_pieces(orders, lanes, lambda texts: counts[texts])
+    ranks = [PieceLanes(orders, lanes, share, pieces_of(rank), lambda r: r) for rank, share in enumerate(shares)]
+    for step in range(9):
+        for rank, share in enumerate(shares):
+            assert taken(ranks[rank], step) == [taken(alone, step)[lane] for lane in share]
+            assert taken(WholeLanes(orders, lanes, share), step) == [
+                taken(whole_lanes(orders, lanes), step)[lane] for lane in share
+            ]
+    if world_size > 1 and alone.front(9)[0] == 0:
+        mine = [{text for lane in share for text in whole_order(orders, 0)[lane::lanes].tolist()} for share in shares]
+        assert all(found <= expected for found, expected in zip(asked, mine, strict=True))
+    together = np.sum([list(rank.state(9).values()) for rank in ranks], axis=0)
+    assert together.tolist() == list(alone.state(9).values())
+
+
+def order_files(folder: Path) -> list[str]:
+    return sorted(path.name.partition("-")[2] for path in folder.glob("orders/*-*"))
+
+
+def wait_for(is_met) -> None:
+    deadline = time.monotonic() + 30
+    while not is_met() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_met()
+
+
+def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+    orders = orders_of([40, 50], "py1e", 4, tmp_path)
+    for epoch in range(4):
+        assert whole_order(orders, epoch).tolist() == sample_order([40, 50], "py1e", epoch, 4, 3).tolist()
+        expected = [f"{number}.order" for number in (epoch, epoch + 1)]
+        wait_for(lambda expected=expected: order_files(tmp_path) == expected)
+
+
+def test_one_process_makes_an_order_for_all(tmp_path):
+    """The others wait for it, and if it is killed another one makes it."""
+    program = f"""
+import sys, time, pathlib, numpy as np
+from mlbert.data.loading import text_lanes
+text_lanes._SHARED_TEXTS = 0
+shuffle_into = text_lanes.shuffle_into
+def slow(samples, *arguments, epoch, **options):
+    if epoch == 0:
+        pathlib.Path({str(tmp_path)!r}, sys.argv[1] + ".made").touch()
+        time.sleep(60 if sys.argv[1] == "killed" else 0.5)
+    shuffle_into(samples, *arguments, epoch=epoch, **options)
+text_lanes.shuffle_into = slow
+options = dict(shuffle="py1e", seed=3, canonical_nodes=2, folder=pathlib.Path({str(tmp_path)!r}))
+orders = text_lanes.EpochOrders(np.array([40, 50]), **options)
+print(orders(0, np.arange(90)).tolist())
+"""
+
+    def start(name: str) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE, text=True)
+
+    processes = [start("killed")]
+    try:
+        wait_for((tmp_path / "killed.made").exists)
+        processes += [start(name) for name in "abc"]
+        time.sleep(0.5)
+        processes[0].kill()
+        processes[0].wait()  # a zombie counts as alive
+        outputs = [process.communicate(timeout=60)[0] for process in processes[1:]]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert outputs == [f"{sample_order([40, 50], 'py1e', 0, 2, 3).tolist()}\n"] * 3
+    assert len(list(tmp_path.glob("[abc].made"))) == 1
+    assert [name for name in order_files(tmp_path) if name.startswith("0")] == ["0.order"]
+
+
+@pytest.mark.parametrize("names", [["cache"], []])
+def test_without_a_writable_folder(tmp_path, monkeypatch, names):
+    """The order is in the user's cache, or in memory."""
+    monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    for name in {"set", "cache"} - set(names):
+        (tmp_path / name).write_text("not a folder")
+    orders = orders_of([40, 50], "py2s", 2, tmp_path / "set")
+    assert whole_order(orders, 0).tolist() == sample_order([40, 50], "py2s", 0, 2, 3).tolist()
+    assert [name for name in ("set", "cache") if (tmp_path / name / "orders").exists()] == names
+
+
+@pytest.mark.parametrize("world_size", [1024, 4096])
+def test_dealing_c4_to_many_ranks(world_size):
+    sizes, per_rank = np.full(11_904, 30_662), 8  # 365 million texts
+    orders = orders_of(sizes, None, 128)
+    shares = [np.arange(rank, world_size * per_rank, world_size) for rank in range(world_size)]
+    lanes = [WholeLanes(orders, world_size * per_rank, share) for share in shares]
+    tracemalloc.start()
+    try:
+        lanes[1].take(7000)
+        assert tracemalloc.get_traced_memory()[1] < 20_000  # bytes
+    finally:
+        tracemalloc.stop()
+    found = np.concatenate([lane.take(7000)[0] for lane in lanes])
+    first = 7000 * world_size * per_rank
+    rows, columns = np.divmod(np.sort(found), int(sizes.sum()) // 128)
+    assert (rows == np.repeat(np.arange(128), world_size * per_rank // 128)).all()
+    assert set(columns.tolist()) == set(range(first // 128, first // 128 + world_size * per_rank // 128))

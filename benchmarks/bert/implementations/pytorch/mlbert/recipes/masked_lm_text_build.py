@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from mlbert.config.sections import Configuration
 from mlbert.data.loading import text_run
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
@@ -49,7 +51,12 @@ def build(
         model=model,
         objective=MaskedLM(scope="step"),
         source=text_run.make_source(
-            *texts, config[ScheduleConfig].max_steps, seed=seed, rank=rank, world_size=world_size
+            *texts,
+            config[ScheduleConfig].max_steps,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            sum_over_ranks=lambda rows: world.all_reduce_sum(torch.from_numpy(rows)).numpy(),
         ),
         evaluation=text_run.make_evaluation_set(*texts, evaluation, rank=rank, world_size=world_size),
         static_shape=text_run.budget_of(data, config[CorpusConfig]),

@@ -3,11 +3,14 @@
 An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of canonical nodes. It can
 therefore continue on another number of ranks.
 
+A shuffled order is made in place, in an array that may be a mapped file; apart from it, memory is that of a block
+(py2s: of a canonical node). Which of its places comes at which position of the epoch is a formula, `places_at`.
+
 Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API reference of its
 ``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13; ``py1b`` of version 0.7. The draws are
 those of ``numpy.random.default_rng``, in the same order.
 
-Legend: N samples, F shards, K canonical nodes, L places of an order.
+Legend: N samples, F shards, K canonical nodes, L positions of an epoch.
 """
 
 from __future__ import annotations
@@ -18,39 +21,42 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlbert.data.formats.ragged import offsets_of, span_members
+from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 
 
-def sample_order(
-    shard_sizes: np.ndarray, *, shuffle: str | None, epoch: int, canonical_nodes: int, seed: int
-) -> np.ndarray:
-    """Return the samples of one epoch in the order in which all ranks together use them.
-
-    A shuffled order (of places 0 to N - 1) is cut into K rows, which are read column by column. A row that is one short
-    repeats its last place.
-
-    Args:
-        shard_sizes: int64 [F], samples of each shard, 1 or more.
-        shuffle: a name in `SHUFFLES`, or None for the order of the set.
-        canonical_nodes: K, which must stay the same when a run continues on another number of nodes.
-
-    Returns:
-        int64 [L] with L = K * ceil(N / K).
-
-    Raises UserError if there are fewer samples than canonical nodes.
-    """
-    num_samples = int(shard_sizes.sum())
+def epoch_length(num_samples: int, canonical_nodes: int) -> int:
+    """Return the positions of an epoch, L = K * ceil(N / K). Raises UserError if there are fewer samples than canonical
+    nodes."""
     if num_samples < canonical_nodes:
         reason = f"is more than the {num_samples} samples of the set"
         raise UserError("config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose fewer")
-    edges = np.arange(canonical_nodes + 1) * num_samples // canonical_nodes
-    columns = np.arange(-(-num_samples // canonical_nodes))
-    places = np.minimum(edges[:-1, None] + columns, edges[1:, None] - 1).T.ravel()
-    if shuffle is None:
-        return places
+    return canonical_nodes * -(-num_samples // canonical_nodes)
+
+
+def places_at(positions: np.ndarray, num_samples: int, canonical_nodes: int) -> np.ndarray:
+    """Return the places (int64 [n], 0 to N - 1) of the shuffled samples that all ranks together use at these positions
+    (int64 [n], 0 to L - 1) of an epoch.
+
+    The N places are cut into K rows, which are read column by column. A row that is one short repeats its last place.
+    """
+    column, row = np.divmod(positions, canonical_nodes)
+    first, end = row * num_samples // canonical_nodes, (row + 1) * num_samples // canonical_nodes
+    return np.minimum(first + column, end - 1)
+
+
+def shuffle_into(
+    samples: np.ndarray, shard_sizes: np.ndarray, *, shuffle: str, epoch: int, canonical_nodes: int, seed: int
+) -> None:
+    """Fill ``samples`` (int [N]) with the shuffled samples of an epoch.
+
+    Args:
+        shard_sizes: int64 [F], samples of each shard, 1 or more.
+        shuffle: a name in `SHUFFLES`.
+        canonical_nodes: K, which must stay the same when a run continues on another number of nodes.
+    """
     block_size = max(4_000_000 // canonical_nodes, 1 << 18)  # Streaming's default
-    return SHUFFLES[shuffle](shard_sizes, canonical_nodes, seed, epoch, block_size)[places]
+    SHUFFLES[shuffle](samples, shard_sizes, canonical_nodes, seed, epoch, block_size)
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,12 @@ class _Spans:
             generator.shuffle(order[self.node(node)])
         return _Spans(self.starts[order], self.sizes[order], self.first)
 
-    def samples(self) -> np.ndarray:
-        """Return int64 [N], the samples piece by piece."""
-        return span_members(self.starts, self.sizes)
+    def fill(self, samples: np.ndarray) -> None:
+        """Fill int [N] with the samples, piece by piece."""
+        end = 0
+        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
+            samples[end : end + size] = np.arange(start, start + size)
+            end += size
 
 
 def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> _Spans:
@@ -86,29 +95,31 @@ def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> 
     return _Spans(starts, np.diff(cuts), np.searchsorted(cuts, edges))
 
 
-# (int64 [F] sizes of shards, K, seed, epoch, block size) -> int64 [N], the sample at every place.
-Shuffle = Callable[[np.ndarray, int, int, int, int], np.ndarray]
+# Fills int [N] with the sample at every place, from int64 [F] sizes of shards, K, seed, epoch, block size.
+Shuffle = Callable[[np.ndarray, np.ndarray, int, int, int, int], None]
 
 
 def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None]) -> Shuffle:
     """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place with ``mix``. The
     assignment of pieces to nodes depends only on the seed, so that a node needs the same shards in every epoch."""
 
-    def shuffle(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+    def shuffle(
+        samples: np.ndarray, shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int
+    ) -> None:
         order = np.arange(len(shard_sizes))
         np.random.default_rng(seed).shuffle(order)
         generator = np.random.default_rng(seed + epoch)
         spans = _spans(shard_sizes, order, canonical_nodes).shuffled_in_nodes(generator)
-        samples = spans.samples()
+        spans.fill(samples)
         mix(samples, spans, generator, block_size)
-        return samples
 
     return shuffle
 
 
-def _naive(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _naive(samples: np.ndarray, shard_sizes: np.ndarray, _: int, seed: int, epoch: int, __: int) -> None:
     """Shuffle all samples."""
-    return np.random.default_rng(seed + epoch).permutation(int(shard_sizes.sum()))
+    samples[:] = np.arange(len(samples), dtype=samples.dtype)
+    np.random.default_rng(seed + epoch).shuffle(samples)
 
 
 def _py1s(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
@@ -116,24 +127,25 @@ def _py1s(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, bl
     _shuffle_each(samples, spans.sizes, generator)
 
 
-def _py2s(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def _py2s(
+    samples: np.ndarray, shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int
+) -> None:
     """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
     order = np.arange(len(shard_sizes))
     fixed, generator = np.random.default_rng(seed), np.random.default_rng(seed + epoch)
     fixed.shuffle(order)
-    scattered = _spans(shard_sizes, order, 1).samples()
-    _shuffle_each(scattered, shard_sizes[order], fixed)
-    # From here on, pieces index `scattered`.
+    _spans(shard_sizes, order, 1).fill(samples)
+    _shuffle_each(samples, shard_sizes[order], fixed)
+    # From here on, pieces are places of `samples`.
     spans = _spans(shard_sizes[order], np.arange(len(order)), canonical_nodes)
-    pieces = []
-    for node in range(canonical_nodes):
+    for node, (begin, end) in enumerate(_node_ranges(spans)):
         mine = np.arange(len(spans.starts))[spans.node(node)]
         generator.shuffle(mine)
-        for piece in mine:
-            samples = scattered[spans.starts[piece] : spans.starts[piece] + spans.sizes[piece]]
-            generator.shuffle(samples)
-            pieces.append(samples)
-    return np.concatenate(pieces)
+        before, done = samples[begin:end].copy(), begin
+        for start, size in zip((spans.starts[mine] - begin).tolist(), spans.sizes[mine].tolist(), strict=True):
+            generator.shuffle(before[start : start + size])
+            samples[done : done + size] = before[start : start + size]
+            done += size
 
 
 def _py1b(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
@@ -164,15 +176,46 @@ def _py1e(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, bl
     to 5/4 the size within its node. A piece larger than its block is not spread."""
     for node, (begin, end) in enumerate(_node_ranges(spans)):
         sizes = spans.sizes[spans.node(node)]
-        mine = samples[begin:end]
-        _shuffle_each(mine, sizes, generator)
-        places = np.arange(len(mine)).astype(np.float64)
-        starts = offsets_of(sizes)[:-1]
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            reach = max(0.0, (int(generator.integers(*_block_sizes(block_size))) - size) / 2)
-            low, high = max(-reach, -start), min(reach, len(mine) - start - size)
-            places[start : start + size] += generator.uniform(low, high, size)
-        mine[:] = mine[np.argsort(places)]
+        _shuffle_each(samples[begin:end], sizes, generator)
+        _spread(samples[begin:end], sizes, generator, block_size)
+
+
+def _spread(mine: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, block_size: int) -> None:
+    """Shift the samples of a node, int [n] with pieces of these ``sizes``, in place.
+
+    A sample is put in its place once all samples that may precede it are shifted: those less than the largest reach
+    behind it. Samples shifted to the same number keep their order, so that all processors make the same order.
+    """
+    least, most = _block_sizes(block_size)
+    places, taken = [np.empty(0)], [mine[:0]]  # of the samples that are not in their places yet
+    start = done = 0
+    for size in sizes.tolist():
+        end = start + size
+        reach = max(0.0, (int(generator.integers(least, most)) - size) / 2)
+        low, high = max(-reach, -start), min(reach, len(mine) - end)
+        places.append(np.arange(start, end, dtype=np.float64) + generator.uniform(low, high, size))
+        taken.append(mine[start:end].copy())
+        start = end
+        if end < len(mine) and end - done < 2 * most:
+            continue
+        shifted, waiting = _in_order(places, taken)
+        ready = len(waiting) if end == len(mine) else int(np.searchsorted(shifted, end - most / 2))
+        mine[done : done + ready] = waiting[:ready]
+        done += ready
+        shifted, waiting = shifted[ready:].copy(), waiting[ready:].copy()  # views would keep all
+        places, taken = [shifted], [waiting]
+
+
+def _in_order(places: list[np.ndarray], samples: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Empty both lists, and return their numbers in the order of the places (float64)."""
+    shifted, waiting = np.concatenate(places), np.concatenate(samples)
+    places.clear()
+    samples.clear()
+    order = np.argsort(shifted)
+    shifted = shifted[order]
+    if (shifted[1:] == shifted[:-1]).any():
+        order = order[np.lexsort((order, shifted))]
+    return shifted, waiting[order]
 
 
 def _shuffle_each(samples: np.ndarray, sizes: np.ndarray, generator: np.random.Generator) -> None:

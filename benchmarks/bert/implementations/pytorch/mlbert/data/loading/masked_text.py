@@ -80,16 +80,16 @@ def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
 class TextSource(StepSource):
     """Endless optimizer steps over a set of texts; only the index is read before `open`.
 
-    A rank has the lanes rank, rank + world_size, ... If texts are truncated and world_size divides the number of
-    canonical nodes, it therefore reads only the shards of its own nodes. If texts are split, each rank tracks all
-    lanes.
+    A rank has the lanes rank, rank + world_size, ... If world_size divides the number of canonical nodes, it therefore
+    reads only the shards of its own nodes.
 
     Args:
         sequences_per_step: sequences per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
-        shuffle, shuffle_seed, canonical_nodes: see `mlbert.data.formats.mds_order.sample_order`.
+        shuffle, shuffle_seed, canonical_nodes: see `EpochOrders`.
         rate: step -> probability that a token is predicted.
         seed: of the masks.
+        sum_over_ranks: collective that returns the sum of all ranks' arrays; for `state_dict`.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class TextSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        sum_over_ranks: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> None:
         self.share = RankSlice(sequences_per_step, accumulation, rank, world_size)
         self.max_tokens = texts.max_seq_length
@@ -113,7 +114,7 @@ class TextSource(StepSource):
         if self.info.num_texts < lanes:
             reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
             raise UserError("data.too-small", texts.remote or texts.local, reason, "Lower BATCHSIZE or give more text")
-        self._texts, self._rate = texts, rate
+        self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
         self._masking = _masking(texts.tokenizer, seed)
         self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
         self._canonical_nodes = canonical_nodes
@@ -135,13 +136,13 @@ class TextSource(StepSource):
         texts = self._texts
         reader = open_texts(texts.local, texts.remote)
         shards = TokenShards(reader, texts.tokenizer, texts.local)
-        orders = EpochOrders(reader.shard_sizes, **self._order)
+        orders = EpochOrders(reader.shard_sizes, **self._order, folder=texts.local)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
-        lanes: Lanes = WholeLanes(orders, self.share.global_units)
+        all_lanes = self.share.global_units
+        lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
         if texts.long_texts == SPLIT:
-            lanes = PieceLanes(orders, self.share.global_units, pieces.counts)
-        mine = (self.share.rank, self.share.world_size) if texts.long_texts == TRUNCATE else (0, 1)
-        ahead = Ahead(shards, orders, self._canonical_nodes, *mine)
+            lanes = PieceLanes(orders, all_lanes, self._mine, pieces.counts, self._sum_over_ranks)
+        ahead = Ahead(shards, orders, self._canonical_nodes, self.share.rank, self.share.world_size)
         self._opened = _Opened(orders, lanes, pieces, ahead)
         self._go_to(self._step, self._position)
 
@@ -157,14 +158,15 @@ class TextSource(StepSource):
         if self._texts.long_texts == TRUNCATE:
             return self._opened.orders.length // self.share.global_units
         counts = self._opened.pieces.all_counts(self.share.rank, self.share.world_size)
-        return int(counts[self._opened.orders(0)].sum()) // self.share.global_units
+        orders = self._opened.orders
+        return int(counts[orders(0, np.arange(orders.length))].sum()) // self.share.global_units
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
         assert self._opened is not None, "open() first"
         self._opened.ahead.reach(*self._opened.lanes.front(step))
         texts, pieces = self._opened.lanes.take(step)
-        tokens, offsets = self._opened.pieces.rows(texts[self._mine], pieces[self._mine])
+        tokens, offsets = self._opened.pieces.rows(texts, pieces)
         rows = self._masking(tokens, offsets, step, self._mine, self._rate(step))
         size = self.share.units // self.share.accumulation
         return [
@@ -175,7 +177,7 @@ class TextSource(StepSource):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """See `StepSource.state_dict`; if texts are split, includes the position of every lane."""
+        """See `StepSource.state_dict`; if texts are split, includes the position of every lane: then a collective."""
         lanes = self._position if self._opened is None else self._opened.lanes.state(self._step)
         return {**super().state_dict(), "lanes": lanes}
 

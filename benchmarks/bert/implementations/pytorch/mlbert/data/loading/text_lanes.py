@@ -1,31 +1,41 @@
 """Chooses the pieces of text in each step, and reads them.
 
-The global batch has B lanes. Lane k reads the texts at places k, k + B, k + 2B, ... of an epoch's order, one piece of a
+The global batch has B lanes. Lane k reads the texts at positions k, k + B, k + 2B, ... of an epoch, one piece of a
 text per step. When it has used its texts of an epoch it continues with the next epoch. A step therefore has the same
 pieces for any number of ranks.
 
 A piece is [CLS], at most max_seq_length - 2 tokens, [SEP]. Sets of tokens already include [CLS] and [SEP].
 
-Legend: B lanes, N texts of the set, L places of an epoch's order (N, or slightly more if texts are repeated),
-S sequences, T tokens.
+Legend: B lanes, N texts of the set, L positions of an epoch (N, or slightly more if texts are repeated),
+S sequences, T tokens. A rank has b of the lanes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.mds_order import sample_order
+from mlbert.data.formats.mds_files import locked
+from mlbert.data.formats.mds_order import epoch_length, places_at, shuffle_into
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
+from mlbert.host.files import is_leftover, whole_file
+from mlbert.host.native import cache_folder
 
 _KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # cached orders: more epochs if they are small, because lanes drift apart
+_SHARED_TEXTS = 1 << 20  # smaller orders are made by every process, in less time than opening a file may take
+_STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one is made
 _KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 
@@ -33,27 +43,53 @@ _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 class EpochOrders:
     """The orders of epochs, as in MosaicML Streaming. Thread-safe.
 
-    Args: see `mlbert.data.formats.mds_order.sample_order`.
+    Of the processes on a machine, one makes an epoch's order, in a file that all of them map, and the next epoch's in
+    the background.
+
+    Args:
+        shard_sizes, shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
+            ``shuffle``, the order of the set.
+        folder: for the files; if it is not writable, they are in the user's cache folder.
 
     Attributes:
-        is_computing: True while an order is being computed; all threads that request an order then wait.
+        is_computing: True while a thread waits for an order.
     """
 
-    def __init__(self, shard_sizes: np.ndarray, *, shuffle: str | None, seed: int, canonical_nodes: int) -> None:
-        self._sizes, self._shuffle, self._seed, self._nodes = shard_sizes, shuffle, seed, canonical_nodes
+    def __init__(
+        self, shard_sizes: np.ndarray, *, shuffle: str | None, seed: int, canonical_nodes: int, folder: Path
+    ) -> None:
+        self._sizes, self._shuffle, self._nodes = shard_sizes, shuffle, canonical_nodes
+        self._options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "canonical_nodes": canonical_nodes}
+        self._num_texts = int(shard_sizes.sum())
+        self._dtype = np.dtype("<i4" if self._num_texts < 2**31 else "<i8")
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.is_computing = False
-        # Canonical nodes that are one text short repeat a place.
-        self.length = canonical_nodes * -(-int(shard_sizes.sum()) // canonical_nodes)  # L
+        self.length = epoch_length(self._num_texts, canonical_nodes)  # L
+        made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + shard_sizes.astype("<i8").tobytes()
+        self._key = hashlib.sha256(made_from).hexdigest()[:16]
+        self._folders = folder / "orders", cache_folder() / "orders"
 
-    def __call__(self, epoch: int) -> np.ndarray:
-        """Return int [L], the text at each place of an epoch."""
+    def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return int64 [n], the texts at these positions (int64 [n], 0 to L - 1) of an epoch."""
+        places = places_at(positions, self._num_texts, self._nodes)
+        return places if self._shuffle is None else self._shuffled(epoch)[places].astype(np.int64)
+
+    def texts(self, epochs: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return int64 [n], the texts at these positions (int64 [n]) of these epochs (int64 [n])."""
+        texts = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            texts[mine] = self(epoch, positions[mine])
+        return texts
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """Return int [N], the text at each place of an epoch."""
         with self._lock:
             if epoch not in self._orders:
                 self.is_computing = True
                 try:
-                    self._orders[epoch] = self._compute(epoch)
+                    self._orders[epoch] = self._make(epoch)
                 finally:
                     self.is_computing = False
                 most = max(_KEPT_EPOCHS, _KEPT_BYTES // self._orders[epoch].nbytes)
@@ -62,39 +98,73 @@ class EpochOrders:
             self._orders.move_to_end(epoch)
             return self._orders[epoch]
 
-    def texts(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return int64 [n], the texts at these places (int64 [n]) of these epochs (int64 [n])."""
-        texts = np.empty(len(places), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            texts[mine] = self(epoch)[places[mine]]
-        return texts
+    def _make(self, epoch: int) -> np.ndarray:
+        if self._num_texts >= _SHARED_TEXTS:
+            made = self._shared(epoch, wait=True)
+            if made is not None:
+                threading.Thread(target=self._shared, args=(epoch + 1, False), name="order", daemon=True).start()
+                return made
+        made = np.empty(self._num_texts, self._dtype)
+        shuffle_into(made, self._sizes, epoch=epoch, **self._options)
+        return made
 
-    def _compute(self, epoch: int) -> np.ndarray:
-        order = sample_order(
-            self._sizes, shuffle=self._shuffle, epoch=epoch, canonical_nodes=self._nodes, seed=self._seed
-        )
-        return order.astype(np.int32 if len(order) < 2**31 else np.int64)
+    def _shared(self, epoch: int, wait: bool) -> np.ndarray | None:
+        """Return the map of an order's file, making it if necessary; None if there can be no file, or if ``wait`` is
+        False and another process is making it."""
+        for folder in self._folders:
+            path = folder / f"{self._key}-{epoch}.order"
+            with contextlib.suppress(UserError, OSError):
+                if not (path.exists() or self._write(path, epoch, wait)):
+                    return None
+                return np.memmap(path, self._dtype, "r", shape=(self._num_texts,)).view(np.ndarray)
+        return None
+
+    def _write(self, path: Path, epoch: int, wait: bool) -> bool:
+        """Make an order's file unless it exists. Return False if another process has the lock and ``wait`` is False."""
+        with locked(path.with_name(self._key), wait) as is_mine:
+            if is_mine and not path.exists():  # another process may have made it in the meantime
+                self._delete_old(path.parent, epoch)
+                with whole_file(path) as file:
+                    os.posix_fallocate(file.fileno(), 0, self._num_texts * self._dtype.itemsize)
+                    made = np.memmap(file.name, self._dtype, "r+").view(np.ndarray)
+                    shuffle_into(made, self._sizes, epoch=epoch, **self._options)
+            return is_mine
+
+    def _delete_old(self, folder: Path, epoch: int) -> None:
+        past = {f"{self._key}-{earlier}.order" for earlier in range(epoch - 1)}
+        for old in folder.glob("*.order*"):  # a process that has mapped one can still read it
+            with contextlib.suppress(OSError):
+                if old.name in past or is_leftover(old) or time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                    old.unlink()
+
+
+def _lane_texts(orders: EpochOrders, lanes: int, numbers: np.ndarray) -> np.ndarray:
+    """Return the texts in an epoch of each of these of B ``lanes``."""
+    return (orders.length - numbers + lanes - 1) // lanes
 
 
 class WholeLanes:
-    """Lanes that use one piece of each text, computed from the step number alone."""
+    """Lanes that use one piece of each text, computed from the step number alone.
 
-    def __init__(self, orders: EpochOrders, lanes: int) -> None:
-        self._orders = orders
-        numbers = np.arange(lanes)
-        self._numbers, self._texts = numbers, (orders.length - numbers + lanes - 1) // lanes  # per lane and epoch
+    Args:
+        lanes: B.
+        mine: int64 [b], the lanes of this rank, ascending.
+    """
+
+    def __init__(self, orders: EpochOrders, lanes: int, mine: np.ndarray) -> None:
+        self._orders, self._lanes, self._mine = orders, lanes, mine
+        self._texts = _lane_texts(orders, lanes, mine)
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the texts (int64 [B]) of step ``step`` and the number of the piece of each (int64 [B])."""
+        """Return this rank's texts (int64 [b]) of step ``step`` and the number of the piece of each (int64 [b])."""
         epochs, indices = np.divmod(step, self._texts)
-        texts = self._orders.texts(epochs, indices * len(self._numbers) + self._numbers)
+        texts = self._orders.texts(epochs, indices * self._lanes + self._mine)
         return texts, np.zeros_like(texts)
 
     def front(self, step: int) -> tuple[int, int]:
-        """Return epoch and place of the lane that is furthest ahead."""
-        epoch, place = divmod(step, int(self._texts[-1]))
-        return epoch, place * len(self._numbers)
+        """Return epoch and position of the lane that is furthest ahead."""
+        epoch, index = divmod(step, int(self._texts[-1]))
+        return epoch, index * self._lanes
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the JSON-serializable position before step ``step``: empty, as the step number suffices."""
@@ -105,19 +175,28 @@ class WholeLanes:
 
 
 class PieceLanes:
-    """Lanes that use all pieces of each text and skip empty texts. Tracks the position of every lane.
+    """Lanes that use all pieces of each text and skip empty texts. Tracks the position of each lane of this rank.
 
     Args:
+        lanes, mine: see `WholeLanes`.
         pieces: maps texts (int64 [n]) to the number of pieces of each (int64 [n]).
+        sum_over_ranks: collective that returns the sum of all ranks' arrays.
     """
 
     _NAMES = ("epoch", "index", "piece")  # of a lane: index of its text in the epoch, and pieces of it already used
 
-    def __init__(self, orders: EpochOrders, lanes: int, pieces: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._orders, self._pieces = orders, pieces
-        numbers = np.arange(lanes)
-        self._numbers, self._texts = numbers, (orders.length - numbers + lanes - 1) // lanes
-        self._start = 0, np.zeros((len(self._NAMES), lanes), np.int64)
+    def __init__(
+        self,
+        orders: EpochOrders,
+        lanes: int,
+        mine: np.ndarray,
+        pieces: Callable[[np.ndarray], np.ndarray],
+        sum_over_ranks: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        self._orders, self._lanes, self._mine = orders, lanes, mine
+        self._pieces, self._sum_over_ranks = pieces, sum_over_ranks
+        self._texts = _lane_texts(orders, lanes, mine)
+        self._start = 0, np.zeros((len(self._NAMES), len(mine)), np.int64)
         self._known: OrderedDict[int, np.ndarray] = OrderedDict([self._start])
         self._lock = threading.Lock()
 
@@ -133,25 +212,27 @@ class PieceLanes:
         with self._lock:
             epoch, index, _ = self._before(step)
         farthest = int(np.lexsort((index, epoch))[-1])
-        return int(epoch[farthest]), int(index[farthest]) * len(self._numbers)
+        return int(epoch[farthest]), int(index[farthest]) * self._lanes
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the JSON-serializable position of every lane before step ``step``."""
+        """Return the JSON-serializable position of every rank's lanes before step ``step``. A collective."""
+        rows = np.zeros((len(self._NAMES), self._lanes), np.int64)
         with self._lock:
-            position = self._before(step)
-        return {name: row.tolist() for name, row in zip(self._NAMES, position, strict=True)}
+            rows[:, self._mine] = self._before(step)
+        return {name: row.tolist() for name, row in zip(self._NAMES, self._sum_over_ranks(rows), strict=True)}
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
         """Continue from a position returned by `state`. Raises ValueError if it does not match the lanes."""
         rows = np.asarray([state.get(name) for name in self._NAMES], np.int64)
-        if rows.shape != (len(self._NAMES), len(self._numbers)) or (rows < 0).any() or (rows[1] >= self._texts).any():
+        texts = _lane_texts(self._orders, self._lanes, np.arange(self._lanes))
+        if rows.shape != (len(self._NAMES), self._lanes) or (rows < 0).any() or (rows[1] >= texts).any():
             raise ValueError("lanes")
         with self._lock:
-            self._start = step, rows
+            self._start = step, rows[:, self._mine]
             self._known = OrderedDict([self._start])
 
     def _before(self, step: int) -> np.ndarray:
-        """Return the position before a step, int64 [3, B], advancing from the latest cached one if necessary."""
+        """Return the position before a step, int64 [3, b], advancing from the latest cached one if necessary."""
         start = max((known for known in self._known if known <= step), default=None)
         if start is None:
             known, position = self._start if self._start[0] <= step else (0, np.zeros_like(self._start[1]))
@@ -169,18 +250,18 @@ class PieceLanes:
             self._known.popitem(last=False)
 
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return texts and pieces of the step at a position (int64 [3, B]), and the position after it."""
+        """Return texts and pieces of the step at a position (int64 [3, b]), and the position after it."""
         epoch, index, piece = position.copy()
         texts, counts = np.empty_like(index), np.empty_like(index)
-        lanes = self._numbers
+        lanes = np.arange(len(self._mine))  # of this rank, those without a piece yet
         while len(lanes):
-            mine = self._orders.texts(epoch[lanes], index[lanes] * len(self._numbers) + lanes)
-            texts[lanes], counts[lanes] = mine, self._pieces(mine)
+            found = self._orders.texts(epoch[lanes], index[lanes] * self._lanes + self._mine[lanes])
+            texts[lanes], counts[lanes] = found, self._pieces(found)
             lanes = lanes[piece[lanes] >= counts[lanes]]
             self._next_text(lanes, epoch, index, piece)
             if len(lanes) and (epoch[lanes] - position[0, lanes]).max() > _MOST_EPOCHS:
-                lane = int(lanes[np.argmax(epoch[lanes] - position[0, lanes])])
-                reason = f"sequence {lane} of a global batch of {len(self._numbers)} finds empty texts only"
+                lane = self._mine[lanes[np.argmax(epoch[lanes] - position[0, lanes])]]
+                reason = f"sequence {lane} of a global batch of {self._lanes} finds empty texts only"
                 raise UserError("data.too-small", "texts", reason, "Lower BATCHSIZE or give more text")
         given = piece.copy()
         piece += 1
@@ -269,12 +350,10 @@ class Ahead:
 
     Args:
         canonical_nodes: parts of the set that are read in parallel; for each, the thread stays one shard ahead.
-        first, stride: only places first, first + stride, ... of an order are read; ``stride`` divides the lanes.
+        first, stride: only positions first, first + stride, ... of an epoch are read; ``stride`` divides the lanes.
     """
 
-    def __init__(
-        self, shards: TokenShards, orders: EpochOrders, canonical_nodes: int, first: int = 0, stride: int = 1
-    ) -> None:
+    def __init__(self, shards: TokenShards, orders: EpochOrders, canonical_nodes: int, first: int, stride: int) -> None:
         self._shards, self._orders = shards, orders
         self._first, self._stride = first, stride
         self._distance = canonical_nodes * int(np.diff(shards.first).max())  # places
@@ -318,13 +397,13 @@ class Ahead:
         if self._done > self._front + self._distance:
             return False
         epoch, place = divmod(self._done, self._orders.length)
-        texts = self._orders(epoch)[place : place + _WINDOW]
-        mine = texts[(self._first - place) % self._stride :: self._stride]
+        end = min(place + _WINDOW, self._orders.length)
+        mine = self._orders(epoch, np.arange(place + (self._first - place) % self._stride, end, self._stride))
         numbers, first_use = np.unique(self._shards.shards_of(mine), return_index=True)
         for number in numbers[np.argsort(first_use)].tolist():
             if stopped.is_set():
                 return False
             if not self._shards.prepare(number):
                 self._waiting.append(number)
-        self._done += len(texts)
+        self._done += end - place
         return True

@@ -67,9 +67,17 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
 
 
 def make_source(
-    data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, *, seed: int, rank: int, world_size: int
+    data: DataConfig,
+    text: TextConfig,
+    corpus: CorpusConfig,
+    max_steps: int,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+    sum_over_ranks: Callable[[np.ndarray], np.ndarray],
 ) -> TextSource:
-    """Return this rank's share of the training texts."""
+    """Return this rank's share of the training texts; arguments as in `TextSource`."""
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
@@ -83,6 +91,7 @@ def make_source(
         seed=seed,
         rank=rank,
         world_size=world_size,
+        sum_over_ranks=sum_over_ranks,
     )
 
 
