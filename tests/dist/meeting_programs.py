@@ -35,6 +35,8 @@ def meet(victim: int, where: str) -> None:
             stop()
         if where == "connecting":
             dist.init_process_group = stop
+        if where == "connecting to one rank":
+            dist.all_reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         if where == "joining the watch":
             World.hosts = stop
 

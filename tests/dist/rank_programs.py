@@ -192,13 +192,15 @@ def everything(world: World) -> dict[str, Any]:
 
 
 def lose_a_rank(world: World, how: str) -> str:
-    """Rank 1 kills or suspends itself in the middle of a step; the others exit with the error from finish()."""
+    """Rank 1 kills or suspends itself in the middle of a step, or before ranks are connected ("kill early"); the others
+    exit with the error from finish()."""
     parameter = nn.Parameter(torch.ones(1 << 16))
     flat = FlatParameters([("w", parameter)])
     reducer = bucket_reducer(flat, world, flat.numel)
-    world.barrier()
+    if how != "kill early":
+        world.barrier()
     if world.rank == 1:
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
     started = time.monotonic()
     reducer.prepare(last=True)
     parameter.sum().backward()

@@ -30,7 +30,11 @@ def outcome(
 
 
 @pytest.mark.parametrize(
-    ("victim", "where"), [(1, "connecting"), (1, "joining the watch"), (0, "holding the store"), (0, "connecting")]
+    ("victim", "where"),
+    [
+        *((1, "connecting"), (1, "connecting to one rank"), (1, "joining the watch")),
+        *((0, "holding the store"), (0, "connecting")),
+    ],
 )
 def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
     codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
@@ -89,7 +93,7 @@ def test_join_timeout_is_configurable(tmp_path: Path) -> None:
 def test_low_limit_on_open_files_is_printed_once(tmp_path: Path) -> None:
     codes, (line,) = outcome(start_with_few_files, (200,), tmp_path)
     assert codes == [2, 2]
-    assert "error: ulimit -n: the hard limit on open files is 200, and 2 ranks need 262" in line
+    assert "error: ulimit -n: the hard limit on open files is 200, and 2 ranks need 260" in line
 
 
 def test_evaluate_only_prints_a_mistake_once(tmp_path: Path) -> None:

@@ -82,9 +82,10 @@ def survivor_message(result: RankResult) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def test_killed_rank_ends_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "kill early"])
+def test_killed_rank_ends_the_others(tmp_path: Path, how: str) -> None:
     results = run_ranks(
-        "rank_programs:lose_a_rank", 3, tmp_path, check=False, how="kill", collective_timeout_s=20.0, time_limit_s=60.0
+        "rank_programs:lose_a_rank", 3, tmp_path, check=False, how=how, collective_timeout_s=15.0, time_limit_s=60.0
     )
     assert results[1].returncode == -9
     for survivor in (results[0], results[2]):

@@ -26,7 +26,7 @@ def raised(soft: int, hard: int, ranks: int) -> subprocess.CompletedProcess[str]
     ("soft", "hard", "ranks", "expected"),
     [
         pytest.param(1024, 4000, 8, "1024 4000", id="enough already"),
-        pytest.param(1024, 4000, 400, "2912 4000", id="raised to twice the need"),
+        pytest.param(1024, 4000, 400, "2112 4000", id="raised to twice the need"),
         pytest.param(1024, 1500, 400, "1500 1500", id="raised to the hard limit"),
     ],
 )
@@ -36,7 +36,7 @@ def test_the_soft_limit_grows_with_the_ranks(soft: int, hard: int, ranks: int, e
 
 
 def test_a_hard_limit_that_is_too_low_is_named() -> None:
-    done = raised(1024, 1400, 400)
+    done = raised(512, 1000, 400)
     assert done.returncode == 1
-    words = "ulimit -n: the hard limit on open files is 1400, and 400 ranks need 1456. Raise it on every node"
+    words = "ulimit -n: the hard limit on open files is 1000, and 400 ranks need 1056. Raise it on every node"
     assert words in done.stderr.splitlines()[-1]

@@ -78,9 +78,9 @@ def connect(world: World) -> dict[int, Channel]:
         OSError: a connection was not made within 30 s.
     """
     listener = _listen(world.world_size) if world.rank == 0 else None
-    port = world.broadcast_int(listener.getsockname()[1] if listener else 0)
     # The port is open to the network: a peer without this token is not a rank.
-    token = world.broadcast_int(secrets.randbits(60))
+    own = f"{listener.getsockname()[1]} {secrets.randbits(60)}" if listener else ""
+    port, token = map(int, world.rendezvous.gather("watch", own)[0].split())
     if listener is None:
         try:
             channel = Channel(socket.create_connection((world.master_addr, port), CONNECT_SECONDS))

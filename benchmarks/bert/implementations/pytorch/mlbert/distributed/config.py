@@ -34,7 +34,7 @@ class DistributedConfig(Section):
     )
     join_timeout: float | None = setting(
         "JOIN_TIMEOUT",
-        "Longest wait of a rank for the others at start-up; none means 120 * (1 + (ranks / 1024)^2).",
+        "Longest wait of a rank for the others at start-up; none means 120 * (1 + ranks / 1024).",
         default=None,
         unit="seconds",
         ge=1,

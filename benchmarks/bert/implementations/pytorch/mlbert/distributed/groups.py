@@ -166,10 +166,9 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
     """Return the number of ranks per node. All ranks call it together. Raises UserError, naming the setting, if the
     nodes differ in it or a node's ranks are not consecutive."""
     size = world.local_world_size
-    table = torch.zeros(world.world_size, 2, dtype=torch.int64)
-    table[world.rank] = torch.tensor([world.local_rank, size])
-    found = world.all_reduce_sum(table).tolist()
-    if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
+    is_misplaced = world.local_rank != world.rank % size or world.world_size % size != 0
+    most, least, any_misplaced = world.all_reduce_max(torch.tensor([size, -size, int(is_misplaced)])).tolist()
+    if most != -least or any_misplaced:
         reason = f"{value} needs the same number of ranks on each node, numbered node by node"
         raise UserError("distributed.layout", setting, reason, f"Start them so, or set {setting}=all")
     return size

@@ -1,7 +1,8 @@
 """Detect quickly which rank died, hangs or failed, where, and after which step.
 
 Collectives cannot show this: a dead peer looks like a closed connection to its neighbours, a hanging one like silence.
-So each rank keeps one connection to rank 0, on which a thread reports the main thread's progress every second:
+So each rank keeps one connection to rank 0, on which a thread reports the main thread's progress every second, or less
+often with more than 1,024 ranks. Rank 0 answers each report:
 
 * the connection breaks without a farewell: that process died; detected at once;
 * a rank sends nothing for `HANG_SECONDS`: its machine is cut off, or the process is suspended;
@@ -22,9 +23,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from mlbert.distributed.channel import Channel, connect
 from mlbert.host.errors import UserError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mlbert.distributed.world import World
 
 PERIOD_SECONDS = 1.0
+MOST_REPORTS_PER_SECOND = 1024.0  # limits the work of rank 0's thread, which competes with its main thread
 LOOK_SECONDS = 0.2
 HANG_SECONDS = 25.0
 # The other ranks wait this much longer than rank 0, which knows more and should report first.
@@ -75,8 +77,7 @@ _OWN = (*_READING, Stage.COMPUTE)
 _PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Position of a main thread. `marks` counts its reports, since it may make progress within one stage."""
 
     step: int = 0
@@ -84,12 +85,15 @@ class _Place:
     marks: int = 0
 
 
+_START = _Place()
+
+
 @dataclass
 class _Peer:
     """What rank 0 knows about a rank, including itself."""
 
     rank: int
-    place: _Place = _Place()
+    place: _Place = _START
     changed: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     said_bye: bool = False
@@ -153,8 +157,9 @@ class HealthMonitor:
         self, world: World, report: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
     ) -> None:
         self.world, self._report, self._end_process, self._hang_seconds = world, report, end, hang_seconds
+        self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
         # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
-        self._place = _Place()
+        self._place = _START
         self._first_step: int | None = None
         self._marked = self._own = 0.0  # time of the last mark; seconds in the stages of `_OWN`
         self._is_preparing: Callable[[], bool] = lambda: False
@@ -196,7 +201,7 @@ class HealthMonitor:
     def _current_place(self) -> _Place:
         place = self._place
         if place.stage in _READING and self._is_preparing():
-            return replace(place, stage=Stage.PREPARE_EPOCH)
+            return place._replace(stage=Stage.PREPARE_EPOCH)
         return place
 
     def each(self, items: Iterable[Item], step: int, during: Stage, after: Stage) -> Iterator[Item]:
@@ -287,12 +292,13 @@ class HealthMonitor:
 
     def _watch_ranks(self) -> None:
         own, others = _Peer(0), [_Peer(rank) for rank in self._channels]
-        pauses, presence, next_beat = _Pauses(), _OwnPresence(), time.monotonic()
+        pauses, presence, next_check = _Pauses(), _OwnPresence(), time.monotonic()
         with selectors.DefaultSelector() as selector:
             for peer in others:
                 selector.register(self._channels[peer.rank], selectors.EVENT_READ, peer)
-            while not self._stopping.is_set():
-                ready = selector.select(LOOK_SECONDS)
+            # Poll: with many ranks, it costs more to wake up for each report than to read it.
+            while not self._stopping.wait(LOOK_SECONDS):
+                ready = selector.select(0)
                 if presence.look():  # first: ready connections may belong to ranks that gave this one up
                     for peer in (own, *others):
                         peer.heard = peer.changed = time.monotonic()
@@ -302,15 +308,15 @@ class HealthMonitor:
                 own.is_at(self._current_place())
                 if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
                     self._end(self._suspicion[1])
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + PERIOD_SECONDS
-                    self._announce(None)
-                    if self._suspicion is None:  # else ranks that wait for the failed one would look like a hang
-                        self._check_hang(own, others, pauses)
+                # Not during a suspicion: ranks that wait for the failed one would look like a hang.
+                if time.monotonic() >= next_check and self._suspicion is None:
+                    next_check = time.monotonic() + self._period
+                    self._check_hang(own, others, pauses)
 
     def _hear(self, peer: _Peer, presence: _OwnPresence) -> bool:
         """Handle a rank's messages. Return False if its connection is closed."""
-        messages = self._channels[peer.rank].receive()
+        channel = self._channels[peer.rank]
+        messages = channel.receive()
         if messages is None:
             if not peer.said_bye and not self._leaving:
                 # Its last report may be a second old, but no rank is a step ahead of another for long.
@@ -323,6 +329,7 @@ class HealthMonitor:
                 peer.said_bye = True
             elif "failed" not in message:
                 peer.is_at(_Place(*message["place"]))
+                channel.send(verdict=None)
             elif message["is_cause"] or presence.is_doubtful:
                 self.report_lost(message["failed"], presence)
             elif self._is_signalled:
@@ -350,8 +357,8 @@ class HealthMonitor:
             self._end(f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)")
         pauses.see(0.0 if patient else pause)
 
-    def _announce(self, verdict: str | None) -> None:
-        """Send every rank how the run ends, or None as a heartbeat of rank 0."""
+    def _announce(self, verdict: str) -> None:
+        """Send every rank how the run ends."""
         for channel in self._channels.values():
             channel.send(verdict=verdict)
 
@@ -359,11 +366,12 @@ class HealthMonitor:
 
     def _watch_head(self) -> None:
         head, presence = self._channels[0], _OwnPresence()
-        heard, next_beat = time.monotonic(), 0.0
+        heard = time.monotonic()
+        next_report = heard + self._period * self.world.rank / self.world.world_size  # spread over the period
         while not self._stopping.is_set():
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + PERIOD_SECONDS
-                head.send(place=astuple(self._current_place()))
+            if time.monotonic() >= next_report:
+                next_report = time.monotonic() + self._period
+                head.send(place=self._current_place())
             has_news = head.has_news(LOOK_SECONDS)
             if presence.look():
                 heard = time.monotonic()

@@ -28,9 +28,9 @@ from mlbert.host.errors import UserError
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
 
-# Rank 0 has three connections to each rank: for gloo, the store and the watch. The other ranks only have gloo's, but
-# get the same limit, so that all ranks report the same mistake, which is printed once.
-CONNECTIONS_PER_RANK = 3
+# Rank 0 has two connections to each rank: for the store and the watch. The other ranks have one of each, but get the
+# same limit, so that all ranks report the same mistake, which is printed once.
+CONNECTIONS_PER_RANK = 2
 OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
 
 
@@ -69,11 +69,9 @@ Result = TypeVar("Result")
 def default_join_seconds(world_size: int) -> float:
     """Return how long ranks wait for each other at start-up if JOIN_TIMEOUT is none.
 
-    Each rank connects to every other, so the time grows with the square of their number. Extrapolated from up to 256
-    ranks, it takes 45 to 67 s with 1,024 ranks and 180 to 330 s with 2,048. The defaults of 240 s and 600 s leave time
-    for a slow file system.
+    Rank 0's work, and the load on a file system from which all ranks import at once, grow with the number of ranks.
     """
-    return JOIN_SECONDS * (1 + (world_size / DOUBLE_WAIT_RANKS) ** 2)
+    return JOIN_SECONDS * (1 + world_size / DOUBLE_WAIT_RANKS)
 
 
 class Rendezvous:
@@ -138,6 +136,21 @@ class Rendezvous:
         self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
         if failure is not None:
             raise failure
+
+    def gather(self, name: str, text: str) -> list[str]:
+        """Return the text of each rank, in rank order; the same list on every rank. Each name is for one use.
+
+        Rank 0 reads the texts and publishes them as one value, so that each rank makes a constant number of requests.
+        """
+        seconds = self.collective_seconds
+        texts = dist.PrefixStore(f"mlbert/gather/{name}", self.store(seconds))
+        texts.set(str(self._world.rank), text)
+        if self._world.rank == 0:
+            ranks = [str(rank) for rank in range(self._world.world_size)]
+            texts.wait(ranks, timedelta(seconds=seconds))
+            texts.set("all", json.dumps([one.decode() for one in texts.multi_get(ranks)]))
+        texts.wait(["all"], timedelta(seconds=seconds))
+        return json.loads(texts.get("all"))
 
     def store(self, seconds: float) -> dist.Store:
         """Return the store over which the ranks find each other; it holds the host of each rank that joined."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from mlbert.distributed.place import RankPlace
 from mlbert.distributed.rendezvous import Rendezvous
+from mlbert.host.environment import environment
 
-MOST_HOST_BYTES = 64
+LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 
 
 def nccl_options(timeout: timedelta) -> Any:
@@ -66,6 +68,8 @@ class World(RankPlace):
             torch.cuda.set_device(self.device)
             backends = "cpu:gloo,cuda:nccl"
         timeout = self.collective_timeout if timeout_s is None else timedelta(seconds=timeout_s)
+        # gloo connects two ranks when they first communicate, instead of each rank to every other one here.
+        os.putenv(LAZY_CONNECTIONS, environment().get(LAZY_CONNECTIONS, "1"))
         self.rendezvous.run_all("arrival", lambda: None)
         with self.rendezvous.together("connection"):
             dist.init_process_group(
@@ -76,6 +80,8 @@ class World(RankPlace):
                 timeout=timeout,
                 pg_options=nccl_options(timeout),
             )
+            # Connect the ranks that `all_reduce_sum` uses. If one dies meanwhile, gloo itself may wait forever.
+            dist.all_reduce(torch.zeros(1), async_op=True).wait(timeout)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
@@ -124,11 +130,7 @@ class World(RankPlace):
         """Return the machine of each rank, under its launcher's name; the same list on every rank."""
         if self.world_size == 1:
             return [self.host]
-        names = torch.zeros(self.world_size, MOST_HOST_BYTES, dtype=torch.uint8)
-        own = self.host.encode()[:MOST_HOST_BYTES]
-        names[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
-        self.all_reduce_sum(names)
-        return [bytes(row[row > 0].tolist()).decode(errors="replace") for row in names]
+        return self.rendezvous.gather("hosts", self.host)
 
     def stop(self) -> None:
         """Leave the group. Does nothing if `start` was not called."""

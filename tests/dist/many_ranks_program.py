@@ -1,0 +1,114 @@
+"""Start many ranks on this machine as forks of one process, count steps, and kill one of them.
+
+    RES_OPTIONS="timeout:1 attempts:1" python tests/dist/many_ranks_program.py <ranks> <folder> [<victim> [<steps>]]
+
+Only the model is missing: rendezvous, connections, health monitoring and counts are those of a training run. Each rank
+writes <folder>/<rank>.json; the rank that reports the killed one writes <folder>/story_<rank>.txt. With 0 steps, the
+victim is killed once all ranks are monitored, before the first collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from harness import free_port, rank_environment
+from mlbert.data.loading.batches import HostBatch
+from mlbert.distributed.lifecycle import SUCCESS, Lifecycle
+from mlbert.distributed.world import World
+from mlbert.training.reader import BatchReader
+
+STEPS = 3
+TIME_LIMIT_S = 170
+Mark = Callable[[str], None]
+
+
+def source() -> SimpleNamespace:
+    """Return a source of one sequence per rank and step."""
+    return SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)])
+
+
+def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> None:
+    """Connect the ranks and run the loop's counts without a model."""
+    world.warm_up(torch.device("cpu"))
+    mark("warm_up")
+    objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
+    model = SimpleNamespace(training_flops=lambda batch: 1)
+    reader = BatchReader(source(), objective, model, world, lifecycle.watch, lambda: lifecycle.warned)
+    for step in range(steps):
+        assert reader.take(step).counts.samples == world.world_size
+    mark("steps")
+
+
+def train(world: World, folder: Path, victim: int, steps: int, mark: Mark) -> None:
+    """Start as training does and run the steps; then the victim is killed while the others wait for it."""
+
+    def close_log(status: str, reason: str | None) -> None:
+        if not list(folder.glob("story_*")):  # the first call of any rank counts, as with the log
+            (folder / f"story_{world.rank}.txt").write_text(f"{time.time()} {status}: {reason}")
+
+    world.rendezvous.run_all("inputs", lambda: None)
+    mark("rendezvous")
+    world.start()
+    mark("start")
+    lifecycle = Lifecycle(world, close_log)
+    with lifecycle.guard():
+        mark("watch")
+        if steps:
+            count_steps(world, lifecycle, steps, mark)
+        if world.rank == victim:
+            mark("end")
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+        lifecycle.finish(SUCCESS)
+    world.stop()
+
+
+def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: int) -> None:
+    """Run one rank and write its CPU seconds, its descriptors and the time at each mark."""
+    os.environ.clear()
+    os.environ.update(rank_environment(rank, ranks, port))
+    inherited, marks = len(os.listdir("/proc/self/fd")), {}
+    begun = time.process_time()
+
+    def mark(name: str) -> None:
+        marks[name] = {
+            "time": time.time(),
+            "cpu_seconds": time.process_time() - begun,
+            "descriptors": len(os.listdir("/proc/self/fd")) - inherited,
+            "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        (folder / f"{rank}.part").write_text(json.dumps(marks))
+        os.replace(folder / f"{rank}.part", folder / f"{rank}.json")  # the process may end at any time
+
+    train(World.identify(), folder, victim, steps, mark)
+
+
+def main(ranks: int, folder: Path, victim: int = -1, steps: int = STEPS) -> None:
+    """Fork the ranks, wait for them, and write their exit codes."""
+    port, children = free_port(), {}
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(TIME_LIMIT_S)
+            be_rank(rank, ranks, port, folder, victim, steps)
+            os._exit(0)
+        children[child] = rank
+    codes = {}
+    while len(codes) < ranks:
+        child, status = os.wait()
+        codes[children[child]] = os.waitstatus_to_exitcode(status)
+    (folder / "codes.json").write_text(json.dumps([codes[rank] for rank in range(ranks)]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
