@@ -34,7 +34,7 @@ def test_optional_types_are_recognised() -> None:
     known = settings_by_key()
     assert known["seed"].optional
     assert known["seed"].kind is int
-    assert known["init_checkpoint"].type_name == "path or none"
+    assert known["tensorboard_dir"].type_name == "path or none"
     assert not known["train_batch_size"].optional
     assert known["precision"].choices[:2] == ("auto", "fp32")
 

@@ -19,6 +19,7 @@ import pytest
 from file_limits import largest_file
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.mds_files import decompressed, locked
+from mlbert.host import files
 from user_errors import user_error
 
 FIRST = "shard.00000.mds"
@@ -32,6 +33,11 @@ def write_set(folder: Path, compression: str | None = None) -> Path:
             writer.write({"number": f"{number:04}", "bytes": bytes(20)})
     assert len(list(folder.glob("shard*"))) == 3
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
 
 
 @pytest.fixture

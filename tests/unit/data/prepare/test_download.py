@@ -20,6 +20,7 @@ import pytest
 
 from mlbert.data.prepare import download
 from mlbert.data.prepare.download import LIST, fetch_all, read_list, select
+from mlbert.host import files
 from user_errors import assert_error_line, user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -39,7 +40,7 @@ def listed(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(files, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
 
 
 class Server(http.server.ThreadingHTTPServer):

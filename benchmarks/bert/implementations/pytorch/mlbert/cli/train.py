@@ -80,7 +80,7 @@ def _data(config: DataConfig, inputs: Inputs) -> str:
     return f"{inputs.train_data}, evaluation {inputs.eval_data}"
 
 
-def _weights(start: Path, inspect: Callable[[], Inputs]) -> str:
+def _weights(start: str, inspect: Callable[[], Inputs]) -> str:
     from mlbert.models.weights.load import read_file
     from mlbert.models.weights.weight_files import own_state, parameters_in
 

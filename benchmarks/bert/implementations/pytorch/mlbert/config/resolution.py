@@ -23,8 +23,7 @@ from mlbert.config.sections import Configuration, settings_by_env, settings_by_k
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import missing, unknown_name, value_words
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError, name_shape
-from mlbert.host.provenance import hide_credentials
+from mlbert.host.errors import UserError, hide_credentials, name_shape
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
@@ -36,7 +35,7 @@ def contradictions(config: Configuration) -> Iterator[Contradiction]:
     for section in config.sections:
         yield from section.contradictions()
     start = config[ModelConfig].init_checkpoint
-    if start is not None and start == config[RunConfig].output_dir:
+    if start is not None and Path(start) == config[RunConfig].output_dir:
         remedy = "Name the checkpoint to start from"
         yield Contradiction("config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy)
 

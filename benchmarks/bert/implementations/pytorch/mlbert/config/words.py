@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting
 from mlbert.config.sections import settings_by_key
-from mlbert.host.errors import UserError, name_shape, nearest
+from mlbert.host.errors import UserError, hide_credentials, name_shape, nearest
 
 REQUIRED = "required"
 _STEPS = "run length is in steps"
@@ -136,10 +136,10 @@ def default_words(setting: Setting, recipes: Iterable[Recipe]) -> str:
 
 
 def value_words(value: object) -> str:
-    """Return a value as users write it: none, yes, no."""
+    """Return a value as users write it: none, yes, no. Secrets in addresses are masked."""
     if value is None:
         return "none"
-    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    return ("no", "yes")[value] if isinstance(value, bool) else hide_credentials(str(value))
 
 
 def markdown_table(recipes: Sequence[Recipe], launchers: Sequence[tuple[Setting, str]]) -> str:

@@ -40,12 +40,18 @@ class UserError(ValueError):
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str, str]]:
         """Pickle the four parts, so that the error can be passed back from a worker process."""
-        return type(self), (self.code, self.subject, self.problem, self.remedy)
+        return UserError, (self.code, self.subject, self.problem, self.remedy)
 
 
 def _one_line(text: str) -> str:
     """Join the lines of a text: file names and values may contain line breaks, messages must not."""
-    return " ".join(text.splitlines())
+    return hide_credentials(" ".join(text.splitlines()))
+
+
+def hide_credentials(text: str) -> str:
+    """Mask the secrets in addresses: ``https://name:password@host/``, and the query of a signed one."""
+    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
+    return re.sub(r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", r"\1***", text, flags=re.I)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Open files that a user names, write files atomically, and write tensors."""
+"""Open files that a user names, read addresses, write files atomically, and write tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import errno
 import hashlib
 import json
 import os
+import random
 import re
 import socket
 import stat
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import urlsplit
 
 from mlbert.host.errors import UserError
 
@@ -29,6 +33,9 @@ _DTYPES = {
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
 _BLOCK = 1 << 20  # bytes
 _STALE_SECONDS = 3600.0
+PAUSES_SECONDS = (0.5, 2.0, 8.0)  # before each new attempt to read an address; half to one and a half times as long
+_SILENCE_SECONDS = 60.0  # that a server may be silent
+_S3_OPTIONS = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -86,6 +93,142 @@ def plain_size(path: Path) -> int:
         what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a plain file"
         raise UserError("file.wrong-kind", path, what, "Give a file")
     return status.st_size
+
+
+class AddressError(UserError):
+    """An address that cannot be read. ``reason`` says why, ``is_lasting`` whether another attempt would fail too."""
+
+    def __init__(self, address: str, error: Exception) -> None:
+        words = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+        words = "no such file" if words is error and isinstance(error, FileNotFoundError) else words
+        status = error.code if isinstance(error, urllib.error.HTTPError) else None
+        self.reason = f"HTTP {status}" if status else str(words) or type(error).__name__
+        remedy = "Check the address, the network and the permissions"
+        super().__init__("network.unreachable", address, f"cannot be fetched ({self.reason})", remedy)
+        lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
+        self.is_lasting = isinstance(error, lasting) or "Credential" in type(error).__name__
+        if status:
+            self.is_lasting = status not in (408, 429) and status < 500
+
+
+class Piece(NamedTuple):
+    """Bytes of a file at an address. The first piece of each attempt is empty."""
+
+    offset: int
+    content: bytes
+    total: int | None  # bytes of the complete file, if known
+    version: str  # another one for other content, or empty
+
+
+def local_path(address: str) -> Path | None:
+    """Return the path in a path or ``file://`` address, or None for other addresses."""
+    parts = urlsplit(address)
+    if "://" not in address:
+        return Path(address)
+    return Path(urllib.request.url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+def read_pieces(
+    address: str, offset: int = 0, *, attempts: int = 1 + len(PAUSES_SECONDS), seconds: float = _SILENCE_SECONDS
+) -> Iterator[Piece]:
+    """Yield the pieces of a file from ``offset`` on.
+
+    An interrupted transfer is continued after a pause. If the server cannot continue it, or the file changed, the
+    pieces begin again at 0.
+
+    Args:
+        address: a path, or an address: ``file``, ``http``, ``https``, or a scheme of fsspec such as ``s3``.
+        offset: bytes that are already there.
+        attempts: how often to try without receiving anything.
+        seconds: how long a server may be silent.
+
+    Raises:
+        AddressError: the file cannot be read.
+        UserError: a package for this scheme is not installed.
+    """
+    version, failed = None, 0
+    while True:
+        begun = offset
+        try:
+            with _open_address(address, offset, seconds) as (stream, first):
+                if first.offset and version not in (None, first.version):
+                    offset = 0
+                    continue
+                offset, version = first.offset, first.version
+                yield first
+                while content := stream.read(_BLOCK):
+                    yield first._replace(offset=offset, content=content)
+                    offset += len(content)
+                if first.total is None or offset >= first.total:
+                    return
+                raise ConnectionError(f"interrupted after {offset:,} of {first.total:,} bytes")
+        except UserError:
+            raise
+        except Exception as error:  # each service has its own exception types
+            found = AddressError(address, error)
+            failed = 1 if offset > begun else failed + 1
+            if failed >= attempts or found.is_lasting or local_path(address) is not None:
+                raise found from None
+            pause = PAUSES_SECONDS[min(failed, len(PAUSES_SECONDS)) - 1]
+            time.sleep(pause * random.uniform(0.5, 1.5))  # many ranks fail at once
+
+
+def read_address(address: str, most: int | None = None) -> bytes:
+    """Return the bytes of a file, or the first ``most`` and perhaps some more. Raises as `read_pieces`."""
+    content = bytearray()
+    for piece in read_pieces(address):
+        content[piece.offset :] = piece.content
+        if most is not None and len(content) >= most:
+            break
+    return bytes(content)
+
+
+def fetch_file(address: str, path: Path) -> None:
+    """Write the file at an address to ``path`` as `whole_file` does. Raises as `read_pieces` and `whole_file`."""
+    with whole_file(path) as file:
+        for piece in read_pieces(address):
+            file.seek(piece.offset)
+            file.write(piece.content)
+        file.truncate()
+
+
+@contextmanager
+def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[Any, Piece]]:
+    """Yield a file from ``offset`` on, or from 0 if the server cannot do that."""
+    scheme = urlsplit(address).scheme
+    if (path := local_path(address)) is not None:
+        with path.open("rb") as file:
+            file.seek(offset)
+            yield file, Piece(offset, b"", None, "")
+    elif scheme in ("http", "https"):
+        headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
+        try:
+            response = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=seconds)
+        except urllib.error.HTTPError as error:
+            if error.code != 416:  # the range begins after the end
+                raise
+            response = urllib.request.urlopen(address, timeout=seconds)
+        with response:
+            found, length = response.headers, response.headers.get("Content-Length")
+            version = found.get("ETag") or found.get("Last-Modified", "")
+            ranged = re.match(r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", ""))
+            if response.status == 206 and ranged:
+                yield response, Piece(int(ranged[1]), b"", int(ranged[2]), version)
+            else:
+                yield response, Piece(0, b"", int(length) if length else None, version)
+    else:
+        try:
+            import fsspec
+
+            system, place = fsspec.url_to_fs(address, **(_S3_OPTIONS if scheme == "s3" else {}))
+        except ImportError as error:
+            reason = f"needs a package that is not installed ({error})"
+            remedy = "Install it: pip install 'mlbert[s3]'" if scheme == "s3" else "Install it"
+            raise UserError("package.missing", address, reason, remedy) from None
+        system.retries = 1  # of s3fs and gcsfs: several levels that try again would multiply
+        with system.open(place, "rb", block_size=8 * _BLOCK) as file:
+            file.seek(offset)
+            yield file, Piece(offset, b"", file.size, system.ukey(place))
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, hide_credentials
 from mlbert.host.json_files import read_json
 
 SOURCE_STATEMENT = "source.json"
@@ -59,11 +58,6 @@ def package_versions() -> dict[str, str]:
 def command_line() -> str:
     """Return the command that started this process, quoted for a shell."""
     return hide_credentials(shlex.join(sys.orig_argv))
-
-
-def hide_credentials(text: str) -> str:
-    """Mask the name and password in addresses such as ``https://name:password@host/``."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
 
 
 def version() -> str:

@@ -93,7 +93,7 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     if log.value("train_data") != _SYNTHETIC:
         exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
     start = setting(log, "INIT_CHECKPOINT")
-    if start is not None and not Path(start).exists():
+    if start is not None and "://" not in start and not Path(start).exists():
         reason = f"{start} is missing, and the run started from it"
         raise UserError("file.missing", "INIT_CHECKPOINT", reason, "Put it there")
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:

@@ -20,8 +20,9 @@ class ModelConfig(Section):
         "mlbert: our unpadded model; huggingface: Hugging Face's padded model of the same shape.",
         default=None,
     )
-    init_checkpoint: Path | None = setting(
+    init_checkpoint: str | None = setting(
         "INIT_CHECKPOINT",
-        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer; none: random.",
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer, or the address of one "
+        "of these (https://, s3://); none: random.",
         default=None,
     )

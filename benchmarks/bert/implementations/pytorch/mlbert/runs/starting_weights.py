@@ -1,20 +1,58 @@
-"""Find the files of INIT_CHECKPOINT, and name them for the log."""
+"""Find the files of INIT_CHECKPOINT, fetch them from an address, and name them for the log."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from mlbert.data.formats.mds_files import locked
+from mlbert.host.errors import UserError
+from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces
+from mlbert.host.native import cache_folder
 
 CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
 _IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin", CHECKPOINT_TENSORS)
 _STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
-def weights_file(path: Path) -> Path:
+_COMPANIONS = ("bert_config.json", "config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json")
+
+
+@cache
+def local_copy(source: Path | str) -> Path:
+    """Return the path of weights, which may be at an address: they are then fetched to the user's cache folder, with
+    the model's configuration and vocabulary next to them, by one process of a machine. Raises UserError if they cannot
+    be fetched."""
+    if (path := local_path(str(source))) is not None:
+        return path
+    parts = urlsplit(str(source))
+    is_file = parts.path.endswith((".pt", ".bin", ".safetensors"))
+    folder, _, name = (parts.path if is_file else f"{parts.path.rstrip('/')}/model.safetensors").rpartition("/")
+
+    def address(file: str) -> str:
+        return urlunsplit(parts._replace(path=f"{folder}/{file}"))
+
+    version = next(read_pieces(address(name))).version
+    key = hashlib.sha256("\0".join([parts.scheme, parts.netloc, folder, name, version]).encode())
+    copy = cache_folder() / "weights" / key.hexdigest()[:32] / name
+    with locked(copy):
+        if not copy.exists():
+            for companion in _COMPANIONS:
+                with contextlib.suppress(AddressError):
+                    fetch_file(address(companion), copy.with_name(companion))
+            fetch_file(address(name), copy)
+    return copy
+
+
+def weights_file(source: Path | str) -> Path:
     """Return the weights file in a folder: a run's ``weights/``, a Hugging Face model, a checkpoint, or a run's newest
     checkpoint. For a LOGDIR with one run, return that run's. Return a path that is not a folder unchanged. If a folder
-    has no weights, return the path that is missing."""
+    has no weights, return the path that is missing. Raises UserError as `local_copy`."""
+    path = local_copy(source)
     if not path.is_dir():
         return path
     steps = (file for pattern in _STEPS for file in sorted(path.glob(pattern), reverse=True))
@@ -26,23 +64,23 @@ def weights_file(path: Path) -> Path:
     return found or (exported if exported.is_file() else path / "model.safetensors")
 
 
-def name_weights(path: Path | None) -> tuple[str, str]:
+def name_weights(source: Path | str | None) -> tuple[str, str]:
     """Return the name (without folder) and SHA-256 of the weights that a run starts from.
 
     For several files, as in TensorFlow checkpoints, the digest is that of the ``sha256sum`` output for them, sorted by
     name. Both are "none" without a checkpoint; the digest is "unknown" if the file is not on this machine.
     """
-    if path is None:
+    if source is None:
         return "none", "none"
-    files = _files(path)
+    name = Path(urlsplit(str(source)).path).name if "://" in str(source) else Path(source).name
     try:
-        digests = {file.name: _sha256(file) for file in files}
-    except OSError:
+        digests = {file.name: _sha256(file) for file in _files(local_copy(source))}
+    except (OSError, UserError):
         digests = {}
     if len(digests) <= 1:
-        return path.name, next(iter(digests.values()), "unknown")
-    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-    return path.name, hashlib.sha256(lines.encode()).hexdigest()
+        return name, next(iter(digests.values()), "unknown")
+    lines = "".join(f"{digest}  {file}\n" for file, digest in digests.items())
+    return name, hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from mlbert.data.formats.manifest import make_folder, no_folder, reading
 from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import local_path, write_atomically
 
 UINT32 = np.dtype("<u4")
 _RESTORE = "Restore the file, or write the set again"
@@ -56,7 +56,7 @@ class MdsReader:
 
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
         self._remote, self._cache = str(folder), None if cache is None else Path(cache)
-        self._folder = mds_files.local_folder(self._remote)
+        self._folder = local_path(self._remote)
         if self._folder is not None and not self._folder.is_dir():
             remedy = f"Give a folder with {INDEX}, or its address"
             raise UserError("file.missing", folder, no_folder(self._folder), remedy)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Annotated, Any, BinaryIO, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import numpy as np
 import xxhash
@@ -27,7 +26,7 @@ from pydantic import AfterValidator, Field
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, reading
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import local_path, read_address, write_atomically
 from mlbert.host.json_files import parse_object
 from mlbert.host.schema import Count, Document, parse_model
 
@@ -36,7 +35,6 @@ FORMAT, VERSION = "mds", 2
 STR, BYTES = "str", "bytes"  # encodings of columns; others are skipped when a set is read
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _RESTORE = "Restore the file, or write the set again"
-_TIMEOUT = 60.0  # seconds that an HTTP server may be silent
 _INSTALL = "Install it: pip install 'mlbert[streaming]'"
 
 
@@ -163,53 +161,18 @@ def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> 
         raise UserError("data.damaged", subject, problem, _RESTORE)
 
 
-def local_folder(remote: str) -> Path | None:
-    """Return the folder of a path or ``file://`` URL, or None for other URLs."""
-    parts = urlsplit(remote)
-    if "://" not in remote:
-        return Path(remote)
-    return Path(urllib.request.url2pathname(parts.path)) if parts.scheme == "file" else None
-
-
 def address(remote: str, name: str) -> str:
     """Return the path or URL of a file of a set."""
-    folder = local_folder(remote)
+    folder = local_path(remote)
     if folder is not None:
         return str(folder / name)
     return f"{remote.rstrip('/')}/{quote(name)}" if remote.startswith("http") else f"{remote.rstrip('/')}/{name}"
 
 
-def _fetch(url: str, size: int = -1) -> bytes:
-    """Return the bytes at a path or URL, or the first ``size``. Raises UserError if they cannot be fetched."""
-    try:
-        with _open(url) as file:
-            return file.read(size)
-    except UserError:
-        raise
-    except Exception as error:  # each service has its own exception types
-        words = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-        reason = f"cannot be fetched ({words or type(error).__name__})"
-        remedy = "Check the address, the network and the permissions"
-        raise UserError("network.unreachable", url, reason, remedy) from None
-
-
-def _open(url: str) -> Any:
-    if (path := local_folder(url)) is not None:
-        return path.open("rb")
-    if urlsplit(url).scheme in ("http", "https"):
-        return urllib.request.urlopen(url, timeout=_TIMEOUT)
-    try:
-        import fsspec
-    except ImportError:
-        reason = f"needs fsspec to be read from {urlsplit(url).scheme}://"
-        raise UserError("package.missing", url, reason, "Run: pip install fsspec") from None
-    return fsspec.open(url, "rb").open()
-
-
 def fetch_index(remote: str, cache: Path) -> bytes:
     """Return index.json of a set and store it in the cache folder. Raises UserError if it cannot be fetched, or if the
     folder has another set or cannot be written."""
-    raw = _fetch(address(remote, INDEX))
+    raw = read_address(address(remote, INDEX))
     make_folder(cache)
     path = cache / INDEX
     if not path.exists():
@@ -255,7 +218,7 @@ def _is_whole(path: Path, file: FileInfo) -> bool:
 def _fetch_shard(url: str, shard: ShardInfo) -> bytes:
     """Return a shard's uncompressed form. Raises UserError if it cannot be fetched or is damaged."""
     stored = shard.zipped or shard.raw
-    content = _fetch(url, stored.num_bytes + 1)
+    content = read_address(url, stored.num_bytes + 1)
     _check(content, url, stored)
     if shard.zipped:
         content = decompressed(content, url, shard.raw.num_bytes + 1)

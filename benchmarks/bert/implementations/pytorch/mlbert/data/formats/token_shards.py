@@ -33,11 +33,11 @@ import numpy as np
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
-from mlbert.data.formats.mds_files import BYTES, STR, local_folder, locked
+from mlbert.data.formats.mds_files import BYTES, STR, locked
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import local_path, write_atomically
 
 TEXT, TOKENS = "text", "tokens"
 _ENCODINGS = {TEXT: STR, TOKENS: BYTES}
@@ -63,7 +63,7 @@ class TokenShard:
 def open_texts(local: Path, remote: str | None) -> MdsReader:
     """Open the set in the folder ``local``, or at the path or URL ``remote``, with shards copied to ``local`` on
     demand. Reads only the index. Raises UserError if there is no set, or it has no text column."""
-    if remote is not None and local_folder(remote) != local:
+    if remote is not None and local_path(remote) != local:
         reader = MdsReader(remote, local)
     else:
         reader = MdsReader(local)

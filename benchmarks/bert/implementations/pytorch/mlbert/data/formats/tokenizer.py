@@ -6,8 +6,6 @@ fast tokenizers are saved as ``tokenizer.json`` without a vocab.txt.
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +19,7 @@ from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, NativeWordPiece, WordPieceTokenizer, load_vocabulary, numbered
 from mlbert.host import native
 from mlbert.host.errors import UserError
+from mlbert.host.files import AddressError, read_pieces
 from mlbert.host.json_files import read_json, shown
 
 VOCAB_FILE, TOKENIZER_CONFIG = "vocab.txt", "tokenizer_config.json"
@@ -198,10 +197,10 @@ def hub_problem() -> str | None:
     if constants.HF_HUB_OFFLINE:
         return "the Hugging Face hub is switched off (HF_HUB_OFFLINE)"
     try:
-        with urllib.request.urlopen(constants.ENDPOINT, timeout=_HUB_SECONDS):
-            return None
-    except (OSError, ValueError) as error:
-        return f"the Hugging Face hub does not answer ({getattr(error, 'reason', None) or error})"
+        next(read_pieces(constants.ENDPOINT, attempts=2, seconds=_HUB_SECONDS))
+    except AddressError as error:
+        return f"the Hugging Face hub does not answer ({error.reason})"
+    return None
 
 
 TOKENIZER_JSON = "tokenizer.json"

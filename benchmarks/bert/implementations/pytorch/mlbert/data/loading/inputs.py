@@ -61,7 +61,7 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     )
 
 
-def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
+def check_start(init_checkpoint: str | None, vocabulary: Path) -> None:
     """Raise UserError if the vocabulary next to the starting weights is not that of the training set."""
     if init_checkpoint is None:
         return

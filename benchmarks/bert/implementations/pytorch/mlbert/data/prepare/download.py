@@ -8,26 +8,23 @@ changed. The text archive is unpacked into ``text/`` and its files are checked a
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import re
 import tarfile
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from mlbert.data.formats.manifest import file_md5, make_folder, write_json
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.files import AddressError, local_path, read_pieces, read_plain, write_atomically
 from mlbert.host.json_files import parse_json
 from mlbert.host.provenance import shipped
 
@@ -101,8 +98,6 @@ def _names(entry: Entry) -> set[str]:
 
 VERIFIED = ".verified"
 CHUNK = 1 << 20
-TIMEOUT_SECONDS = 30
-PAUSES_SECONDS = (1, 4, 15)
 _SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")
 _RESUME = "Run the same command again; it continues where it stopped"
 
@@ -159,14 +154,6 @@ def _is_right(path: Path, entry: Entry) -> bool:
     return file_md5(path) == entry.md5
 
 
-class _Missing(Exception):
-    """This source does not have the file."""
-
-
-class _Broken(Exception):
-    """The transfer was interrupted; the data received so far is kept."""
-
-
 def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
     if entry.name == "bert_config.json":  # its content is known, so it is written, not fetched
         shape = json.loads((shipped("configs") / "large.json").read_bytes())
@@ -179,9 +166,9 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
         try:
             _fetch_from(source, entry, target, progress)
             return
-        except (_Missing, _Broken) as error:
-            reasons.append(f"{source}: {error}")
-            if isinstance(error, _Broken):
+        except AddressError as error:
+            reasons.append(f"{source}: {error.reason}")
+            if not error.is_lasting and local_path(source) is None:
                 break  # another source would not help if the network is down; received data is kept
     reason = "cannot be fetched (" + ("; ".join(reasons) or "it has no published address") + ")"
     size = "" if entry.size is None else f", {entry.size:,} bytes"
@@ -200,23 +187,14 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
 
 
 def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
-    """Fetch with several attempts; a wrong sum after a resumed transfer allows one more attempt from the beginning."""
+    """Fetch a file; a wrong sum after a resumed transfer allows one more attempt from the beginning."""
     partial = target.with_name(target.name + ".partial")
-    pauses = list(PAUSES_SECONDS)
     while True:
         begun_at = partial.stat().st_size if partial.exists() else 0
         if entry.size is not None and begun_at > entry.size:
             partial.unlink()
             begun_at = 0
-        try:
-            md5 = _transfer(source, entry, partial, progress)
-        except _Broken:
-            if partial.exists() and partial.stat().st_size > begun_at:
-                pauses = list(PAUSES_SECONDS)
-            if not pauses:
-                raise
-            time.sleep(pauses.pop(0))
-            continue
+        md5 = _transfer(source, entry, partial, progress)
         size = partial.stat().st_size
         if md5 == entry.md5 and entry.size in (None, size):
             os.replace(partial, target)
@@ -231,39 +209,25 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
     """Append the missing bytes to ``partial``; return the MD5 of the complete file."""
     state = hashlib.md5(usedforsecurity=False)
-    with _written(partial) as file:
+    with _written(partial) as file, ExitStack() as stack:
         while piece := file.read(CHUNK):
             state.update(piece)
         if entry.size is not None and file.tell() == entry.size:
             return state.hexdigest()
-        with _opened(source, file.tell()) as (stream, start, total):
-            if start != file.tell():
-                file.seek(0)
+        advance = None
+        for offset, content, total, _ in read_pieces(source, file.tell()):
+            if offset != file.tell():
+                file.seek(offset)
                 file.truncate()
                 state = hashlib.md5(usedforsecurity=False)
-            with progress.task(Path(entry.name).name, entry.size or total or 0, "bytes") as advance:
-                advance(file.tell())
-                for piece in _pieces(stream, (OSError, http.client.HTTPException)):
-                    file.write(piece)
-                    state.update(piece)
-                    advance(len(piece))
-        if total is not None and file.tell() < total:
-            raise _Broken(f"interrupted after {file.tell():,} of {total:,} bytes")
+            if advance is None:
+                task = progress.task(Path(entry.name).name, entry.size or total or 0, "bytes")
+                advance = stack.enter_context(task)
+                advance(offset)
+            file.write(content)
+            state.update(content)
+            advance(len(content))
         return state.hexdigest()
-
-
-def _pieces(stream: Any, failures: tuple[type[Exception], ...]) -> Iterator[bytes]:
-    while True:
-        try:
-            piece = stream.read(CHUNK)
-        except http.client.IncompleteRead as error:
-            yield error.partial
-            return
-        except failures as error:
-            raise _Broken(str(error) or type(error).__name__) from None
-        if not piece:
-            return
-        yield piece
 
 
 @contextmanager
@@ -277,36 +241,6 @@ def _written(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         reason = f"cannot be written ({error.strerror})"
         raise UserError("file.unwritable", path, reason, f"Free space. {_RESUME}") from None
-
-
-@contextmanager
-def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
-    """Yield (stream, offset at which it begins, size of the complete file if known); a folder always begins at 0."""
-    if not source.startswith(("http://", "https://", "file:")):
-        remedy = "Use https://, http:// or file://"
-        raise UserError("config.value", "--mirror", f"{source}: not an address that can be fetched", remedy)
-    headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
-    with _answer(urllib.request.Request(source, headers=headers)) as response:
-        ranged = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-        length = response.headers.get("Content-Length")
-        if response.status == 206 and ranged:
-            yield response, int(ranged[1]), int(ranged[2])
-        else:
-            yield response, 0, int(length) if length else None
-
-
-def _answer(request: urllib.request.Request) -> Any:
-    try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # the range begins after the end: start over
-            request.remove_header("Range")
-            return _answer(request)
-        lasting = error.code not in (408, 429) and error.code < 500
-        raise (_Missing if lasting else _Broken)(f"HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException) as error:
-        lasting = request.type == "file"
-        raise (_Missing if lasting else _Broken)(str(getattr(error, "reason", error))) from None
 
 
 def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> list[Path]:
@@ -335,8 +269,10 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
     return list(made)
 
 
+_DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error)
+
+
 def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Iterator[tuple[Path, str]]:
-    damaged = (tarfile.TarError, EOFError, OSError, zlib.error)
     done = 0
     try:
         with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
@@ -347,11 +283,23 @@ def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Ite
                 temporary = path.with_name(path.name + ".partial")
                 temporary.unlink(missing_ok=True)
                 with _written(temporary) as target:
-                    target.writelines(_pieces(source, damaged))
+                    target.writelines(_pieces(source, archive))
                 os.replace(temporary, path)
                 advance(raw.tell() - done)
                 done = raw.tell()
                 yield path, file_md5(path)
-    except (*damaged, _Broken) as error:
-        reason = f"cannot be unpacked ({error})"
-        raise UserError("data.damaged", archive, reason, "Remove it and fetch it again") from None
+    except _DAMAGED as error:
+        raise _damaged(archive, error) from None
+
+
+def _pieces(source: IO[bytes], archive: Path) -> Iterator[bytes]:
+    try:
+        while piece := source.read(CHUNK):
+            yield piece
+    except _DAMAGED as error:
+        raise _damaged(archive, error) from None
+
+
+def _damaged(archive: Path, error: Exception) -> UserError:
+    reason = f"cannot be unpacked ({error})"
+    return UserError("data.damaged", archive, reason, "Remove it and fetch it again")

@@ -4,6 +4,7 @@
   ``pytorch_model.bin``), or a run folder
 * a run's checkpoint, ``checkpoints/step_*``; for a run folder without weights, the newest one
 * a ``.pt`` file of NVIDIA or Composer, with a BERT or a MosaicBERT
+* the address of such a file, or of a folder with a ``model.safetensors``
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def vocabulary_of_run(folder: Path) -> Path | None:
 WEIGHTS = "model.safetensors"
 
 
-def load_weights(model: AnyBert, path: Path) -> Report:
+def load_weights(model: AnyBert, path: Path | str) -> Report:
     """Copy weights into the model. Keep the model's heads that the file lacks, and a classifier with another number of
     labels; the report lists these and unused heads.
 

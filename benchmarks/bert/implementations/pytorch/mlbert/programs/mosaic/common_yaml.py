@@ -20,6 +20,7 @@ from mlbert.models.weights.huggingface import read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 from mlbert.runs.run_folder import RunFolder
+from mlbert.runs.starting_weights import local_copy
 
 # Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
 UNITS = ("ba", "sp", "ep", "tok", "dur")
@@ -75,10 +76,10 @@ class Durations:
 HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.json")
 
 
-def start_path(leaves: Leaves) -> Path | None:
-    """Return the path in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
+def start_path(leaves: Leaves) -> Path | str | None:
+    """Return the weights in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
     if (given := leaves.optional_text("load_path", "model.pretrained_checkpoint")) is not None:
-        return Path(given)
+        return given
     if leaves.flag("model.use_pretrained", False).value:
         return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
     return None
@@ -97,12 +98,13 @@ def hub_folder(name: str) -> Path:
         raise UserError("network.unreachable", f"model.use_pretrained of {name}", reason, remedy) from None
 
 
-def find_start(source: Path) -> tuple[BertConfig | None, Path | None]:
-    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file; each
-    is None if not available.
+def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
+    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file, or at
+    the address of one; each is None if not available.
 
     Raises UserError if the path does not exist or is damaged.
     """
+    source = local_copy(start)
     if not source.exists():
         remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
         raise UserError("file.missing", source, "does not exist", remedy)

@@ -1,0 +1,214 @@
+"""Data sets and weights at addresses: a real S3 server, behind a proxy that drops, refuses and cuts answers."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.host import files
+from mlbert.host.files import AddressError, fetch_file, read_address
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.weights.export import write_weights
+from mlbert.programs.mosaic.common_yaml import CONFIGS
+from mlbert.runs.starting_weights import local_copy, name_weights, weights_file
+from mosaic_texts import BASE, SHAPE, make_texts
+from user_errors import user_error
+
+s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
+KEY, SECRET = "AKIAMADEUPFORTESTS", "made/up+secret/for/tests"
+OPTIONS = (
+    "hidden_act=gelu_erf vocab_size=15 position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0"
+)
+ADDRESS = "s3://bucket/model.safetensors"
+CONTENT = random.Random(0).randbytes(20_000_000)
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to ``port``; the next reads of objects fail as ``faults`` says, then all work."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.port, self.faults = port, list[str]()
+        self.reads, self.sent, self.always = 0, 0, ""
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """Stay silent: clients close connections."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Proxy
+    protocol_version = "HTTP/1.1"
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        is_read = self.command == "GET" and "." in self.path.partition("?")[0]
+        self.server.reads += is_read
+        fault = self.server.always or (self.server.faults.pop(0) if self.server.faults else "") if is_read else ""
+        if fault == "503":
+            self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>", None)
+        elif fault != "drop":
+            server = http.client.HTTPConnection("127.0.0.1", self.server.port)
+            server.request(self.command, self.path, body, dict(self.headers))
+            answer = server.getresponse()
+            content = answer.read()
+            self.answer(answer.status, dict(answer.headers), content, len(content) // 2 if fault == "cut" else None)
+        self.close_connection = self.close_connection or bool(fault)
+
+    do_GET = do_HEAD = do_PUT = do_POST = pass_on
+
+    def answer(self, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
+        self.send_response_only(status)
+        left_out = ("connection", "transfer-encoding", "content-length")
+        for name, value in headers.items():
+            if name.lower() not in left_out:
+                self.send_header(name, value)
+        length = headers.get("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[:end])
+        self.server.sent += len(content[:end])
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[Proxy]:
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    proxy = Proxy(server.get_host_and_port()[1])
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
+    thread.start()
+    environ = {"AWS_ENDPOINT_URL": proxy.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (environ | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
+            patch.setenv(name, value)
+        patch.setattr(files, "PAUSES_SECONDS", (0.01, 0.02, 0.03))
+        store = s3fs.S3FileSystem()
+        store.mkdir("bucket")
+        store.pipe("bucket/model.safetensors", CONTENT)
+        yield proxy
+    proxy.shutdown()
+    proxy.server_close()
+    thread.join()
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_left(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    local_copy.cache_clear()
+    proxy.reads = proxy.sent = 0
+    yield
+    proxy.faults, proxy.always = [], ""
+
+
+def address(kind: str) -> str:
+    """Return the address of the weights in the store, or a signed one that any program can read."""
+    return ADDRESS if kind == "s3" else s3fs.S3FileSystem().sign(ADDRESS)
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("seed", range(3))
+def test_content_is_right_whatever_fails(proxy: Proxy, kind: str, seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    proxy.faults = [draw.choice(["drop", "503", "cut"]) for _ in range(3)]
+    fetch_file(address(kind), tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert not proxy.faults
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_transfer_is_continued(proxy: Proxy) -> None:
+    proxy.faults = ["cut"]
+    assert read_address(address("http")) == CONTENT
+    assert (proxy.reads, proxy.sent) == (2, len(CONTENT))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("fault", ["drop", "503"])
+def test_attempts_are_limited_and_secrets_masked(proxy: Proxy, kind: str, fault: str) -> None:
+    proxy.always = fault
+    with pytest.raises(AddressError) as failed:
+        read_address(address(kind))
+    assert not failed.value.is_lasting
+    assert SECRET not in str(failed.value)
+    assert KEY not in str(failed.value)
+    assert ("Signature=***" in str(failed.value)) == (kind == "http")
+    assert 4 <= proxy.reads <= 8  # the libraries repeat a request once
+
+
+def test_what_will_not_change_is_not_tried_again(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("s3://bucket/x.pt", "s3://no-such-bucket/x.pt", f"{proxy.url}/bucket/x.pt"):
+        proxy.reads = 0
+        with pytest.raises(AddressError) as failed:
+            read_address(wrong)
+        assert failed.value.is_lasting
+        assert proxy.reads <= 1
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with user_error("package.missing", "s3a://other/x.pt", wording=False):
+        read_address("s3a://other/x.pt")
+
+
+def test_weights_are_fetched_once_with_what_belongs_to_them(proxy: Proxy, tmp_path: Path) -> None:
+    store = s3fs.S3FileSystem()
+    store.pipe("bucket/vocab.txt", b"[PAD]")
+    proxy.faults = ["503", "cut", "drop"]
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    for source, name in (("s3://bucket", ""), (ADDRESS, "model.safetensors"), (ADDRESS, "model.safetensors")):
+        assert name_weights(source) == (name, digest)
+    file = weights_file(ADDRESS)
+    assert file.read_bytes() == CONTENT
+    assert file.with_name("vocab.txt").read_bytes() == b"[PAD]"
+    assert tmp_path / "cache" in file.parents
+    before = proxy.sent
+    local_copy.cache_clear()
+    assert weights_file(ADDRESS) == file
+    assert proxy.sent - before < 1000
+    store.pipe(ADDRESS, CONTENT[:1000])
+    local_copy.cache_clear()
+    try:
+        assert weights_file(ADDRESS).read_bytes() == CONTENT[:1000]
+    finally:
+        store.pipe(ADDRESS, CONTENT)
+
+
+@pytest.mark.slow
+def test_main_trains_from_a_store_and_logs_no_secret(proxy: Proxy, tmp_path: Path, tree_root: Path) -> None:
+    """Texts and starting weights in a store that fails now and then."""
+    make_texts(tmp_path, tree_root)
+    shape = BertConfig.from_json(CONFIGS / "tiny.json").with_options(
+        f"{OPTIONS} {SHAPE.replace(': ', '=').replace(',', '')}"
+    )
+    model = BertForMaskedLM(shape)
+    model.initialize(1)
+    write_weights(model, tmp_path / "start", {}, None)
+    store = s3fs.S3FileSystem()
+    for name in ("data", "start"):
+        store.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
+    proxy.faults = ["503", "drop", "cut", "", "cut"]
+    start = "s3://bucket/start/weights/model.safetensors"
+    command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE]
+    command += ["max_duration=2ba", "model.name=mosaic_bert", "run_name=second"]
+    command += ["data_local=copy", "data_remote=s3://bucket/data", f"load_path={start}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-3000:]
+    assert not proxy.faults
+    assert start in printed
+    written = [path.read_bytes() for path in (tmp_path / "runs/second").rglob("*") if path.is_file()]
+    assert not any(secret.encode() in content for secret in (KEY, SECRET) for content in [printed.encode(), *written])
+    assert any(start.encode() in content for content in written)
+    assert {path.name for path in (tmp_path / "copy/val").iterdir()} >= {"index.json"}
