@@ -126,6 +126,7 @@ def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path
         (["mlm_probability=1.5"], "must be below 1"),
         (["load_path=nowhere.pt"], "nowhere.pt"),
         (["max_seq_len=9000"], "positions"),
+        (["max_seq_len=0"], "argument max_seq_len=: 0 is not legal"),
         (["model.use_pretrained=true"], "model.use_pretrained of prajjwal1/bert-tiny"),
         (["model.gradient_checkpointing=true"], "not supported"),
         (["train_subset_num_batches=3"], "not supported"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.nested_yaml import read_nested
+from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from user_errors import user_error
 
 KNOWN = ["run_name", "data", "model.name", "model.config.**", "loader.dataset.local", "callbacks.*", "tasks.*.seeds"]
@@ -55,6 +55,16 @@ def test_command_line_words_win_and_reach_interpolations(path: Path) -> None:
     assert found["model.name"].value == "mosaic_bert"
     assert found["model.name"].origin == "argument model.name="
     assert found["model.config"].value == {"heads": 4}
+
+
+def test_a_value_has_the_place_where_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "main.yaml"
+    path.write_text("data: a\nrun_name: ${data}\nmodel:\n  name: ${run_name}\n")
+    assert read_nested(path, [], KNOWN)["model.name"].origin.endswith("main.yaml:1")
+    for word in ("data=[1]", "run_name=[1]"):
+        leaves = Leaves(path, read_nested(path, [word], KNOWN))
+        with user_error("config.value", f"argument {word.removesuffix('[1]')}"):
+            leaves.text("model.name", None)
 
 
 @pytest.mark.parametrize(

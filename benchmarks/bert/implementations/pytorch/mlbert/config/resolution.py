@@ -75,6 +75,7 @@ _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
 _NOT_SET = "not set"  # origin of a setting without a value from any source
 _RECIPE = "recipe "  # prefix of the origin of a recipe's value
+_ARGUMENT = "argument "  # prefix of the origin of a name=value word
 _ENVIRONMENT = "environment "  # prefix of the origin of an export that is not in the sourced config
 
 
@@ -266,6 +267,8 @@ def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserEr
 
 
 def _subject(setting: Setting, origin: str) -> str:
+    if origin.startswith(_ARGUMENT):
+        return origin  # in the words of the user, which may be those of another program
     return setting.env if origin == f"{_ENVIRONMENT}{setting.env}" else f"{setting.env} ({origin})"
 
 
@@ -311,7 +314,7 @@ def _layers(
         key, text = _split_override(word)
         if key in last:
             raise UserError("config.duplicate", word, f"{key} is already given by {last[key][1]}", "Give it once")
-        last[key] = (text, f"argument {key}=")
+        last[key] = (text, f"{_ARGUMENT}{key}=")
     return [*layers, last]
 
 

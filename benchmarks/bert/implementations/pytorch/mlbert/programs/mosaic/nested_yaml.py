@@ -16,6 +16,8 @@ from mlbert.config.sources import load_yaml
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.provenance import tree_relative
 
+_REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
+_ARGUMENT = re.compile(r"argument (.+)=")
 _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
@@ -52,14 +54,18 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
     try:
         merged = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(words)))
         content = OmegaConf.to_container(merged, resolve=True)
+        unresolved = dict(_leaves(OmegaConf.to_container(merged), "", known))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         reason = f"cannot be resolved ({' '.join(str(error).split())})"
         raise UserError("config.file", path, reason, "Define the name in ${...}, or write the value") from None
     given = {name.split("=", 1)[0] for name in words}
     found = {}
     for name, value in _leaves(content, "", known):
-        override = next((word for word in given if name == word or name.startswith(f"{word}.")), None)
-        place = f"{tree_relative(path.absolute())}:{lines.get(name, 1)}"
+        source = name
+        while reference := _REFERENCE.fullmatch(str(unresolved.get(source))):  # its value was given there
+            source = reference[1]
+        override = next((word for word in given if source == word or source.startswith(f"{word}.")), None)
+        place = f"{tree_relative(path.absolute())}:{lines.get(source, 1)}"
         if override is None:
             _check(name, known, place)
         found[name] = YamlValue(value, f"argument {override}=" if override else place)
@@ -127,7 +133,8 @@ class Leaves(Mapping[str, YamlValue]):
         """Return a text; numbers are returned as text."""
         value = self._get(name, default)
         if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
-            raise UserError("config.value", value.origin, f"{name} {value.value!r} is not text", f"Write {name}: ...")
+            reason = f"{_as_typed(name, value)} is not text"
+            raise UserError("config.value", value.origin, reason, f"Write {name}: ...")
         return YamlValue(str(value.value), value.origin)
 
     def optional_text(self, *names: str) -> str | None:
@@ -144,14 +151,14 @@ class Leaves(Mapping[str, YamlValue]):
                 raise ValueError
             return YamlValue(number, value.origin)
         except (ValueError, OverflowError):
-            reason = f"{name} {value.value!r} is not a number"
+            reason = f"{_as_typed(name, value)} is not a number"
             raise UserError("config.value", value.origin, reason, "Write a number") from None
 
     def flag(self, name: str, default: bool) -> YamlValue:
         """Return true or false."""
         value = self._get(name, default)
         if not isinstance(value.value, bool):
-            reason = f"{name} {value.value!r} is neither true nor false"
+            reason = f"{_as_typed(name, value)} is neither true nor false"
             raise UserError("config.value", value.origin, reason, "Write one of them")
         return value
 
@@ -164,7 +171,7 @@ class Leaves(Mapping[str, YamlValue]):
         """Return a list, of ``size`` items if that is given."""
         value = self._get(name, default)
         if not isinstance(value.value, list) or (size is not None and len(value.value) != size):
-            reason = f"{name} {value.value!r} is not a list{f' of {size}' if size else ''}"
+            reason = f"{_as_typed(name, value)} is not a list{f' of {size}' if size else ''}"
             raise UserError("config.value", value.origin, reason, f"Write {example}")
         return value
 
@@ -172,7 +179,7 @@ class Leaves(Mapping[str, YamlValue]):
         """Return one of the known texts."""
         value = self.text(name, default)
         if value.value not in known:
-            reason, remedy = f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}"
+            reason, remedy = f"{_as_typed(name, value)} is unknown", f"Write one of {', '.join(known)}"
             raise UserError("config.choice", value.origin, reason, remedy)
         return value
 
@@ -183,6 +190,12 @@ class Leaves(Mapping[str, YamlValue]):
             remedy = f"Add it, or give {name}=... on the command line"
             raise UserError("config.missing", self.path, f"{name} is not set", remedy)
         return default if isinstance(default, YamlValue) else YamlValue(default, f"default of {name}")
+
+
+def _as_typed(name: str, value: YamlValue) -> str:
+    """Return the name and value of a leaf, with the name on the command line if that gave the value."""
+    argument = _ARGUMENT.fullmatch(value.origin)
+    return f"{argument[1] if argument else name} {value.value!r}"
 
 
 class Layer(dict[str, tuple[object, str]]):
