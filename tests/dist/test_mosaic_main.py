@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from mlbert.cli.mosaic_bert.main_yaml import app
+from mlbert.data.loading import text_run
 from mlbert.host.errors import UserError
+from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from mlbert.programs.mosaic.pretraining_yaml import KNOWN, to_settings
 from mosaic_texts import BASE, make_texts
 
 BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
@@ -110,6 +113,18 @@ def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    words = ["loggers.wandb.entity=team", "loggers.wandb.tags=[a, b]", "loggers.wandb.init_kwargs={notes: x}"]
+    words += ["global_eval_batch_size=63", "callbacks.runtime_estimator={}", "train_loader.dataset.cache_limit=1gb"]
+    path = Path("main.yaml")
+    leaves = Leaves(path, read_nested(path, [*BASE, *words, "train_loader.dataset.eos_token_id=3"], KNOWN))
+    layer = to_settings(leaves, 2, False, text_run.count)
+    assert layer["eval_batch_size"] == (32, "argument global_eval_batch_size=")
+    assert layer["wandb_project"][0] == "uncategorized"
+    assert json.loads(str(layer["wandb_options"][0])) == {"entity": "team", "tags": ["a", "b"], "notes": "x"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -126,6 +141,12 @@ def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path
         (["mlm_probability=1.5"], "must be below 1"),
         (["load_path=nowhere.pt"], "nowhere.pt"),
         (["max_seq_len=9000"], "positions"),
+        (["callbacks.speed_moniter={}"], "The nearest known one is callbacks.speed_monitor"),
+        (["train_loader.dataset.streams={a: {local: x}}"], "Write the local and remote of one stream"),
+        (
+            ["train_loader.dataset.shuffle_algo=py1e", "train_loader.dataset.shuffle_block_size=9"],
+            "shuffle_block_size of py1e is always Streaming's default",
+        ),
         (["max_seq_len=0"], "argument max_seq_len=: 0 is not legal"),
         (["model.use_pretrained=true"], "model.use_pretrained of prajjwal1/bert-tiny"),
         (["model.gradient_checkpointing=true"], "not supported"),

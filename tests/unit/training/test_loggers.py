@@ -48,6 +48,7 @@ def test_both_loggers_get_the_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     words = {"max_steps": 3, "tensorboard_dir": tmp_path / "events", "wandb_project": "bert"}
+    words["wandb_options"] = '{"group": "chosen group"}'
     with pytest.raises(SystemExit):
         main(train_arguments(tmp_path, **words))
     events = accumulator.EventAccumulator(str(tmp_path / "events/run_0"))
@@ -58,6 +59,10 @@ def test_both_loggers_get_the_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
     content = file.read_bytes()
     assert b"metrics/eval/MaskedAccuracy" in content
     assert b"throughput/device/mfu" in content
+    assert b"chosen group" in content
+    for options in ("{", '{"no_such_argument": 1}'):
+        with user_error("config.value", "WANDB_OPTIONS"):
+            found(tmp_path, wandb_project="bert", wandb_options=options)
 
 
 def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:

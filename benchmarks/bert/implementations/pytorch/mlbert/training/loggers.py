@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def make_loggers(
         write, close = _tensorboard(config.tensorboard_dir / (config.run_name or folder.name))
         loggers.append(NumberLogger(write, close, *about))
     if config.wandb_project is not None:
-        write, close = _wandb(config.wandb_project, config.run_name, record, folder)
+        write, close = _wandb(config, record, folder)
         loggers.append(NumberLogger(write, close, *about))
     return loggers
 
@@ -103,17 +104,20 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
     return write, writer.close
 
 
-def _wandb(
-    project: str, name: str | None, record: Mapping[str, Any], folder: Path
-) -> tuple[Write, Callable[[], object]]:
+def _wandb(config: RunConfig, record: Mapping[str, Any], folder: Path) -> tuple[Write, Callable[[], object]]:
     """Open a run. Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync."""
     try:
         import wandb
     except ImportError:
         raise _missing("WANDB_PROJECT", "wandb") from None
     is_configured = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
-    about: dict[str, Any] = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
-    run = wandb.init(**about, mode=None if is_configured else "offline")
+    about: dict[str, Any] = {"project": config.wandb_project, "name": config.run_name, "dir": str(folder)}
+    about |= {"config": dict(record), "mode": None if is_configured else "offline"}
+    try:
+        run = wandb.init(**about | json.loads(config.wandb_options or "{}"))
+    except (ValueError, TypeError) as error:
+        reason = f"{config.wandb_options} is not accepted by wandb.init ({error})"
+        raise UserError("config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON") from None
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
 

@@ -6,6 +6,7 @@ vocabulary of starting weights.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -135,19 +136,30 @@ _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "ge
 # Without an effect here; the last one is a published file's spelling, without an effect in transformers either.
 IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type", "max_position_embedding")
 
+# Composer's callbacks that only watch a run.
+_MONITORS = ("activation", "lr", "memory", "nan", "optimizer", "speed", "system_metrics")
+_CALLBACKS = (*(f"{name}_monitor" for name in _MONITORS), "runtime_estimator", "scheduled_gc", "oom_observer")
+_ALGORITHMS = ("fused_layernorm", "low_precision_layernorm", "alibi", "gated_linear_units")
+WANDB = ("entity", "name", "group", "tags")
+SHARED = (  # with glue.py
+    *(f"algorithms.{name}.**" for name in _ALGORITHMS),
+    *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
+    *(f"callbacks.{name}.**" for name in (*_CALLBACKS, "health_checker", "memory_snapshot")),
+    *("loggers.tensorboard.log_dir", "loggers.wandb.init_kwargs.**"),
+    *(f"loggers.wandb.{name}" for name in ("project", *WANDB)),
+)
 COMMON = (
+    *SHARED,
     *("run_name", "seed", "precision", "tokenizer_name", "max_duration", "eval_interval", "device"),
-    *("global_train_batch_size", "device_eval_batch_size", "device_train_microbatch_size", "eval_subset_num_batches"),
+    *("global_train_batch_size", "device_eval_batch_size", "global_eval_batch_size"),
+    *("device_train_microbatch_size", "eval_subset_num_batches"),
     *("progress_bar", "log_to_console", "console_log_interval", "python_log_level"),
     *("save_folder", "save_interval", "save_num_checkpoints_to_keep", "save_overwrite", "autoresume"),
-    *("load_path", "load_weights_only", "callbacks.*.**", "loggers.tensorboard.log_dir", "loggers.wandb.project"),
+    *("load_path", "load_weights_only"),
     *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
     *("model.model_config.**", "model.pretrained_checkpoint", "model.gradient_checkpointing"),
     *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")),
     *(f"optimizer.{name}" for name in ("name", "lr", "betas", "eps", "weight_decay")),
-    *(f"algorithms.{name}.**" for name in ("fused_layernorm", "low_precision_layernorm")),
-    *(f"algorithms.{name}.**" for name in ("alibi", "gated_linear_units")),
-    *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
 )
 _SCHEDULES = {
     "constant_with_warmup": "constant",
@@ -207,11 +219,14 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     return durations
 
 
-def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue) -> None:
+def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue, world_size: int) -> None:
     """Add the evaluation schedule; ``interval`` is in training sequences."""
     layer.put("eval_iter_samples", interval)
     layer.put("eval_iter_start_samples", interval)
     batch = leaves.number("device_eval_batch_size", 128)
+    if leaves.is_given("global_eval_batch_size"):
+        of_all = leaves.number("global_eval_batch_size", None)
+        batch = YamlValue(math.ceil(of_all.value / world_size), of_all.origin)
     layer.put("eval_batch_size", batch)
     subset = leaves.number("eval_subset_num_batches", -1)
     if subset.value > 0:
@@ -308,5 +323,9 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
-    if "loggers.wandb.project" in leaves:
-        layer.put("wandb_project", leaves.text("loggers.wandb.project", None))
+    if any(leaf.startswith("loggers.wandb") for leaf in leaves):
+        layer.put("wandb_project", leaves.text("loggers.wandb.project", "uncategorized"))
+        given = {one: leaves[f"loggers.wandb.{one}"].value for one in WANDB if leaves.is_given(f"loggers.wandb.{one}")}
+        more = leaves.get("loggers.wandb.init_kwargs")
+        if options := given | ((more and more.value) or {}):
+            layer.put("wandb_options", json.dumps(options), "loggers.wandb")

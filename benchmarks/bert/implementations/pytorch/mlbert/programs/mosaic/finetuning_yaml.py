@@ -178,7 +178,7 @@ def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
         samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
-    add_evaluation(leaves, layer, YamlValue(samples, interval.origin))
+    add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
     add_outputs(leaves, layer, durations)
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.host.errors import UserError
+from mlbert.programs.mosaic.common_yaml import SHARED
 from mlbert.programs.mosaic.finetuning_yaml import SOURCES
 from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
 from mlbert.programs.mosaic.nested_yaml import Leaves
@@ -18,14 +19,11 @@ from mlbert.programs.mosaic.nested_yaml import Leaves
 _PASSED = (
     *("precision", "tokenizer_name", "max_seq_len", "device_eval_batch_size", "device_train_microbatch_size"),
     *("console_log_interval", "progress_bar", "log_to_console", "python_log_level"),
-    *("callbacks.*.**", "loggers.tensorboard.log_dir", "loggers.wandb.project"),
+    *SHARED,
     *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
     "model.model_config.**",
     *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f")),
     *(f"optimizer.{name}" for name in ("name", "betas", "eps")),
-    *(f"algorithms.{name}.**" for name in ("fused_layernorm", "low_precision_layernorm")),
-    *(f"algorithms.{name}.**" for name in ("alibi", "gated_linear_units")),
-    *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
 )
 _TRAINER = ("max_duration", "eval_interval", "eval_subset_num_batches")
 _PER_TASK = (

@@ -83,7 +83,8 @@ def _leaves(value: Any, name: str, known: Collection[str]) -> Iterator[tuple[str
 def _check(name: str, known: Collection[str], place: str) -> None:
     if any(_matches(name, pattern) for pattern in known):
         return
-    near = nearest(name, [pattern for pattern in known if "*" not in pattern])
+    whole = (pattern.removesuffix(".**") for pattern in known)
+    near = nearest(name, [pattern for pattern in whole if "*" not in pattern])
     hint = f"The nearest known one is {near}" if near else "Remove it"
     raise UserError("config.unknown-name", place, f"{name} is an unknown name", hint)
 

@@ -24,6 +24,7 @@ from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
     "shuffle shuffle_seed shuffle_algo num_canonical_nodes partition_algo "
+    "streams.** shuffle_block_size eos_token_id bos_token_id cache_limit "
     "predownload keep_zip keep_raw download_retry download_timeout validate_hash"
 )
 _LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
@@ -78,7 +79,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     durations = Durations(per_step, int(length.value), steps_per_epoch)
     durations = add_schedule(leaves, layer, durations)
     interval = durations.read(leaves, "eval_interval", "1000ba")
-    add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin))
+    add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size)
     add_optimizer(leaves, layer)
     add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     add_compute(leaves, layer, has_gpu)
@@ -93,6 +94,10 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
 def _dataset(leaves: Leaves, loader: str) -> tuple[Path, str | None]:
     """Return the local folder and remote address of a loader's split; the remote is None if both are the same."""
     leaves.choice(f"{loader}.name", ("text",), "text")
+    if leaves.is_given(f"{loader}.dataset.streams"):
+        reason = "streams are not supported, a loader reads one set"
+        remedy = f"Write the local and remote of one stream as {loader}.dataset.local and {loader}.dataset.remote"
+        raise UserError("config.unsupported", leaves[f"{loader}.dataset.streams"].origin, reason, remedy)
     split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
     local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
     remote = leaves.optional_text(f"{loader}.dataset.remote", "data_remote")
@@ -115,7 +120,12 @@ def _add_masking(leaves: Leaves, layer: Layer) -> None:
 def _add_order(leaves: Leaves, layer: Layer) -> None:
     if leaves.flag("train_loader.dataset.shuffle", False).value:
         known = ("naive", "py1s", "py2s", "py1b", "py1br", "py1e")
-        layer.put("shuffle", leaves.choice("train_loader.dataset.shuffle_algo", known, "py1s"))
+        shuffle = leaves.choice("train_loader.dataset.shuffle_algo", known, "py1s")
+        layer.put("shuffle", shuffle)
+        block = leaves.get("train_loader.dataset.shuffle_block_size")
+        if block and block.value is not None and shuffle.value in ("py1b", "py1br", "py1e"):
+            reason = f"shuffle_block_size of {shuffle.value} is always Streaming's default"
+            raise UserError("config.unsupported", block.origin, reason, "Remove it")
     layer.put("shuffle_seed", leaves.number("train_loader.dataset.shuffle_seed", 9176))
     layer.put("canonical_nodes", leaves.number("train_loader.dataset.num_canonical_nodes", 128))
     for loader in ("train_loader", "eval_loader"):
