@@ -185,8 +185,7 @@ FORMATS = {
         report {in}/logs {in}/own
         submission trace {in}/own/result_0.txt
         submission diff {in}/logs {in}/own
-        plan --calibrate {in}/own/result_0.txt --gpus 8
-        plan --shared-cores --calibrate {in}/own/result_0.txt""",
+        plan --calibrate {in}/own/result_0.txt --gpus 8""",
     ),
     "checked log": Format(
         _logs,

@@ -69,9 +69,7 @@ def test_sweep_table_picture_and_budget(capsys, tmp_path):
         (["--sweep", "--svg", "plan.pdf"], "config.value", "plan.pdf"),
         (["--config", "config_x.sh"], "config.file", "config_x.sh"),
         (["--model", "base"], "plan.impossible", "--samples"),
-        (["--shared-cores"], "config.missing", "--shared-cores"),
         (["--calibrate", "/nowhere"], "file.unreadable", "/nowhere"),
-        (["--simulate-ranks", "12"], "config.conflict", "--simulate-ranks"),
         (["--gpus", "5"], "config.missing", "--batch"),
     ],
 )
@@ -142,19 +140,8 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
     assert_error_line(text, "config.conflict", "--efficiency")
 
 
-def test_ranks_that_share_cores(capsys, tmp_path):
-    log = write_log(tmp_path / "log.txt", 1, 34, 500.0)
-    found = as_json(capsys, "--calibrate", log, "--shared-cores", "--gpus", 4)
-    assert found == {"ranks": 4, "batch": 34, "sequences_per_second": pytest.approx(500)}
+def test_a_log_of_something_else(capsys, tmp_path):
     (tmp_path / "no.txt").write_text("nothing")
-    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--shared-cores")
+    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt")
     assert code == 2
     assert_error_line(text, "log.incomplete", tmp_path / "no.txt")
-
-
-def test_simulated_ranks(capsys):
-    found = as_json(capsys, "--simulate-ranks", 64, "--batch-per-gpu", 4)
-    assert found["balance"][0]["name"] == "packs"
-    code, text = plan(capsys, "--simulate-ranks", 64, "--batch-per-gpu", 512)
-    assert code == 0
-    assert "beyond the reference points" in text

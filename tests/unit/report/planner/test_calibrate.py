@@ -56,14 +56,6 @@ def test_logs_of_something_else_are_refused():
         calibrate.calibrated(P, job, [MeasuredRun(8, 768, 1.0, None, None)])
 
 
-def test_ranks_that_share_cores():
-    def one(batch, each=10.0, constant=5.0):
-        return MeasuredRun(1, batch, batch / (each * batch + constant) * 1e3, None, None)
-
-    runs = [one(8), one(32)]
+def test_the_constant_part_of_a_step():
+    runs = [MeasuredRun(1, batch, batch / (10.0 * batch + 5.0) * 1e3, None, None) for batch in (8, 32)]
     assert calibrate.two_parts(runs) == pytest.approx((10.0, 5.0))
-    assert calibrate.shared_cores_rate(runs, 1, 32) == pytest.approx(runs[1].sequences_per_second)
-    assert calibrate.shared_cores_rate(runs, 2, 32) == pytest.approx(32 / (320 + 10) * 1e3)
-    assert calibrate.shared_cores_rate(runs[:1], 4, 8) == pytest.approx(runs[0].sequences_per_second)
-    with user_error("config.conflict", "--calibrate"):
-        calibrate.shared_cores_rate([dataclasses.replace(runs[0], ranks=2)], 2, 8)

@@ -24,7 +24,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.console import standard_output
 from mlbert.report.planner import calibrate as calibration
-from mlbert.report.planner import request, simulate, timing
+from mlbert.report.planner import request, timing
 from mlbert.report.planner.cost import Estimate, Prices, estimate
 from mlbert.report.planner.request import MOST_GPUS, Given, job_of
 from mlbert.report.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
@@ -53,11 +53,9 @@ def plan(
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
     watts_per_gpu: Annotated[float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)] = None,
     calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
-    shared_cores: Annotated[bool, typer.Option(help="Predict --gpus ranks on the --calibrate run's CPU.")] = False,
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
     budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
     picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Write a figure of --sweep.")] = None,
-    simulate_ranks: Annotated[int | None, typer.Option(help="Ranks to simulate.", min=2, max=16384)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
@@ -67,8 +65,6 @@ def plan(
         remedy = "Remove --gpus, --nodes and --batch"
         raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
     logs = [read_measured(path) for path in calibrate or ()]
-    if shared_cores:
-        return _shared_cores(logs, gpus or 1, batch, as_json)
     configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
@@ -81,8 +77,6 @@ def plan(
     given = Given(
         name, shape, gpus, nodes, _gbps(network), batch, batch_per_gpu, precision or configured.precision, imbalance
     )
-    if simulate_ranks is not None:
-        return _run_simulation(simulate_ranks, given, as_json)
     estimator = _Estimator(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
     estimator = estimator.with_measured(given, logs, efficiency)
     if to_4096:
@@ -216,37 +210,6 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     except ValueError as error:
         reason = f"has no usable speed: {error}"
         raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None
-
-
-def _shared_cores(logs: Sequence[calibration.MeasuredRun], ranks: int, batch: int | None, as_json: bool) -> int:
-    if not logs:
-        remedy = "Give --calibrate LOG of one rank with all cores"
-        raise UserError("config.missing", "--shared-cores", "needs a measured run", remedy)
-    if batch is not None and batch > MOST_GPUS:
-        raise UserError("config.range", "--batch", f"{batch} is too large for a CPU step", f"Give at most {MOST_GPUS}")
-    batch = batch or logs[0].batch
-    rate = calibration.shared_cores_rate(logs, ranks, batch)
-    found = {"ranks": ranks, "batch": batch, "sequences_per_second": rate}
-    words = f"{ranks} ranks sharing the cores, batch {batch}: {rate:,.0f} sequences/s"
-    _print(json.dumps(found, indent=2) if as_json else words)
-    return 0
-
-
-def _run_simulation(ranks: int, given: Given, as_json: bool) -> int:
-    each = given.batch_per_gpu or (8 if given.batch is None else given.batch // ranks)
-    if not 1 <= each <= 1024:
-        reason = f"{each} sequences per rank cannot be simulated"
-        raise UserError("config.range", "--batch-per-gpu", reason, "Give 1 to 1024")
-    if ranks % given.per_node:
-        reason = f"{ranks} is not a multiple of the {given.per_node} GPUs of a node"
-        raise UserError("config.conflict", "--simulate-ranks", reason, "Give a multiple")
-    found = simulate.balances(ranks, each, given.per_node)
-    sent = simulate.traffic(given.shape.config.num_parameters, ranks, given.per_node)
-    if as_json:
-        _print(json.dumps({"balance": [vars(item) for item in found], "bytes_a_step": sent}, indent=2))
-        return 0
-    _print(request.simulated(ranks, each, found, sent, rules.reference_point(ranks * each) is not None))
-    return 0
 
 
 def _print(text: str) -> None:

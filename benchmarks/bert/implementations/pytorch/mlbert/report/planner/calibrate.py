@@ -84,22 +84,6 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     return each, mean_step - each * mean_size
 
 
-def shared_cores_rate(runs: Sequence[MeasuredRun], ranks: int, batch: int) -> float:
-    """Return the sequences per second of ``ranks`` on one machine, from runs of one rank with all its cores.
-
-    The cores are the limit: together the ranks process the batch as fast as one rank with all cores. But every rank
-    pays the constant cost of a step (mainly the optimizer) on its share of the cores.
-
-    Raises:
-        UserError: a run has several ranks.
-    """
-    if any(run.ranks != 1 for run in runs):
-        reason = "contains a run of several ranks"
-        raise UserError("config.conflict", "--calibrate", reason, "With --shared-cores, give logs of one rank")
-    each, constant = two_parts(runs)
-    return batch / (each * batch + constant * ranks) * 1e3
-
-
 def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]) -> Parameters:
     """Return the parameters with this GPU's values measured from logs, assuming the job's nodes and network.
 

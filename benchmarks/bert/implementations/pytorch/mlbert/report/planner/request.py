@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 from mlbert.report.planner.cost import Estimate
-from mlbert.report.planner.simulate import Balance
 from mlbert.report.planner.timing import GPUS, ModelShape, TrainingJob
 
 GPU_COUNTS = tuple(2**power for power in range(13))
@@ -226,16 +225,3 @@ def choice(cheapest: Estimate, fastest: Estimate) -> str:
         for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
     ]
     return "\n".join(words)
-
-
-def simulated(
-    ranks: int, each: int, found: Sequence[Balance], sent: Mapping[str, float], reference_exists: bool
-) -> str:
-    """Return balance and traffic of simulated ranks as text."""
-    lines = [f"{ranks} ranks, {each} sequences per rank and step"]
-    lines += [f"{b.name}: fullest rank / mean {b.mean:.4f}, worst step {b.worst:.4f}" for b in found]
-    ways = {"off": "everything on every rank", "node": "shared in a node", "all": "shared by all"}
-    lines += [f"optimizer {ways[way]}: a rank sends {size / 1e9:.3f} GB per step" for way, size in sent.items()]
-    if not reference_exists:
-        lines.append(f"batch {ranks * each:,} is beyond the reference points: convergence there is not established")
-    return "\n".join(lines)
