@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from programs import copy_files, write_program
 
 PAGE = Path("docs/add_a_system.md")
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,19 +25,11 @@ SECONDS = 200
 def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the tree without results and records, with a `.venv` for this interpreter and a stand-in for sbatch."""
     root = tmp_path_factory.mktemp("add") / "tree"
-    for path in tracked:
-        name = path.relative_to(tree_root)
-        if name.parts[0] in ("results", "records"):
-            continue
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, root / name)
+    copy_files(tracked, tree_root, root, without=("results", "records"))
     programs = root / ".venv/bin"
-    programs.mkdir(parents=True)
-    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
+    write_program(programs / "mlbert", f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
     note = '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; } >>"$TREE/submitted"'
-    (programs / "sbatch").write_text(f"#!/bin/sh\n{note}\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    write_program(programs / "sbatch", f"#!/bin/sh\n{note}\n")
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
     return root
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import write_program
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
@@ -24,13 +26,11 @@ def server(tmp_path: Path) -> Path:
         folder = tmp_path / f"bus/pci/devices/0000:{gpu + 1}b:00.0"
         folder.mkdir(parents=True)
         (folder / "numa_node").write_text(f"{node}\n")
-    smi = tmp_path / "bin/nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text(
+    write_program(
+        tmp_path / "bin/nvidia-smi",
         '#!/bin/bash\necho called >>"${0}.notes"\n'
-        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n'
+        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n',
     )
-    smi.chmod(0o755)
     return tmp_path
 
 
@@ -52,48 +52,34 @@ def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, 
     return lines
 
 
-def test_ranks_are_bound_to_the_numa_node_of_their_gpu(tree_root: Path, server: Path) -> None:
-    assert bind_lines(tree_root, server, "0-31", gpus=True) == [
-        "node 1 cpus 8,9,10,11",
-        "node 1 cpus 12,13,14,15",
-        "node 0 cpus 0,1,2,3",
-        "node 0 cpus 4,5,6,7",
-    ]
+CASES = {
+    "the node of each rank's GPU": ("0-31", True, {}, ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"]),
+    "the GPUs that are visible": (
+        "0-31",
+        True,
+        {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"},
+        ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"],
+    ),
+    "spread over the nodes": ("0-31", False, {}, ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]),
+    # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
+    "the job's CPUs": ("1-11,16-27", False, {}, ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"]),
+    "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
+}
 
 
-def test_visible_gpus_decide_the_binding_and_nvidia_smi_runs_once_per_rank(tree_root: Path, server: Path) -> None:
-    assert bind_lines(tree_root, server, "0-31", gpus=True, CUDA_VISIBLE_DEVICES="GPU-3a,GPU-2a,1,0") == [
-        "node 0 cpus 0,1,2,3",
-        "node 0 cpus 4,5,6,7",
-        "node 1 cpus 8,9,10,11",
-        "node 1 cpus 12,13,14,15",
-    ]
-    assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_are_bound(tree_root: Path, server: Path, case: str) -> None:
+    allowed, gpus, exports, expected = CASES[case]
+    found = bind_lines(tree_root, server, allowed, gpus=gpus, **exports)
+    assert found == [line.replace(": ", " cpus ") for line in (f"node {line}" for line in expected)]
+    if gpus:
+        assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
 
 
-def test_without_gpus_ranks_are_spread_over_the_numa_nodes(tree_root: Path, server: Path) -> None:
+def test_hyper_threads_are_bound_in_pairs(tree_root: Path, server: Path) -> None:
     assert bind_lines(tree_root, server, "0-31", DGXHT=2)[::3] == [
         "node 0 cpus 0,16,1,17,2,18,3,19",
         "node 1 cpus 12,28,13,29,14,30,15,31",
-    ]
-
-
-def test_cpus_outside_the_job_are_not_used(tree_root: Path, server: Path) -> None:
-    # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
-    assert bind_lines(tree_root, server, "1-11,16-27") == [
-        "node 0 cpus 1,2,3,4",
-        "node 0 cpus 5,6,7,16",
-        "node 1 cpus 8,9",
-        "node 1 cpus 10,11",
-    ]
-
-
-def test_numa_node_without_allowed_cpus_is_skipped(tree_root: Path, server: Path) -> None:
-    assert bind_lines(tree_root, server, "0-2", gpus=True) == [
-        "node 0 cpus 0",
-        "node 0 cpus 0",
-        "node 0 cpus 1",
-        "node 0 cpus 2",
     ]
 
 

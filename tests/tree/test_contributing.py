@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from programs import copy_files, write_program
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 200
@@ -19,15 +20,8 @@ SECONDS = 200
 def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the tree without results and records, and apply the page's new files and changes."""
     root = tmp_path_factory.mktemp("contributing") / "tree"
-    for path in tracked:
-        name = path.relative_to(tree_root)
-        if name.parts[0] not in ("results", "records"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, root / name)
-    programs = root / ".venv/bin"
-    programs.mkdir(parents=True)
-    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
-    (programs / "mlbert").chmod(0o755)
+    copy_files(tracked, tree_root, root, without=("results", "records"))
+    write_program(root / ".venv/bin/mlbert", f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
     for language, text in BLOCK.findall((root / "CONTRIBUTING.md").read_text(encoding="utf-8")):
         if language == "python":
             place, body = text.removeprefix("# ").split("\n", 1)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from programs import assert_refused, exports_of, write_program
+
 PYTORCH = Path("benchmarks/bert/implementations/pytorch")
 ASSETS = Path(__file__).parents[1] / "assets/deploy"
 SYSTEMS = Path("benchmarks/bert/implementations")
@@ -33,14 +35,6 @@ def task(tree_root: Path) -> dict:
     return yaml.safe_load((tree_root / PYTORCH / "deploy/skypilot/train.yaml").read_text())
 
 
-def exports(config: Path) -> dict[str, str]:
-    command = f"source '{config}' && env -0"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
-    )
-    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
-
-
 def errors(schema: dict, value: object) -> list[str]:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra: test)")
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -49,11 +43,8 @@ def errors(schema: dict, value: object) -> list[str]:
 
 def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
     """Run a manifest's script with the stand-in and return the recorded arguments and environment."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "python3").write_text(PYTHON)
-    (programs / "python3").chmod(0o755)
-    environ |= {"PATH": f"{programs}:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
+    write_program(tmp_path / "bin/python3", PYTHON)
+    environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -80,7 +71,7 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
     container = pod["containers"][0]
     folder = tree_root / Path(container["workingDir"]).relative_to("/opt/mlbert")
     script = container["args"][0]
-    config = exports(folder / re.findall(r"source_config (\S+)", script)[0])
+    config = exports_of(folder / re.findall(r"source_config (\S+)", script)[0])
     assert str(spec["completions"]) == str(spec["parallelism"]) == config["DGXNNODES"]
     assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == config["DGXNGPU"]
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -115,7 +106,7 @@ def test_skypilot_task_matches_the_schema(task: dict) -> None:
 
 def test_skypilot_numbers_match_the_config(task: dict, tree_root: Path, tmp_path: Path) -> None:
     folder = tree_root / SYSTEMS / task["envs"]["SYSTEM"]
-    config = exports(folder / task["envs"]["CONFIG"])
+    config = exports_of(folder / task["envs"]["CONFIG"])
     assert str(task["num_nodes"]) == config["DGXNNODES"]
     assert task["resources"]["accelerators"].rpartition(":")[2] == config["DGXNGPU"]
     assert str(Path(config["DATADIR_PHASE2"]).parent) in task["file_mounts"]
@@ -182,8 +173,7 @@ def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
 
 def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, tmp_path: Path) -> None:
     # A stand-in for Python that records how it was called.
-    (tmp_path / "python3").write_text(f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
-    (tmp_path / "python3").chmod(0o755)
+    write_program(tmp_path / "python3", f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_ARCHS": "8.0;10.0"}
     subprocess.run([str(tree_root / PYTORCH / "launch/prebuild.sh")], env=environ, check=True)
     *_, words = (tmp_path / "words").read_text().splitlines()
@@ -195,11 +185,7 @@ def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, t
 @pytest.fixture
 def builder(tmp_path: Path) -> Path:
     """Create a stand-in for docker that records its arguments; return its folder."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "docker").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >"{tmp_path}/words"\n')
-    (programs / "docker").chmod(0o755)
-    return programs
+    return write_program(tmp_path / "bin/docker", f'#!/bin/bash\nprintf "%s\\n" "$@" >"{tmp_path}/words"\n').parent
 
 
 def run(program: Path, *words: str, path: Path) -> subprocess.CompletedProcess[str]:
@@ -219,9 +205,7 @@ def test_build_image_passes_the_commit(builder: Path, tree_root: Path, tmp_path:
 
 
 def test_build_image_requires_a_name(builder: Path, tree_root: Path) -> None:
-    done = run(tree_root / PYTORCH / "launch/build_image.sh", path=builder)
-    assert done.returncode == 2
-    assert "no name" in done.stderr
+    assert_refused(run(tree_root / PYTORCH / "launch/build_image.sh", path=builder), "no name")
 
 
 # A stand-in for enroot: writes the --output file, or fails half way through.
@@ -230,11 +214,7 @@ ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\
 
 @pytest.fixture
 def enroot(tmp_path: Path) -> Path:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "enroot").write_text(ENROOT)
-    (programs / "enroot").chmod(0o755)
-    return programs
+    return write_program(tmp_path / "bin/enroot", ENROOT).parent
 
 
 @pytest.mark.parametrize(
@@ -269,6 +249,4 @@ def test_make_sqsh_leaves_no_partial_file(enroot: Path, tree_root: Path, tmp_pat
     ],
 )
 def test_make_sqsh_rejects_invalid_arguments(words: list[str], message: str, enroot: Path, tree_root: Path) -> None:
-    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", *words, path=enroot)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert_refused(run(tree_root / PYTORCH / "launch/make_sqsh.sh", *words, path=enroot), message)

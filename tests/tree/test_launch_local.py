@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.launch import local_command
+from programs import free_ports
 from user_errors import user_error
 
 SCRIPT = r"""
@@ -43,18 +43,12 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def test_one_node_starts_all_ranks_with_the_script_arguments(script: Path) -> None:
     assert lines(start(script, "-n", "2")) == ["0 2 0 2 a.yaml --n=1", "1 2 1 2 a.yaml --n=1"]
 
 
 def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> None:
-    port = free_port()
+    port = str(*free_ports(1))
     flags = ("-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port)
     first = start(script, *flags, "--node_rank", "0")
     exports = {"WORLD_SIZE": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from programs import assert_refused, write_program
+
 FOLDER = Path("benchmarks/mosaic_bert")
 SCHEMAS = Path(__file__).parents[1] / "assets/deploy/skypilot.json"
 RECORDER = """#!/bin/bash
@@ -23,12 +25,9 @@ def task(tree_root: Path) -> dict:
 
 def run_recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> list[str]:
     """Run the script with stand-ins for its programs and return what they recorded."""
-    programs = tmp_path / "bin"
-    programs.mkdir(exist_ok=True)
     for name in ("python3", "mlbert", "srun"):
-        (programs / name).write_text(RECORDER)
-        (programs / name).chmod(0o755)
-    environ["PATH"] = f"{programs}:/usr/bin:/bin"
+        write_program(tmp_path / "bin" / name, RECORDER)
+    environ["PATH"] = f"{tmp_path}/bin:/usr/bin:/bin"
     done = subprocess.run(script, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -71,5 +70,4 @@ def test_slurm_starts_one_rank_per_task(tree_root: Path, tmp_path: Path) -> None
     lines = run_recorded(["bash", str(script), "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
     assert lines[:6] == ["srun", "--kill-on-bad-exit=1", "/usr/bin/python3", "main.py", "a.yaml", "b=1"]
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env=exports, check=False)
-    assert done.returncode == 2
-    assert "no program" in done.stderr
+    assert_refused(done, "no program")

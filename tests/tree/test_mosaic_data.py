@@ -72,52 +72,39 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus,
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "subject"),
+    ("flags", "code", "subject"),
     [
-        (
-            "convert_dataset.py --dataset c4 --data_subset en --out_root ./my-copy-c4 --splits train_small val",
-            "network.unreachable",
-            "dataset c4",
-        ),
-        ("convert_dataset.py --dataset text --out_root out", "config.missing", "--path"),
-        ("convert_dataset.py --dataset python-text --path x --out_root out", "config.conflict", "--path"),
-        (
-            "convert_dataset.py --dataset python-text --data_subset en --out_root out",
-            "config.conflict",
-            "--data_subset",
-        ),
-        ("convert_dataset.py --dataset text --path none --out_root out", "file.missing", "none"),
-        ("convert_dataset.py --dataset c4 --concat_tokens 128 --out_root out", "config.missing", "--concat_tokens"),
-        (
-            "convert_dataset.py --dataset python-text --concat_tokens 0 --out_root out",
-            "config.range",
-            "--concat_tokens",
-        ),
-        (
-            "convert_dataset.py --dataset python-text --no_wrap --out_root out",
-            "config.conflict",
-            "--eos_text and --no_wrap",
-        ),
-        (
-            "convert_dataset.py --dataset text --path texts.jsonl --compression gz --out_root out",
-            "config.choice",
-            "compression 'gz'",
-        ),
-        (
-            "convert_dataset.py --dataset text --path texts.jsonl --tokenizer gpt2 --out_root out",
-            "network.unreachable",
-            "tokenizer 'gpt2'",
-        ),
-        ("text_data.py --local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
-        ("text_data.py --local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
-        ("text_data.py --local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
+        ("--dataset c4 --data_subset en --splits train_small val", "network.unreachable", "dataset c4"),
+        ("--dataset text", "config.missing", "--path"),
+        ("--dataset python-text --path x", "config.conflict", "--path"),
+        ("--dataset python-text --data_subset en", "config.conflict", "--data_subset"),
+        ("--dataset text --path none", "file.missing", "none"),
+        ("--dataset c4 --concat_tokens 128", "config.missing", "--concat_tokens"),
+        ("--dataset python-text --concat_tokens 0", "config.range", "--concat_tokens"),
+        ("--dataset python-text --no_wrap", "config.conflict", "--eos_text and --no_wrap"),
+        ("--dataset text --path texts.jsonl --compression gz", "config.choice", "compression 'gz'"),
+        ("--dataset text --path texts.jsonl --tokenizer gpt2", "network.unreachable", "tokenizer 'gpt2'"),
     ],
 )
-def test_invalid_flags_are_one_line_errors(run, custom_corpus, tmp_path, command, code, subject):
-    done = run(f"python ../common/{command}")
+def test_invalid_flags_of_a_conversion_are_one_line_errors(run, custom_corpus, tmp_path, flags, code, subject):
+    done = run(f"python ../common/convert_dataset.py --out_root out {flags}")
     assert done.returncode == 2
     assert_error_line(done.stderr, code, subject)
     assert list((tmp_path / "out").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "subject"),
+    [
+        ("--local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        ("--local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        ("--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
+    ],
+)
+def test_invalid_flags_of_reading_are_one_line_errors(run, flags, code, subject):
+    done = run(f"python ../common/text_data.py {flags}")
+    assert done.returncode == 2
+    assert_error_line(done.stderr, code, subject)
 
 
 def test_unknown_flag_is_a_one_line_error(run):

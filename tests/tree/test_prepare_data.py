@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.open import open_store
+from programs import assert_refused, write_program
 from user_errors import assert_error_line
 
 HOME = Path("benchmarks/bert/implementations/pytorch")
@@ -21,8 +22,7 @@ EVAL_SAMPLES = 20
 def environ(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment in which `mlbert` runs this tree with this interpreter."""
     programs = tmp_path_factory.mktemp("bin")
-    (programs / "mlbert").write_text(f'#!/bin/sh\nexec {sys.executable} -m mlbert "$@"\n')
-    (programs / "mlbert").chmod(0o755)
+    write_program(programs / "mlbert", f'#!/bin/sh\nexec {sys.executable} -m mlbert "$@"\n')
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
     return kept | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(tree_root / HOME)}
 
@@ -119,10 +119,7 @@ def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, voc
 def test_wrong_arguments_are_one_line_errors(
     words: list[str], reason: str, environ: dict[str, str], tree_root: Path
 ) -> None:
-    done = run(environ, tree_root, *words)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(run(environ, tree_root, *words), reason)
 
 
 def test_missing_vocabulary_and_unknown_input_format_are_named(

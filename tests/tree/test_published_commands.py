@@ -37,6 +37,7 @@ from mlbert.recipes import ddp_adam
 from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.training.config import EvaluationConfig, RunConfig
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
+from programs import assert_refused, exports_of, words_as_dict, write_program
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
 
 HOME = Path("benchmarks/bert/implementations")
@@ -49,60 +50,25 @@ STUBS = (
     "download_code.sh",
 )
 # The published values that both configs share (OWN has those that differ).
-PUBLISHED = {
-    "DGXNGPU": "8",
-    "NEXP": "10",
-    "RECIPE": "ddp_adam",
-    "PRECISION": "fp16",
-    "GRADIENT_STEPS": "1",
-    "PACKING_FACTOR": "1",
-    "MAX_SEQUENCES_PER_PACK": "1",
-    "EXCHANGE_PADDING": "group",
-    "GRADIENT_CLIPPING": "buckets",
-    "OPTIMIZER": "adamw",
-    "LR": "0.00039299421615882676",
-    "END_LR": "0.0000494549100544884",
-    "OPT_LAMB_BETA_1": "0.8003575444254268",
-    "OPT_LAMB_BETA_2": "0.8174653681457493",
-    "OPT_EPSILON": "1e-9",
-    "WEIGHT_DECAY_RATE": "0.0028861703130042965",
-    "SCHEDULE": "linear",
-    "WARMUP_STEPS": "82",
-    "START_WARMUP_STEP": "-16",
-    "LR_FIRST_STEP": "1",
-    "LR_DECAY_END": "179",
-    "MAX_STEPS": "299",
-    "MAX_SAMPLES_TERMINATION": "5000000",
-    "EVAL_ITER_START_SAMPLES": "325000",
-    "EVAL_ITER_SAMPLES": "325000",
-    "MLPERF_DIVISION": "open",
-}
+PUBLISHED = words_as_dict("""
+    DGXNGPU=8 NEXP=10 RECIPE=ddp_adam PRECISION=fp16 GRADIENT_STEPS=1 PACKING_FACTOR=1 MAX_SEQUENCES_PER_PACK=1
+    EXCHANGE_PADDING=group GRADIENT_CLIPPING=buckets OPTIMIZER=adamw LR=0.00039299421615882676
+    END_LR=0.0000494549100544884 OPT_LAMB_BETA_1=0.8003575444254268 OPT_LAMB_BETA_2=0.8174653681457493
+    OPT_EPSILON=1e-9 WEIGHT_DECAY_RATE=0.0028861703130042965 SCHEDULE=linear WARMUP_STEPS=82 START_WARMUP_STEP=-16
+    LR_FIRST_STEP=1 LR_DECAY_END=179 MAX_STEPS=299 MAX_SAMPLES_TERMINATION=5000000 EVAL_ITER_START_SAMPLES=325000
+    EVAL_ITER_SAMPLES=325000 MLPERF_DIVISION=open
+""")
 OWN = {
     "samsung_dgxa100_n128": {"DGXNNODES": "128", "BATCHSIZE": "16", "BIN_COUNTS": "6 3 2 5"},
     "samsung_dgxa100_n171": {"DGXNNODES": "171", "BATCHSIZE": "12", "BIN_COUNTS": "4 2 2 4"},
 }
-TINY = {
-    "DGXNNODES": 2,
-    "DGXNGPU": 2,
-    "NEXP": 2,
-    "RECIPE": "ddp_adam",
-    "BATCHSIZE": 8,
-    "PACKING_FACTOR": 1,
-    "BIN_COUNTS": "1 1 1 5",
-    "EXCHANGE_PADDING": "group",
-    "LR": 0.1,
-    "OPT_LAMB_BETA_1": 0.9,
-    "OPT_LAMB_BETA_2": 0.98,
-    "WEIGHT_DECAY_RATE": 0.01,
-    "MAX_STEPS": 4,
-    "MAX_SAMPLES_TERMINATION": 1000,
-    "TARGET_MLM_ACCURACY": 0.9,
-    "NUM_EVAL_EXAMPLES": 64,
-    "EVAL_ITER_START_SAMPLES": 64,
-    "EVAL_ITER_SAMPLES": 64,
-    "CLEAR_CACHES": 0,
-    "CHECK_COMPLIANCE": 0,
-}
+TINY = words_as_dict("""
+    DGXNNODES=2 DGXNGPU=2 NEXP=2 RECIPE=ddp_adam BATCHSIZE=8 PACKING_FACTOR=1 EXCHANGE_PADDING=group LR=0.1
+    OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01 MAX_STEPS=4 MAX_SAMPLES_TERMINATION=1000
+    TARGET_MLM_ACCURACY=0.9 NUM_EVAL_EXAMPLES=64 EVAL_ITER_START_SAMPLES=64 EVAL_ITER_SAMPLES=64 CLEAR_CACHES=0
+    CHECK_COMPLIANCE=0
+""")
+TINY["BIN_COUNTS"] = "1 1 1 5"
 # Runs the remote command on this machine and records the host name.
 SSH = '#!/bin/bash\necho "${*: -2:1}" >>"$NOTES"\nexec bash -c "${!#}"\n'
 MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'
@@ -116,19 +82,13 @@ class System:
         shutil.copytree(tree_root / HOME / name, self.folder)
         (self.folder.parent / "pytorch").symlink_to(tree_root / HOME / "pytorch")
         self.programs, self.notes = root / "bin", root / "notes"
-        self.programs.mkdir()
         for program, text in {
             "mlbert": f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n',
             "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
             "ssh": SSH,
             "mpirun": MPIRUN,
         }.items():
-            self.add(self.programs / program, text)
-
-    @staticmethod
-    def add(program: Path, text: str) -> None:
-        program.write_text(text)
-        program.chmod(0o755)
+            write_program(self.programs / program, text)
 
     def type(self, line: str, **exports: object) -> subprocess.CompletedProcess[str]:
         """Run a line in a shell in the folder."""
@@ -154,13 +114,6 @@ def small_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
     return shape, {name: value[:vocab_size] if name in VOCABULARY else value for name, value in state.items()}
 
 
-def exports(config: Path) -> dict[str, str]:
-    done = subprocess.run(
-        ["bash", "-c", f"source '{config}' && env -0"], capture_output=True, text=True, check=True, env={"PATH": "/bin"}
-    )
-    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
-
-
 def configuration(exports_of_config: dict[str, str]) -> Configuration:
     return resolve(ddp_adam.RECIPE, exports_of_config, {}, [], []).config
 
@@ -171,7 +124,7 @@ def config_of(name: str, tree_root: Path) -> Path:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_configs_have_the_published_values(name: str, tree_root: Path) -> None:
-    found = exports(config_of(name, tree_root))
+    found = exports_of(config_of(name, tree_root))
     expected = PUBLISHED | OWN[name]
     assert {key: found[key] for key in expected} == expected
     assert sum(map(int, found["BIN_COUNTS"].split())) == int(found["BATCHSIZE"])
@@ -185,7 +138,7 @@ def test_configs_have_the_published_values(name: str, tree_root: Path) -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("update", [1, 65, 66, 67, 82, 83, 178, 179, 180, 299])
 def test_schedule_is_a_warmup_and_a_linear_decay(name: str, update: int, tree_root: Path) -> None:
-    schedule = schedules.make(configuration(exports(config_of(name, tree_root)))[ScheduleConfig])
+    schedule = schedules.make(configuration(exports_of(config_of(name, tree_root)))[ScheduleConfig])
     top, bottom = 0.00039299421615882676, 0.0000494549100544884
     rate = top + (min(update, 179) - 82) / (179 - 82) * (bottom - top)
     if update + 16 < 82:
@@ -195,7 +148,7 @@ def test_schedule_is_a_warmup_and_a_linear_decay(name: str, update: int, tree_ro
 
 def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
     readme = (tree_root / HOME / "samsung_dgxa100_n128/README.md").read_text()
-    values = exports(config_of("samsung_dgxa100_n128", tree_root))
+    values = exports_of(config_of("samsung_dgxa100_n128", tree_root))
     schedule = schedules.make(configuration(values)[ScheduleConfig])
     rates = " | ".join(f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179))
     assert f"| rate | {rates} |" in readme
@@ -204,7 +157,7 @@ def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
 
 @pytest.mark.parametrize(("name", "samples"), [("samsung_dgxa100_n128", "2.93"), ("samsung_dgxa100_n171", "2.94")])
 def test_plan_shows_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
-    values = exports(config_of(name, tree_root))
+    values = exports_of(config_of(name, tree_root))
     config, ranks = configuration(values), planned_world_size(values) or 0
     model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
     sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation
@@ -224,14 +177,11 @@ def test_stubs_are_short_and_equal(stub: str, tree_root: Path) -> None:
 
 @pytest.mark.parametrize("program", [name for name in STUBS if name.endswith(".py")])
 def test_missing_flag_is_a_one_line_error(program: str, system: System) -> None:
-    done = system.type(f"python '{program}'")
-    assert done.returncode == 2
-    assert "arguments are required: --" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(system.type(f"python '{program}'"), "arguments are required: --")
 
 
 def test_download_code_forwards_to_the_tree(system: System) -> None:
-    system.add(system.folder.parents[3] / "download_code.sh", '#!/bin/bash\necho "downloading $*"\n')
+    write_program(system.folder.parents[3] / "download_code.sh", '#!/bin/bash\necho "downloading $*"\n')
     assert system.type("./download_code.sh --mirror x").stdout == "downloading --mirror x\n"
 
 
@@ -273,9 +223,7 @@ def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) 
     assert same_sequences(*(store.gather(np.arange(len(store))) for store in (given, made)))
     with h5py.File(next((tmp_path / "hdf5").glob("*.hdf5"))) as file:
         assert file["input_ids"].shape[1] == given.info.max_seq_length
-    done = system.type("HDF5_OUTPUT_DIR=x ./run_trans_tfrecord_to_hdf5.sh")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "TF_INPUT_DIR is not set" in done.stderr
+    assert_refused(system.type("HDF5_OUTPUT_DIR=x ./run_trans_tfrecord_to_hdf5.sh"), "TF_INPUT_DIR is not set")
 
 
 def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
@@ -321,8 +269,8 @@ def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
 def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path) -> None:
     line = use_tiny(system, inputs, "'127.0.0.1' 'localhost'")
     # Starting any other Python than the one in PYTHON fails.
-    system.add(system.programs / "python3", "#!/bin/sh\nexit 9\n")
-    system.add(tmp_path / "own python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    write_program(system.programs / "python3", "#!/bin/sh\nexit 9\n")
+    write_program(tmp_path / "own python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     done = system.type(
         f"PYTHON='../../../../../own python' {line} NEXP=1 ./run_multinode.sh --log_freq 1",
         MASTER_PORT=20_000 + os.getpid() % 10_000,
@@ -371,7 +319,5 @@ def test_wrong_or_missing_exports_are_one_line_errors(
     change: tuple[str, str], reason: str, system: System, inputs: Path
 ) -> None:
     done = system.type(f"{use_tiny(system, inputs).replace(*change)} ./run_multinode.sh", LOGDIR=system.folder / "logs")
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(done, reason)
     assert not system.notes.exists(), "something was started"

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import copy_files, write_program
+
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
@@ -62,10 +64,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     root = tmp_path_factory.mktemp("stage") / "tree"
-    for path in tracked:
-        target = root / path.relative_to(tree_root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
+    copy_files(tracked, tree_root, root)
     for config in root.glob("benchmarks/bert/implementations/*cpu_demo/config_*.sh"):
         text = config.read_text()
         for name, value in SHORT.items():
@@ -80,10 +79,8 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
 def make_venv(root: Path) -> None:
     """Create a `.venv` that setup_venv.sh considers complete and that forwards to this interpreter."""
     programs = root / ".venv" / "bin"
-    programs.mkdir(parents=True)
     for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (programs / name).chmod(0o755)
+        write_program(programs / name, f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
     parts = f"{root}\n".encode() + (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
     digest = subprocess.run(["sha256sum"], input=parts, capture_output=True, check=True).stdout.split()[0].decode()

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from programs import assert_refused, run_quietly, write_program
+
 LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 BARE = {"PATH": "/usr/bin:/bin"}
-
-
-def run(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
 
 
 def test_programs_stop_at_the_first_error(shell_file: Path) -> None:
@@ -39,20 +37,16 @@ def test_no_eval_and_no_in_place_edits(shell_file: Path) -> None:
 
 
 def test_run_and_time_requires_a_config(tree_root: Path) -> None:
-    done = run(tree_root / LAUNCH / "run_and_time.sh", env=BARE)
-    assert done.returncode == 2
-    assert "CONFIG_FILE is not set" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(run_quietly(tree_root / LAUNCH / "run_and_time.sh", env=BARE), "CONFIG_FILE is not set")
 
 
 def test_run_sub_requires_a_config_and_a_slurm_job(system_folder: Path) -> None:
-    done = run("bash", "run.sub", cwd=system_folder, env=BARE)
+    done = run_quietly("bash", "run.sub", cwd=system_folder, env=BARE)
     assert done.returncode != 0
     assert "source config_<system>.sh" in done.stderr
     config = sorted(system_folder.glob("config_*.sh"))[0]
-    done = run("bash", "-c", f"source {config.name} && bash run.sub", cwd=system_folder, env=BARE)
-    assert done.returncode == 2
-    assert "no Slurm job" in done.stderr
+    done = run_quietly("bash", "-c", f"source {config.name} && bash run.sub", cwd=system_folder, env=BARE)
+    assert_refused(done, "no Slurm job")
 
 
 @pytest.mark.parametrize(
@@ -67,23 +61,18 @@ def test_run_sub_requires_a_config_and_a_slurm_job(system_folder: Path) -> None:
     ],
 )
 def test_quickstart_rejects_wrong_arguments(arguments: list[str], words: str, tree_root: Path) -> None:
-    done = run(tree_root / "quickstart.sh", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(run_quietly(tree_root / "quickstart.sh", *arguments), words)
 
 
 def test_quickstart_does_not_write_into_a_folder_with_other_files(tree_root: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine.txt").write_text("mine")
-    done = run(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2")
-    assert done.returncode == 2
-    assert "holds other files" in done.stderr
+    assert_refused(run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"), "holds other files")
     assert (tmp_path / "results" / "mine.txt").read_text() == "mine"
 
 
 def test_quickstart_requires_linux(tree_root: Path) -> None:
-    done = run(tree_root / "quickstart.sh", env={**BARE, "OSTYPE": "darwin23"})
+    done = run_quietly(tree_root / "quickstart.sh", env={**BARE, "OSTYPE": "darwin23"})
     assert done.returncode == 2
     assert done.stderr.startswith("error: Linux is required, but this is darwin23. Try: docker run ")
     assert len(done.stderr.splitlines()) == 1
@@ -95,7 +84,7 @@ def test_quickstart_requires_linux(tree_root: Path) -> None:
 def test_torch_size_is_printed_and_its_index_can_be_chosen(index: str, words: str, tree_root: Path) -> None:
     choose = '[[ -z "${TORCH_INDEX}" ]] || torch_index none'
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; {choose}; torch_size '{index}'"
-    done = run("bash", "-c", command, env={**BARE, "TORCH_INDEX": index})
+    done = run_quietly("bash", "-c", command, env={**BARE, "TORCH_INDEX": index})
     assert words in done.stdout.splitlines()[-1]
     assert done.stdout.startswith(index)
 
@@ -103,16 +92,13 @@ def test_torch_size_is_printed_and_its_index_can_be_chosen(index: str, words: st
 def find_python(tree_root: Path, path: Path) -> subprocess.CompletedProcess[str]:
     """Run setup_venv.sh's search for Python with only the programs in ``path``."""
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python"
-    return run(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
+    return run_quietly(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
 
 
 def fake_python(folder: Path, name: str, version: str, modules: bool) -> None:
     """Create an interpreter that answers the two queries of setup_venv.sh."""
-    program = folder / name
-    program.write_text(
-        f'#!/bin/sh\ncase "$2" in *ensurepip*) exit {0 if modules else 1};; *) echo {version} True;; esac\n'
-    )
-    program.chmod(0o755)
+    answers = f'case "$2" in *ensurepip*) exit {0 if modules else 1};; *) echo {version} True;; esac'
+    write_program(folder / name, f"#!/bin/sh\n{answers}\n")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +113,7 @@ def test_setup_names_the_missing_package(
 ) -> None:
     for name, modules in pythons.items():
         fake_python(tmp_path, name, name.removeprefix("python"), modules)
-    done = find_python(tree_root, tmp_path)
-    assert done.returncode == 2
-    assert answer in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_refused(find_python(tree_root, tmp_path), answer)
 
 
 def test_setup_chooses_a_python_that_can_create_environments(tree_root: Path, tmp_path: Path) -> None:
@@ -151,23 +134,20 @@ def downloads(tree_root: Path, tmp_path: Path) -> tuple[Path, Path]:
     archive = mirror / "small-1.0.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(source, "small-1.0")
-    digest = run("sha256sum", archive).stdout.split()[0]
+    digest = run_quietly("sha256sum", archive).stdout.split()[0]
     text = (tree_root / "download_code.sh").read_text()
     before, rest = text.split("cat <<'LIST'\n", 1)
     after = rest.split("\nLIST\n", 1)[1]
-    program = tmp_path / "tree" / "download_code.sh"
-    program.parent.mkdir()
-    program.write_text(f"{before}cat <<'LIST'\nsmall 1.0 {digest} https://host.invalid/small.tar.gz\nLIST\n{after}")
-    program.chmod(0o755)
-    return program, mirror
+    listed = f"cat <<'LIST'\nsmall 1.0 {digest} https://host.invalid/small.tar.gz\nLIST\n"
+    return write_program(tmp_path / "tree/download_code.sh", f"{before}{listed}{after}"), mirror
 
 
 def test_download_unpacks_verified_sources(downloads: tuple[Path, Path]) -> None:
     program, mirror = downloads
-    done = run(program, "--mirror", f"file://{mirror}")
+    done = run_quietly(program, "--mirror", f"file://{mirror}")
     assert done.returncode == 0, done.stderr
     assert (program.parent / "third_party/small/file.txt").read_text() == "content"
-    again = run(program, "small")
+    again = run_quietly(program, "small")
     assert again.returncode == 0
     assert "is there" in again.stdout
 
@@ -175,21 +155,17 @@ def test_download_unpacks_verified_sources(downloads: tuple[Path, Path]) -> None
 def test_download_rejects_a_wrong_checksum(downloads: tuple[Path, Path]) -> None:
     program, mirror = downloads
     (mirror / "small-1.0.tar.gz").write_bytes(b"something else")
-    done = run(program, "--mirror", f"file://{mirror}")
-    assert done.returncode == 2
-    assert "the list says" in done.stderr
+    assert_refused(run_quietly(program, "--mirror", f"file://{mirror}"), "the list says")
     assert not (program.parent / "third_party").exists()
 
 
 def test_download_reports_an_unreachable_host(downloads: tuple[Path, Path]) -> None:
     program, _ = downloads
-    done = run(program)
+    done = run_quietly(program)
     assert done.returncode == 2
     assert "https://host.invalid/small.tar.gz cannot be fetched" in done.stderr
     assert not (program.parent / "third_party").exists()
 
 
 def test_download_rejects_an_unknown_name(tree_root: Path) -> None:
-    done = run(tree_root / "download_code.sh", "nothing")
-    assert done.returncode == 2
-    assert "Known: apex" in done.stderr
+    assert_refused(run_quietly(tree_root / "download_code.sh", "nothing"), "Known: apex")

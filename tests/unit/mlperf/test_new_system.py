@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from mlbert.cli.submission import app
 from mlbert.config.sources import check_exports, parse_config_name
 from mlbert.mlperf.describe import FOLDER, unfilled
 from mlbert.mlperf.new_system import IMPLEMENTATIONS, new_system
+from programs import exports_of
 from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,17 +30,6 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def exports(config: Path) -> dict[str, str]:
-    done = subprocess.run(
-        ["bash", "-c", 'source "$0" && env -0', config],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": "/usr/bin:/bin"},
-    )
-    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
-
-
 @pytest.mark.parametrize("other", SYSTEMS)
 def test_from_every_system(other: str, tree: Path) -> None:
     source = sorted((tree / IMPLEMENTATIONS / other).glob("config_*.sh"))[0]
@@ -54,7 +43,7 @@ def test_from_every_system(other: str, tree: Path) -> None:
         made.config,
     }
     assert check_exports(config)
-    before, after = exports(source), exports(config)
+    before, after = exports_of(source), exports_of(config)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed <= {"CONFIG_FILE", "DGXSYSTEM", "LOGDIR", "MLPERF_SUBMISSION_PLATFORM"}
     assert after["MLPERF_SUBMISSION_PLATFORM"] == "acme_x1"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from audit import expect
+from audit import edit, expect
 from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
@@ -40,19 +39,10 @@ def _complaining(paths: list[Path], **about: object) -> dict[str, tuple[Outcome,
     return {name: found for name, found in _outcomes(paths, **about).items() if found[0] is not Outcome.PASS}
 
 
-def _edit(path: Path, key: str, pattern: str, replacement: str) -> None:
-    lines = path.read_text().splitlines(keepends=True)
-    marked = [n for n, line in enumerate(lines) if f'"key": "{key}"' in line]
-    assert marked, key
-    for number in marked:
-        lines[number] = re.sub(pattern, replacement, lines[number])
-    path.write_text("".join(lines))
-
-
 def _claim(paths: list[Path]) -> None:
     """Makes logs this code's own: they name a recipe."""
     for path in paths:
-        _edit(path, "cache_clear", '"cache_clear"', '"recipe"')
+        edit(path, "cache_clear", '"cache_clear"', '"recipe"')
 
 
 def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_root: Path) -> None:
@@ -69,7 +59,7 @@ def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_r
 
 @pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
 def test_a_resumed_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
-    _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
+    edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
     found = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
     assert found[0] is outcome
     assert "result_1.txt: line 1: resumed from a checkpoint" in found[1]
@@ -97,9 +87,7 @@ MUTATIONS = {
 def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: list[Path]) -> None:
     key, pattern, replacement, check, words = mutation
     _claim(three_logs)
-    before = three_logs[1].read_text()
-    _edit(three_logs[1], key, pattern, replacement)
-    assert three_logs[1].read_text() != before
+    edit(three_logs[1], key, pattern, replacement)
     complaining = _complaining(three_logs, division="closed")
     assert check in complaining
     outcome, found = complaining[check]
@@ -110,10 +98,10 @@ def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: li
 
 def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path) -> None:
     for path in three_logs:
-        _edit(path, "opt_lamb_beta_1", r"0\.9", '"0.9"')
-        _edit(path, "seed", r"(.*\n)", r"\1\1")
-        _edit(path, "opt_epsilon", '"time_ms": 175', '"time_ms": 174')
-        _edit(path, "cache_clear", r'"file": "[^"]*"', '"file": "/elsewhere/run.py"')
+        edit(path, "opt_lamb_beta_1", r"0\.9", '"0.9"')
+        edit(path, "seed", r"(.*\n)", r"\1\1")
+        edit(path, "opt_epsilon", '"time_ms": 175', '"time_ms": 174')
+        edit(path, "cache_clear", r'"file": "[^"]*"', '"file": "/elsewhere/run.py"')
     found = _complaining(three_logs, system=SYSTEM | {"submitter": "SOMEORG"}, tree=tree_root)
     assert {name: outcome for name, (outcome, _) in found.items()} == {
         "program": Outcome.NOTE,
@@ -131,10 +119,10 @@ def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Pat
 
 def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
     for path in three_logs:
-        _edit(path, "submission_division", '"closed"', '"open"')
-        _edit(path, "eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1')
-        _edit(path, "train_samples", r'"value": (\d)', r'"value": 1\1')
-        _edit(path, "eval_samples", "10000", "100")
+        edit(path, "submission_division", '"closed"', '"open"')
+        edit(path, "eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1')
+        edit(path, "train_samples", r'"value": (\d)', r'"value": 1\1')
+        edit(path, "eval_samples", "10000", "100")
     assert "evaluations" not in _complaining(three_logs) or "grid" not in _complaining(three_logs)["evaluations"][1]
 
 
@@ -145,7 +133,7 @@ def test_one_of_ten_that_aborted_is_dropped_by_the_scoring(tmp_path: Path, new_l
     outcome, words = _complaining(paths)["status"]
     assert outcome is Outcome.WARN
     assert words.startswith("result_4.txt: line 75: run_stop status is 'aborted' [rules: ten runs")
-    _edit(paths[5], "run_stop", '"success"', '"aborted"')
+    edit(paths[5], "run_stop", '"success"', '"aborted"')
     assert _complaining(paths)["status"][0] is Outcome.ERROR
 
 
@@ -153,7 +141,7 @@ def test_two_seeds_in_one_log_and_none(three_logs: list[Path]) -> None:
     _claim(three_logs)
     seed_line = next(line for line in three_logs[0].read_text().splitlines() if '"key": "seed"' in line)
     three_logs[0].write_text(three_logs[0].read_text() + seed_line + "\n")
-    _edit(three_logs[1], "seed", ".*\n", "")
+    edit(three_logs[1], "seed", ".*\n", "")
     assert (
         _complaining(three_logs)["seeds"][1]
         == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one [this code's own logs]"
@@ -175,8 +163,8 @@ def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
 
 def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -> None:
     _claim(three_logs)
-    _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
-    _edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
+    edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
+    edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
     expect(
         _complaining(three_logs, system=SYSTEM, tree=tree_root),
         "call sites",
