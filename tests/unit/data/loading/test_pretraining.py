@@ -93,6 +93,12 @@ def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, ca
     assert_error_line(capsys.readouterr().err, "config.conflict", "BIN_COUNTS")
 
 
+def test_a_single_rank_gathers_its_own():
+    data = np.arange(5, dtype=np.uint8)
+    (back,) = RankGroup().all_gather(data)
+    assert back.tolist() == data.tolist()
+
+
 def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):
     special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     (tmp_path / "vocab.txt").write_text(special + "a\nb\n")
