@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import mlbert
 from harness import Rank, free_port, rank_environment, run_ranks
 from mlbert.distributed.health import HANG_SECONDS
-from mlbert.distributed.lifecycle import LOST_RANK
+from mlbert.distributed.lifecycle import LOST_RANK, WRONG_INPUT
+from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import read_metrics, train_arguments
 from watch_programs import BAD_STEP, train_slowly, train_with_many_files
 
@@ -49,6 +51,30 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
     assert node_to_exclude(story) == ("" if what == "fails" else story.split()[3])
     assert results[reporter].returncode == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
     assert story in results[reporter].output
+
+
+def test_wrong_input_of_one_rank_is_the_status_of_all(tmp_path: Path) -> None:
+    logged, results = run_and_read_status(tmp_path, "is mistaken", 1)
+    assert [result.returncode for result in results] == [WRONG_INPUT] * 3
+    story = logged["story_0"].removeprefix("aborted: ")
+    assert "failed after step 4: train.h5: record 17 is damaged. Restore it. [data.damaged]" in story
+    assert node_to_exclude(story) == ""
+
+
+def test_wrong_input_of_all_ranks_is_the_status_of_the_launcher(tmp_path: Path, tree_root: Path) -> None:
+    """Rank 0 reports it, although torchrun ends all ranks when the first one exits."""
+    for name in ("train", "eval"):
+        write_set(tmp_path / name, make_rows(random_lengths(64)))
+    data = {"synthetic_data": 0, "input_dir": tmp_path / "train", "eval_dir": tmp_path / "eval"}
+    settings = train_arguments(tmp_path, num_eval_examples=100, shape={"vocab_size": VOCAB_SIZE}, **data)[1:]
+    program = tree_root / "benchmarks/bert/implementations/cpu_demo/run_pretraining.py"
+    words = [sys.executable, "-m", "mlbert", "launch", "local", "-n", "2", str(program), *settings]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == WRONG_INPUT, done.stderr
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        f"mlbert: error: {tmp_path / 'eval'}: it holds 64 examples, 100 are asked for. "
+        "Set NUM_EVAL_EXAMPLES from 1 to 64. [config.range]"
+    ]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

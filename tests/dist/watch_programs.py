@@ -16,6 +16,7 @@ from mlbert.cli.main import main
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
 from mlbert.training.step import Step
 
 HANG_SECONDS = 3.0
@@ -69,6 +70,8 @@ def fail_as(what: str, stories: Path) -> None:
         time.sleep(1000)
     if what == "fails":
         raise ValueError("record 17 is damaged")
+    if what == "is mistaken":
+        raise UserError("data.damaged", "train.h5", "record 17 is damaged", "Restore it")
     if what == "warned":
         os.kill(os.getpid(), signal.SIGUSR1)
     if what == "ended":

@@ -201,6 +201,8 @@ def test_failed_rank_fails_the_job_and_stops_further_runs(cluster: FakeCluster) 
         (137, {"reason": "SIGTERM", "status": "aborted"}, 143),
         (139, None, 3),
         (2, None, 2),
+        (143, {"reason": 'rank 1 on n2 failed after step 0: "x": is none. [data.too-small]', "status": "-"}, 2),
+        (143, {"reason": "rank 1 on n2 failed after step 4: IndexError: x[data.i]", "status": "aborted"}, 3),
         (137, {"status": "success"}, 0),
     ],
 )
@@ -233,14 +235,14 @@ def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) 
         ("died after step 4", True),
         ("hangs after step 4 (READ, 26 s)", True),
         ("failed after step 4: OSError: no such device", False),
-        ("failed after step 0: it holds 10 examples, 20 are asked for", False),
+        ("failed after step 0: it holds 10 examples, 20 are asked for [data.examples]", False),
     ],
 )
 def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is_lost: bool) -> None:
     """n2 is a spare for n1."""
     run_stop = json.dumps({"reason": f"rank 1 on n1 {story}", "status": "aborted"})
     done = cluster.job(STATUS=3, RUN_STOP=run_stop, DGXNNODES=1, SPARES=1)
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == (2 if "[" in story else 3), done.stderr
     assert (f"n1 is excluded from this job: rank 1 on n1 {story}." in done.stdout) == is_lost
     runs = cluster.calls("srun", "run_and_time.sh")
     assert ["--exclude=n2" in run["words"] for run in runs] == [True, False][: 1 + is_lost]
@@ -399,7 +401,7 @@ def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster)
 
 def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
     done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
-    calls = cluster.calls("ssh")
+    calls = cluster.calls("ssh", "run_and_time.sh")
     assert sorted(call["words"][2] for call in calls) == ["n1", "n2"], done.stderr
     for call in calls:
         assert call["words"][:2] == ["-o", "BatchMode=yes"]
@@ -409,6 +411,21 @@ def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
         assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in remote
         assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={cluster.logs}"} <= set(remote)
         assert remote[-3:] == [str(cluster.launch / "run_and_time.sh"), "--max_steps", "5"]
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "error"), [("true", 2, "on n2;"), ("run_and_time", 3, "lost the connection")]
+)
+def test_refused_and_lost_ssh_connections_are_reported(
+    cluster: FakeCluster, word: str, status: int, error: str
+) -> None:
+    ssh = cluster.programs / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$*" >>{cluster.notes}\ncase $* in *n2*{word}*) exit 255 ;; esac\n')
+    done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1,n2")
+    assert (done.returncode, "run_and_time" in cluster.notes.read_text()) == (status, status == 3)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ssh ")
+    assert error in line
 
 
 def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:

@@ -26,6 +26,20 @@ over_mpirun() {
         "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
 }
 
+# Name the hosts on which ssh cannot run a command, before the ranks on the others would wait for them.
+reach_hosts() {
+    local host node pids=() unreachable=()
+    for host in "${hosts[@]}"; do
+        ssh -o BatchMode=yes "${host}" true &
+        pids+=($!)
+    done
+    for node in "${!pids[@]}"; do
+        wait "${pids[node]}" || unreachable+=("${hosts[node]}")
+    done
+    ((${#unreachable[@]} == 0)) ||
+        fail "ssh cannot run a command on ${unreachable[*]}; see its message above. It must connect without a password: ssh ${unreachable[0]} true"
+}
+
 # One ssh per host. The first one that fails ends the others; their ranks detect the lost peers themselves.
 over_ssh() {
     local node name line pids=() status=0
@@ -47,6 +61,10 @@ over_ssh() {
         kill "${pids[@]}" 2>/dev/null || true
     fi
     wait
+    if ((status == 255)); then
+        echo "error: ssh lost the connection to a host; see its message above. The run counts as one that lost a rank." >&2
+        status=3
+    fi
     return "${status}"
 }
 
@@ -63,6 +81,7 @@ check_settings
 IFS=, read -r -a hosts <<<"${HOSTS:-}"
 ((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config has DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
 choose_python
+[[ "${over}" != over_ssh ]] || reach_hosts
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do
     train_on "${i}" "${HOSTS}" "${over}" "$@"

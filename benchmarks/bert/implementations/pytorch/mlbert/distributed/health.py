@@ -149,12 +149,16 @@ class HealthMonitor:
         world: the started world.
         report: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls it. If rank 0 is
             lost, rank 1 and the first rank of another machine do, and the first call counts.
-        end: ends this process at once. Called by the watching thread, since the main thread may hang in a collective.
+        end: ends this process at once; its argument says if a `UserError` ended the run. Called by the watching thread,
+            since the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
+
+    Attributes:
+        is_mistake: rank 0 has announced that a `UserError` ends the run.
     """
 
     def __init__(
-        self, world: World, report: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
+        self, world: World, report: Callable[[str, bool], None], end: Callable[[bool], NoReturn], hang_seconds: float
     ) -> None:
         self.world, self._report, self._end_process, self._hang_seconds = world, report, end, hang_seconds
         self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
@@ -167,10 +171,11 @@ class HealthMonitor:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._channels: dict[int, Channel] = {}
-        # A failure that another one probably caused: the time from which it counts after all, and its description.
-        self._suspicion: tuple[float, str] | None = None
+        # A failure that another one probably caused: the time from which it counts after all, its description, and
+        # whether it is a `UserError`.
+        self._suspicion: tuple[float, str, bool] | None = None
         # Rank 0 has announced that a signal ends the run, so the other ranks are expected to exit.
-        self._leaving = False
+        self._leaving = self.is_mistake = False
         self._is_signalled = False
 
     def take_signal(self) -> None:
@@ -265,22 +270,22 @@ class HealthMonitor:
         # Rank 0 reports a mistake that it makes as well.
         is_mistake = isinstance(error, UserError)
         is_consequence = is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
-        kind = "" if is_mistake else f"{type(error).__name__}: "
-        words = f"{kind}{' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
+        text = error.as_line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        words = " ".join(text.split()).removesuffix(":").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
-            self._channels[0].send(failed=sentence, is_cause=not is_consequence)
+            self._channels[0].send(failed=sentence, is_cause=not is_consequence, is_mistake=is_mistake)
         elif is_signal:
             self._stopping.wait(PERIOD_SECONDS)  # a lost rank that caused it shows up by then
             self._leaving = True
             self._announce(sentence)
         elif is_consequence:
-            self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence)
+            self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence, False)
         else:
             # Before the others hear of it: a rank that ends from now on is not the cause.
             self._stopping.set()
             self._report(sentence, not is_mistake)  # the command line prints that one
-            self._announce(sentence)
+            self._announce(sentence, is_mistake)
         # Meanwhile the watching thread ends the process once it knows the cause.
         waits_for_cause = is_consequence and not self._leaving
         self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS)
@@ -307,7 +312,7 @@ class HealthMonitor:
                         selector.unregister(key.fileobj)
                 own.is_at(self._current_place())
                 if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
-                    self._end(self._suspicion[1])
+                    self._end(*self._suspicion[1:])
                 # Not during a suspicion: ranks that wait for the failed one would look like a hang.
                 if time.monotonic() >= next_check and self._suspicion is None:
                     next_check = time.monotonic() + self._period
@@ -336,7 +341,8 @@ class HealthMonitor:
                 self._leaving = True
                 self._announce(message["failed"])  # the others exit, and so end a collective that may hang
             else:
-                self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, message["failed"])
+                about = message["failed"], message["is_mistake"]
+                self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, *about)
         return True
 
     def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
@@ -357,10 +363,10 @@ class HealthMonitor:
             self._end(f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)")
         pauses.see(0.0 if patient else pause)
 
-    def _announce(self, verdict: str) -> None:
+    def _announce(self, verdict: str, is_mistake: bool = False) -> None:
         """Send every rank how the run ends."""
         for channel in self._channels.values():
-            channel.send(verdict=verdict)
+            channel.send(verdict=verdict, is_mistake=is_mistake)
 
     # The other ranks' thread
 
@@ -382,8 +388,10 @@ class HealthMonitor:
                 for message in messages:
                     if "bye" in message:
                         return
-                    if message["verdict"]:
-                        self._end_process()  # rank 0 has reported it
+                    if message["verdict"]:  # rank 0 has reported it, or prints a mistake and exits within a second
+                        self.is_mistake = message["is_mistake"]
+                        time.sleep(2 * PERIOD_SECONDS * self.is_mistake)
+                        self._end_process(self.is_mistake)
             is_patient = self._current_place().stage in _PATIENT
             limit = PATIENT_SECONDS if is_patient else self._hang_seconds + HEAD_START_SECONDS
             if (silence := time.monotonic() - heard) > limit:
@@ -398,12 +406,12 @@ class HealthMonitor:
             sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
         self._end(sentence)
 
-    def _end(self, sentence: str) -> NoReturn:
+    def _end(self, sentence: str, is_mistake: bool = False) -> NoReturn:
         """End this process and, on rank 0, every other one. The reason is reported once."""
         if self._stopping.is_set():
             sys.exit()  # this thread only; the run is ending anyway
         if self.world.rank == 0:
-            self._announce(sentence)
+            self._announce(sentence, is_mistake)
         other_machine = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
         if self.world.rank in (0, 1, *other_machine[:1]):
             if self.world.rank > 1:
@@ -412,7 +420,7 @@ class HealthMonitor:
         if self.world.rank == 0:
             # Closing a connection with unread heartbeats resets it, and the verdict would be lost.
             time.sleep(PERIOD_SECONDS)
-        self._end_process()
+        self._end_process(is_mistake)
 
 
 def _after(step: int) -> str:

@@ -5,8 +5,9 @@
 | target reached              | the loop, on all ranks         | success                     | 0         | 0        |
 | limit reached               | the loop, on all ranks         | aborted                     | 1         | 0        |
 | exception, one process      | `guard`                        | aborted, its name           | 1 or 2 *  |          |
-| exception on rank 0         | `guard`, via the watch         | aborted, rank and exception | 1 or 2 *  | 3        |
+| exception on rank 0         | `guard`, via the watch         | aborted, rank and exception | 1         | 3        |
 | exception on another rank   | the same                       | aborted, rank and exception | 3         | 3        |
+| `UserError` on any rank     | the same                       | aborted, rank and message   | 2         | 2        |
 | SIGTERM, SIGINT, SIGHUP     | a thread of each rank that     | aborted, the signal         | 128 + n   | the same |
 |   to all ranks              | gets it; the main thread       |                             |           | or 3     |
 | the same to another rank    | `guard`, via the watch         | aborted, rank and signal    | 3         | 3        |
@@ -114,7 +115,7 @@ class Lifecycle:
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
         """Abort the run on every rank if an exception leaves the block, and re-raise it. A rank other than 0 exits with
-        LOST_RANK after a `UserError` instead, because rank 0 reports it.
+        WRONG_INPUT after a `UserError` instead, because rank 0 reports it.
 
         All ranks enter together, each in its main thread. Inside, SIGTERM and SIGHUP raise `Terminated`, unless they
         are ignored (nohup) or already handled. SIGINT raises KeyboardInterrupt as usual. SIGUSR1 raises Terminated
@@ -128,8 +129,12 @@ class Lifecycle:
                     yield
             except BaseException as error:
                 self._abort_on_rank_0(_reason(error))
-                if self.world.rank != 0 and self.watch.joined and isinstance(error, UserError):
-                    raise SystemExit(LOST_RANK) from error  # rank 0 has reported it
+                # Launchers send SIGTERM when the first rank exits; the mistake that ends it still counts.
+                cause = error.__context__ if isinstance(error, Terminated) else error
+                if isinstance(cause, UserError) and (self.world.rank == 0 or not self.watch.joined):
+                    raise cause from None
+                if isinstance(cause, UserError) or self.watch.is_mistake:
+                    raise SystemExit(WRONG_INPUT) from error  # rank 0 reports it
                 raise
 
     def accept_warnings(self) -> None:
@@ -164,8 +169,8 @@ class Lifecycle:
             print(f"mlbert: error: {story}. The run is aborted on every rank.", file=sys.stderr)
         self._abort(story)
 
-    def _end_process(self) -> NoReturn:
-        os._exit(LOST_RANK)
+    def _end_process(self, is_mistake: bool) -> NoReturn:
+        os._exit(WRONG_INPUT if is_mistake else LOST_RANK)
 
     # Signals
 
