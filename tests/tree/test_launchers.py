@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.config.sections import settings_by_key
 from mlbert.config.shell import LaunchConfig
 from programs import assert_refused, write_program
+from training_settings import SETTINGS, SHAPE
 
 # Records its arguments and the exports that differ between runs, then acts as the test's exports request.
 STAND_IN = """#!{python}
@@ -426,6 +428,30 @@ def test_refused_and_lost_ssh_connections_are_reported(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ssh ")
     assert error in line
+
+
+@pytest.mark.parametrize("engine", ["ssh", "mpirun"])
+def test_settings_are_checked_before_anything_starts_on_the_hosts(
+    cluster: FakeCluster, tree_root: Path, tmp_path: Path, engine: str
+) -> None:
+    demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
+    (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
+    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
+    Path(str(cluster.exports["CONFIG_FILE"])).touch()
+    cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
+    cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
+    program, words = str(cluster.launch / "run_multinode.sh"), ["--mpirun"] * (engine == "mpirun")
+    for flags, exports, name in (((), {"BATCHSIZE": 15}, "BATCHSIZE"), (("--max_steps", "x"), {}, "max_steps")):
+        done = cluster.start(program, *words, *flags, **exports)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("mlbert: error: ")
+        assert name in line
+    assert not cluster.notes.exists(), "something was started"
+    done = cluster.start(program, *words, GRADIENT_CLIPING="x")
+    warning = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
+    assert warning in done.stderr.splitlines()
+    assert cluster.calls(engine, "run_and_time.sh")
 
 
 def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:

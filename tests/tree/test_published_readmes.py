@@ -194,7 +194,7 @@ def test_samsung(sandbox: Sandbox, tree_root: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     hosts = [words[2] for words, _, _ in sandbox.calls("ssh")]
-    assert sorted(hosts) == ["192.168.16.1"] * 10 + ["192.168.16.2"] * 10
+    assert sorted(hosts) == ["192.168.16.1"] * 11 + ["192.168.16.2"] * 11
     assert len(sandbox.calls("download_code.sh")) == 1
     assert [words[:2] for words, _, _ in sandbox.calls("mlbert")] == [["prepare", "export-nvidia"]]
     programs = [words[0] for words, _, _ in sandbox.calls("python")]

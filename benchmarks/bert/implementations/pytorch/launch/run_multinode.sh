@@ -2,12 +2,13 @@
 # Run NEXP experiments on several machines without Slurm, one after another:
 #   source config_<system>.sh && HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh [--mpirun]
 # Over ssh each host starts its own ranks (torchrun); with --mpirun, Open MPI starts them all. The tree, the data and LOGDIR
-# must have the same paths everywhere, and ssh must not ask for a password. To use containers, start this inside them.
+# must have the same paths everywhere, also here, where settings and data are checked first, and ssh must not ask for a
+# password. To use containers, start this inside them.
 # shellcheck disable=SC2329  # train_on calls over_ssh or over_mpirun by name
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-    sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
 fi
 : "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
@@ -24,6 +25,13 @@ over_mpirun() {
     done
     mpirun --np "$((DGXNNODES * processes))" --host "$(joined "${slots[@]}")" --map-by "ppr:${processes}:node" --bind-to none \
         "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
+}
+
+# Report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before anything starts on
+# the hosts. TensorFlow's program has no such check.
+check_training() {
+    [[ "${RECIPE}" != tensorflow2 ]] || return 0
+    "${PYTHON:-python3}" "${system_dir}/run_pretraining.py" --print-config "$@" | sed -n '/^warning: /p' >&2 || exit 2
 }
 
 # Name the hosts on which ssh cannot run a command, before the ranks on the others would wait for them.
@@ -81,6 +89,7 @@ check_settings
 IFS=, read -r -a hosts <<<"${HOSTS:-}"
 ((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config has DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
 choose_python
+check_training "$@"
 [[ "${over}" != over_ssh ]] || reach_hosts
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do
