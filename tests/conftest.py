@@ -26,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
+def pytest_report_header() -> str:
+    return "kernels: tests that use Triton run in the processes that tests/unit/test_interpreted.py starts"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests to `--slow`, run the longest files first and keep the order of the others."""
     if not config.getoption("--slow"):

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,16 @@ class Rank:
     """A process, forked from the server, that calls a function with the given environment and output file."""
 
     def __init__(
-        self, function: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str], output: Path
+        self,
+        function: Callable[..., object],
+        arguments: tuple[Any, ...],
+        environment: dict[str, str],
+        output: Path,
+        preloaded: Sequence[str] = PRELOADED,
     ) -> None:
         self._output = output
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(list(preloaded))
         threads = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP reads it when the server imports torch
         multiprocessing.forkserver.ensure_running()
@@ -65,6 +70,10 @@ class Rank:
         self._process.join(timeout)
         self.kill()
         return self._output.read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """Kill the process group if the process still runs."""

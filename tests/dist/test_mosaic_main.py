@@ -90,8 +90,10 @@ def test_the_same_command_works_again_after_ctrl_c(tree_root: Path, work: Path, 
     command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE, *words]
     process = subprocess.Popen([*command, "max_duration=100000ba"], cwd=work, stdout=subprocess.DEVNULL)
     try:
+        deadline = time.monotonic() + 120
         while not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
             assert process.poll() is None
+            assert time.monotonic() < deadline, "no step"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,23 @@ from mlbert.config.recipe import Recipe
 from mlbert.data.formats.prepared import ShardWriter
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 from simple_recipe import FOLDERS, simple_recipe
+from unit.test_interpreted import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def _uses_triton(item: pytest.Item) -> bool:
+    chosen = item.callspec.params if hasattr(item, "callspec") else {}
+    return "use_triton" in item.fixturenames or "triton" in map(chosen.get, ("choice", "expand", "implementation"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the files of test_interpreted, run what uses Triton with TRITON_INTERPRET=1, and everything else without."""
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    files = {Path(__file__).parent / test.partition("::")[0] for suite in SUITES.values() for test in suite}
+    others = {item for item in items if item.path in files and _uses_triton(item) != interprets}
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=list(others))
 
 
 @pytest.fixture(scope="session")

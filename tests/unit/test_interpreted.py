@@ -20,7 +20,7 @@ SUITES = {  # of a process each
         "ops/test_proof.py::test_interpreted_kernels_pass",
         *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm", "norm_fp8")),
     ],
-    "optimizers and steps": ["optim/test_triton_update.py", "training/test_step_triton.py"],
+    "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
 }
 
 

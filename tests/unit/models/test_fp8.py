@@ -76,13 +76,11 @@ def two_steps(products: Products, seed: int = 3) -> list[Tensor]:
     return found
 
 
-def test_kernels_equal_their_plain_twins(request: pytest.FixtureRequest) -> None:
+def test_kernels_equal_their_plain_twins(use_triton: None) -> None:
     """All of the model: what the fused passes round, the plain forms round at the same points.
 
     Sums in another order move a few numbers over a rounding step.
     """
-    pytest.importorskip("triton", reason="Triton is not installed")
-    request.getfixturevalue("use_triton")
     results = {}
     for choice in ("triton", "plain"):
         ops.select(choice)

@@ -126,7 +126,6 @@ def emulator(emulator_path: Path) -> Iterator[Emulator]:
 def choice(request: pytest.FixtureRequest) -> str:
     """The forms of quantising and of the product; auto is torch._scaled_mm unless there is no compiler."""
     if request.param == "triton":
-        pytest.importorskip("triton", reason="Triton is not installed")
         request.getfixturevalue("use_triton")
     ops.select(request.param)
     yield request.param

@@ -80,9 +80,11 @@ def make_flat() -> Callable[[], FlatParameters]:
     return make
 
 
-@pytest.fixture(params=["plain", "native"])
+@pytest.fixture(params=["plain", "native", "triton"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Parametrize over the plain and native implementations; skip native if it cannot be compiled."""
+    """Parametrize over the implementations; skip those that cannot be compiled."""
+    if request.param == "triton":
+        request.getfixturevalue("use_triton")
     if request.param == "native":
         try:
             native.load("optim", ["optim.c"])

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,24 @@ HARNESS = """
     (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
     print(json.dumps({"methods": methods, "exit": process.exitcode, "result": result}))
 """
-# Resolves the flags of each method without running it.
+# Each case: a number of replicas, methods, and arguments of the class.
+CASES = {
+    "full": (8, ["benchmark_8_gpu"], {}),
+    "tpu": (32, ["benchmark_4x4_tpu", "benchmark_short_4x4_tpu"], {}),
+    "short": (1, ["benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu"], {}),
+    "given": (
+        8,
+        ["benchmark_8_gpu"],
+        {
+            "default_flags": {
+                "seed": "7",
+                "dtype": "fp32",
+                "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"],
+            }
+        },
+    ),
+}
+# Resolves the flags of each method of each case without running it.
 FLAGS_OF_METHODS = """
     import json, sys
     from absl import flags
@@ -66,18 +82,20 @@ FLAGS_OF_METHODS = """
     from tf2_bert.flags import resolve_flags
     from tf2_bert.perfzero import flags_as_text
 
-    results = {}
+    results, replicas = {}, 0
 
     class FlagsOnly(BertClassifyBenchmarkReal):
         def _run_and_report_benchmark(self, name, values, force_gpu_memory_alloc=True):
             with self.flags_set({**values, "model_dir": self.model_dir(name)}):
-                resolved = resolve_flags(int(sys.argv[1]))
+                resolved = resolve_flags(replicas)
                 settings = {field: value for field, value, *_ in resolved.as_table()}
-                results[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
+                results[case][name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
 
-    benchmark = FlagsOnly(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **json.loads(sys.argv[3]))
-    for name in sys.argv[2].split(","):
-        getattr(benchmark, name)()
+    for case, (replicas, methods, arguments) in json.loads(sys.argv[1]).items():
+        results[case] = {}
+        benchmark = FlagsOnly(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **arguments)
+        for method in methods:
+            getattr(benchmark, method)()
     left = [name for name in flags.FLAGS if flags.FLAGS[name].value != flags.FLAGS[name].default]
     print(json.dumps({"results": results, "left": left}))
 """
@@ -98,18 +116,19 @@ def run(program: str, *words: str, **environment: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def settings(replicas: int, *methods: str, **arguments: object) -> Mapping[str, Any]:
-    """Return each method's flags, whether it limits GPU memory, and its settings for a number of replicas."""
-    printed = run(FLAGS_OF_METHODS, str(replicas), ",".join(methods), json.dumps(arguments))
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """Return each method's flags, whether it limits GPU memory, and its settings, for each of CASES."""
+    printed = run(FLAGS_OF_METHODS, json.dumps(CASES))
     assert printed["left"] == []
     return dict(printed["results"])
 
 
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
-    results = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
-    assert set(results["methods"]) == METHODS
-    assert results["exit"] == 0
-    result = results["result"]
+    printed = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
+    assert set(printed["methods"]) == METHODS
+    assert printed["exit"] == 0
+    result = printed["result"]
     assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
     assert result["iters"] == "-1"
     (metric,) = result["metrics"]
@@ -124,8 +143,8 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
-def test_full_gpu_run_has_the_published_flags() -> None:
-    gpu = settings(8, "benchmark_8_gpu")["benchmark_8_gpu"]
+def test_full_gpu_run_has_the_published_flags(results: dict[str, Any]) -> None:
+    gpu = results["full"]["benchmark_8_gpu"]
     assert gpu["memory"]
     flags = set(gpu["flags"].split())
     assert {
@@ -156,18 +175,16 @@ def test_full_gpu_run_has_the_published_flags() -> None:
     assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
 
 
-def test_tpu_runs_have_the_published_flags() -> None:
-    results = settings(32, "benchmark_4x4_tpu", "benchmark_short_4x4_tpu")
-    whole, short = results["benchmark_4x4_tpu"]["flags"].split(), results["benchmark_short_4x4_tpu"]["flags"].split()
+def test_tpu_runs_have_the_published_flags(results: dict[str, Any]) -> None:
+    whole, short = (results["tpu"][f"benchmark_{name}4x4_tpu"]["flags"].split() for name in ("", "short_"))
     assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
     assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
     assert {"--num_steps_per_epoch=2234", "--steps_per_loop=1117"} <= set(short)
     assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
 
 
-def test_short_runs_have_few_steps_and_no_evaluation() -> None:
-    results = settings(1, "benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu")
-    eight, one = results["benchmark_short_8_gpu"], results["benchmark_short_1_gpu"]
+def test_short_runs_have_few_steps_and_no_evaluation(results: dict[str, Any]) -> None:
+    eight, one = (results["short"][f"benchmark_short_{count}_gpu"] for count in (8, 1))
     assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
     assert eight["memory"]
     assert not one["memory"]
@@ -180,13 +197,12 @@ def test_short_runs_have_few_steps_and_no_evaluation() -> None:
     assert "device_warmup" not in one["flags"]
 
 
-def test_flags_given_to_the_class_and_to_its_methods() -> None:
-    default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
-    results = settings(8, "benchmark_8_gpu", default_flags=default)["benchmark_8_gpu"]["settings"]
-    assert results["seed"] == "7"
-    assert results["precision"] == "fp16"  # the method's value overrides a default
-    assert results["eval_batch_size"] == "12"
-    assert results["scale_loss"] == "no"
+def test_flags_given_to_the_class_and_to_its_methods(results: dict[str, Any]) -> None:
+    settings = results["given"]["benchmark_8_gpu"]["settings"]
+    assert settings["seed"] == "7"
+    assert settings["precision"] == "fp16"  # the method's value overrides a default
+    assert settings["eval_batch_size"] == "12"
+    assert settings["scale_loss"] == "no"
 
 
 def test_environment_overrides_constructor_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Complete runs of `run_pretraining.py` in separate processes: output files, exit statuses and resuming."""
+"""Complete runs of `run_pretraining.py` in separate processes: output files, exit statuses and resuming.
+
+The processes are forked from a server that has imported TensorFlow, which takes longer than such a run.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dist.harness import Rank
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows
@@ -36,8 +42,15 @@ SHAPE = {
 }
 STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
-Start = Callable[..., subprocess.Popen]
-Run = Callable[..., subprocess.CompletedProcess]
+IMPORTS = ("tf2_bert.main", "tf2_bert.experiment", "tf2_bert.workers")
+Start = Callable[..., Rank]
+Run = Callable[[str], tuple[int | None, str]]
+
+
+def run_as_main(command: list[str]) -> None:
+    """Run a program with its arguments as Python does."""
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
 
 
 @pytest.fixture
@@ -46,26 +59,25 @@ def start(tmp_path: Path, tree_root: Path) -> Start:
     shape = tmp_path / "bert_config.json"
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
-    def of(words: str, **exports: str) -> subprocess.Popen:
+    def of(words: str) -> Rank:
         prepared = re.search(r"--input_dir=(\S+)", words)
         vocabulary = describe(prepared[1]).vocab_size if prepared and Path(prepared[1]).exists() else VOCAB_SIZE
         shape.write_text(json.dumps({**SHAPE, "vocab_size": vocabulary}))
-        command = [sys.executable, str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment, **exports}
-        )
+        command = [str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
+        output = Path(tempfile.mkstemp(dir=tmp_path)[1])
+        return Rank(run_as_main, (command,), environment, output, IMPORTS)
 
     return of
 
 
 @pytest.fixture
 def run(start: Start) -> Run:
-    """Return a function that runs the program and waits for it."""
+    """Return a function that runs the program and returns its exit status and output."""
 
-    def of(words: str, **exports: str) -> subprocess.CompletedProcess:
-        process = start(words, **exports)
-        out, errors = process.communicate(timeout=240)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+    def of(words: str) -> tuple[int | None, str]:
+        process = start(words)
+        output = process.communicate(240)
+        return process.returncode, output
 
     return of
 
@@ -82,8 +94,8 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     words = f"{NUMBERS} {data} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
     words += f" --steps_between_eval=4 --device_warmup --stop_threshold=0.01 --model_dir={out}"
-    done = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
-    assert done.returncode == 0, done.stderr
+    status, output = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
+    assert status == 0, output
     logged = events(out / "result_0.txt")
     keys, values = [key for key, *_ in logged], {key: value for key, value, _ in logged}
     samples, evaluations = values["train_samples"], keys.count("eval_accuracy")
@@ -109,9 +121,9 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     trace = [sys.executable, "-m", "mlbert", "submission", "trace", str(out / "result_0.txt")]
     traced = subprocess.run(trace, capture_output=True, text=True, check=False)
     assert "BROKEN" not in traced.stdout
-    again = run(f"{words}")
-    assert again.returncode == 2
-    assert "[run.exists]" in again.stderr
+    status, output = run(words)
+    assert status == 2
+    assert "[run.exists]" in output
 
 
 @needs_tensorflow
@@ -121,14 +133,14 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     for part in range(2):
         write_examples(files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5)
     words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
-    first = run(f"{words} --model_dir={tmp_path}/first")
-    assert first.returncode == 0, first.stderr  # without evaluation, reaching the limit is a success
-    second = run(
+    status, output = run(f"{words} --model_dir={tmp_path}/first")
+    assert status == 0, output  # without evaluation, reaching the limit is a success
+    status, output = run(
         f"{words} --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
         f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16"
     )
-    assert second.returncode == 1, second.stderr
-    assert "first samples of the training files" in second.stdout
+    assert status == 1, output
+    assert "first samples of the training files" in output
     losses = [
         json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")
     ]
@@ -139,28 +151,28 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
 def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     words = f"{NUMBERS} {data} --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
-    whole = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
-    assert whole.returncode == 0, whole.stderr
+    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
+    assert status == 0, output
     process = start(f"{words} --model_dir={tmp_path}/parts")
     checkpoints = tmp_path / "parts/run_0/checkpoints"
     deadline = time.monotonic() + 120
     while not list(checkpoints.glob("step_*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGUSR1)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGUSR1, errors
+    output = process.communicate(60)
+    assert process.returncode == 128 + signal.SIGUSR1, output
     assert events(tmp_path / "parts/result_0.txt")[-1][2] == {
         **events(tmp_path / "parts/result_0.txt")[-1][2],
         "status": "aborted",
         "reason": "SIGUSR1",
     }
-    resumed = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resumed at step" in resumed.stdout
+    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
+    assert status == 0, output
+    assert "resumed at step" in output
     (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
-    ended = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
-    assert ended.returncode == 0, ended.stderr
-    assert "resumed at step 240" in ended.stdout
+    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
+    assert status == 0, output
+    assert "resumed at step 240" in output
     summary = json.loads((tmp_path / "parts/training_summary.txt").read_text())
     assert (summary["total_training_steps"], summary["last_train_metrics"]) == (240, None)
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
@@ -183,12 +195,12 @@ def test_two_workers_match_one_process_with_two_devices(
 ) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval --do_eval --num_eval_samples=50"
     words = f"{NUMBERS} {data} --steps_between_eval=4 --stop_threshold=0.9 --scale_loss --save_checkpoint_steps=6"
-    alone = run(f"{words} --num_gpus=2 --model_dir={tmp_path}/alone")
-    assert alone.returncode == 1, alone.stderr
+    status, output = run(f"{words} --num_gpus=2 --model_dir={tmp_path}/alone")
+    assert status == 1, output
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
     processes = [start(f"{words} --task_index={task}") for task in range(2)]
-    outputs = [process.communicate(timeout=200) for process in processes]
+    outputs = [process.communicate(200) for process in processes]
     # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
     assert [process.returncode for process in processes] == [1, 0], outputs
     found = [
@@ -208,8 +220,8 @@ def test_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path
     log, deadline = tmp_path / "out/result_0.txt", time.monotonic() + 120
     while not (log.exists() and "epoch_start" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.terminate()
-    process.communicate(timeout=60)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(60)
     assert process.returncode == 128 + signal.SIGTERM
     key, _, metadata = events(log)[-1]
     assert (key, metadata["status"], metadata["reason"]) == ("run_stop", "aborted", "SIGTERM")

@@ -23,7 +23,6 @@ def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """What a target is written by."""
     chosen = expand_plain
     if request.param == "triton":
-        pytest.importorskip("triton", reason="Triton is not installed")
         request.getfixturevalue("use_triton")
         chosen = importlib.import_module("mlbert.data.loading.triton_expand").expand
     monkeypatch.setattr(batches, "expansion", lambda device: chosen)
@@ -126,9 +125,7 @@ def test_labels_and_a_target_without_them_do_not_go_together(expand):
             batch.to("cpu", out=target)
 
 
-def test_the_triton_kernel_refuses_a_small_target(request):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    request.getfixturevalue("use_triton")
+def test_the_triton_kernel_refuses_a_small_target(use_triton):
     expand = importlib.import_module("mlbert.data.loading.triton_expand").expand
     batch, _ = ugly("one sequence")
     with pytest.raises(AssertionError, match="larger than its target"):
