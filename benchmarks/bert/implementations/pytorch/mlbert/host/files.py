@@ -43,8 +43,8 @@ def open_plain(path: Path) -> BinaryIO:
     forever."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, f"not a file name: {error}") from None
+    except ValueError:  # a zero byte
+        raise OSError(errno.EINVAL, "not a file name") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "a folder, pipe or device, not a plain file")
