@@ -10,17 +10,11 @@ import tensorflow as tf
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
+from sequences_of_rows import sequences_of
 from tf2_bert.rows import Rows
 
 # The vocabulary size is not a multiple of 8: PyTorch's model pads it.
-SHAPE = BertConfig(
-    vocab_size=163,
-    hidden_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    intermediate_size=96,
-    max_position_embeddings=64,
-)
+SHAPE = BertConfig(163, 48, 3, 4, 96, max_position_embeddings=64)
 NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
@@ -91,3 +85,18 @@ def packed_case() -> tuple[Ragged, list[int], Rows]:
 def tensors(rows: Rows) -> Rows:
     """Return the rows as tensors."""
     return Rows(*(tf.constant(part) for part in rows))
+
+
+def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> tf.distribute.InputContext:
+    """Return what a host's input function is told."""
+    return tf.distribute.InputContext(hosts, host, replicas)
+
+
+def batches(dataset: tf.data.Dataset, count: int | None = None) -> list[Rows]:
+    """Return the first batches of a dataset, or all."""
+    return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
+
+
+def joined(parts: Sequence[Rows]) -> Ragged:
+    """Return the sequences of batches."""
+    return Ragged.concatenate([sequences_of(part) for part in parts])

@@ -36,34 +36,12 @@ from tf2_bert.rows import Rows
 from tf2_bert.step import TrainStep
 from tf2_bert.strategies import make_strategy, prepare_devices
 
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 16,
-    "hidden_act": "gelu",
-}
-SETTINGS = {
-    "bert_config_file": "unused",
-    "input_dir": "unused",
-    "eval_dir": "unused",
-    "output_dir": "unused",
-    "train_batch_size": "8",
-    "learning_rate": "0.01",
-    "max_steps": "10",
-    "max_samples_termination": "1000000",
-    "eval_iter_start_samples": "1000000",
-    "eval_iter_samples": "1000000",
-    "submission_org": "test",
-    "submission_platform": "test",
-    "submission_division": "open",
-    "optimizer": "lamb",
-    "scale_loss": "1",
-    "seed": "5",
-    "max_grad_norm": "none",
-}
+VOCAB_SIZE = 64
+SETTINGS = dict.fromkeys(("bert_config_file", "input_dir", "eval_dir", "output_dir"), "unused")
+SETTINGS |= dict.fromkeys(("submission_org", "submission_platform"), "test") | {"submission_division": "open"}
+SETTINGS |= dict.fromkeys(("max_samples_termination", "eval_iter_start_samples", "eval_iter_samples"), "1000000")
+SETTINGS |= {"train_batch_size": "8", "learning_rate": "0.01", "max_steps": "10", "optimizer": "lamb"}
+SETTINGS |= {"scale_loss": "1", "seed": "5", "max_grad_norm": "none"}
 LENGTH, PREDICTIONS, SEQUENCES = 16, 4, 2
 ROWS, STEPS = 16, 4
 RATES = [0.01, 0.008, 0.006, 0.004]
@@ -83,7 +61,8 @@ def tensorflow(**changes: object) -> TensorFlowConfig:
 
 def small_shape(dropout: float = 0.0) -> BertConfig:
     """Return the shape of the small model."""
-    return BertConfig(**SHAPE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return BertConfig(VOCAB_SIZE, 32, 1, 2, 64, max_position_embeddings=16, hidden_act="gelu", **dropouts)
 
 
 def dummy_rows(count: int, seed: int) -> Rows:
@@ -99,7 +78,7 @@ def dummy_rows(count: int, seed: int) -> Rows:
         start = 0
         for number, length in enumerate(lengths):
             place = slice(start, start + length)
-            integers["input_ids"][row, place] = rng.integers(1, SHAPE["vocab_size"], length)
+            integers["input_ids"][row, place] = rng.integers(1, VOCAB_SIZE, length)
             integers["segment_ids"][row, place] = np.arange(length) >= length // 2
             integers["sequence_ids"][row, place] = number + 1
             integers["position_ids"][row, place] = np.arange(length)
@@ -108,7 +87,7 @@ def dummy_rows(count: int, seed: int) -> Rows:
             start += length
         masked = rng.choice(start, rng.integers(1, PREDICTIONS + 1), replace=False)
         positions[row, : len(masked)], weights[row, : len(masked)] = np.sort(masked), 1
-        labels[row, : len(masked)] = rng.integers(1, SHAPE["vocab_size"], len(masked))
+        labels[row, : len(masked)] = rng.integers(1, VOCAB_SIZE, len(masked))
     return Rows(*integers.values(), positions, labels, weights, firsts, next_labels, next_weights)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,18 +16,12 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.runs.progress import TrainState
+from programs import free_ports
 from tf2_bert.checkpoints import CheckpointFolder, initial_values
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    vocab_size=197,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=48,
-    max_position_embeddings=40,
-)
+SHAPE = BertConfig(197, 32, 2, 4, 48, max_position_embeddings=40)
 
 
 def assert_same(found, expected):
@@ -272,10 +265,7 @@ def test_weights_and_checkpoints_reach_every_replica(tmp_path):
 
 
 def test_two_workers_write_one_checkpoint(tmp_path):
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]
-    workers = [f"localhost:{server.getsockname()[1]}" for server in sockets]
-    for server in sockets:
-        server.close()
+    workers = [f"localhost:{port}" for port in free_ports(2)]
     clusters = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": task}} for task in range(2)]
     assert_done(*(start(tmp_path, "workers", task, TF_CONFIG=json.dumps(clusters[task])) for task in range(2)))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]

@@ -33,6 +33,7 @@ from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training
 from tf2_bert.recipe import RECIPE, inspect
 from tf2_bert.rows import Rows
 from training_settings import SETTINGS, SHAPE
+from unit.tensorflow2.cases import batches, context, joined
 from user_errors import user_error
 
 COUNT, BATCH, SEED = 300, 8, 3
@@ -65,10 +66,6 @@ def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
     return resolve(RECIPE, {}, {name: str(value) for name, value in values.items()}, [], []).config
 
 
-def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> Any:
-    return tf.distribute.InputContext(hosts, host, replicas)
-
-
 def opened_training(config: Configuration, seed: int = SEED) -> Any:
     data = training_data(config[DataConfig], config[TensorFlowConfig], inspect(config), seed)
     data.open()
@@ -88,15 +85,6 @@ def opened_evaluation(config: Configuration) -> Any:
 def data_of(config: Configuration) -> Data:
     sections = config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig]
     return Data(*sections, inspect(config), tf.distribute.get_strategy(), SEED)
-
-
-def batches(dataset: Any, count: int | None = None) -> list[Rows]:
-    taken = dataset if count is None else dataset.take(count)
-    return list(taken.as_numpy_iterator())
-
-
-def joined(parts: list[Rows]) -> Ragged:
-    return Ragged.concatenate([sequences_of(part) for part in parts])
 
 
 def tokens(ragged: Ragged) -> list[bytes]:
@@ -146,18 +134,6 @@ def test_replicas_and_hosts_share_one_order(tmp_path: Path, folder: Path, most: 
         expected = found
 
 
-@pytest.mark.parametrize("most", PACKINGS)
-def test_epoch_uses_every_sequence_once(tmp_path: Path, folder: Path, most: int) -> None:
-    config = settings(tmp_path, folder, max_sequences_per_pack=most, train_batch_size=1)
-    data = opened_training(config)
-    count = COUNT if most == 1 else 1
-    if most > 1:
-        source = PackedSource(folder, packs_per_step=1, max_sequences_per_pack=most, seed=SEED, partition=contiguous)
-        source.open()
-        count = source.steps_per_epoch
-    assert same_sequences(joined(batches(data.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
-
-
 def test_data_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
     data = opened_training(settings(tmp_path, folder, max_sequences_per_pack=3))
     whole = batches(data.pipeline(context(2)), 12)
@@ -202,6 +178,14 @@ def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
         batches(dataset, 30)
     error = small.translate_error(raised.value)
     assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
+
+
+def test_tfrecord_folder_can_be_packed(tmp_path: Path) -> None:
+    rows = make_rows(random_lengths(60))
+    (records := tmp_path / "records").mkdir()
+    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
+    data = opened_evaluation(settings(tmp_path, records, max_sequences_per_pack=3, num_eval_examples=60))
+    assert same_sequences(joined(batches(data.pipeline(context(2)))), rows)
 
 
 def test_synthetic_data(tmp_path: Path) -> None:
@@ -265,14 +249,6 @@ def test_failed_reader_is_reported_as_a_user_error(tmp_path: Path) -> None:
         batches(data.pipeline(context()), 10)
     error = data.translate_error(raised.value)
     assert (error.code, error.subject) == ("data.damaged", str(records / "part-0"))
-
-
-def test_tfrecord_folder_can_be_packed(tmp_path: Path) -> None:
-    rows = make_rows(random_lengths(60))
-    (records := tmp_path / "records").mkdir()
-    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
-    data = opened_evaluation(settings(tmp_path, records, max_sequences_per_pack=3, num_eval_examples=60))
-    assert same_sequences(joined(batches(data.pipeline(context(2)))), rows)
 
 
 def test_training_files_are_the_default_evaluation_set(tmp_path: Path, folder: Path) -> None:

@@ -11,7 +11,6 @@ import os
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import pytest
 from dist.harness import Rank
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
+from programs import free_ports
 from random_set import VOCAB_SIZE, random_rows
 
 needs_tensorflow = pytest.mark.skipif(
@@ -179,15 +179,6 @@ def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data
     assert weights[0] == weights[1]
 
 
-def free_ports(count: int) -> list[int]:
-    """Return free ports."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
-
-
 @needs_tensorflow
 @pytest.mark.slow
 def test_two_workers_match_one_process_with_two_devices(
@@ -211,20 +202,6 @@ def test_two_workers_match_one_process_with_two_devices(
     assert len(found[0]) == 4
     checkpoints = tmp_path / "workers/run_0/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000006", "step_00000012"]
-
-
-@needs_tensorflow
-def test_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:
-    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
-    process = start(f"{NUMBERS} {data} --num_train_epochs=100000 --model_dir={tmp_path}/out")
-    log, deadline = tmp_path / "out/result_0.txt", time.monotonic() + 120
-    while not (log.exists() and "epoch_start" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(60)
-    assert process.returncode == 128 + signal.SIGTERM
-    key, _, metadata = events(log)[-1]
-    assert (key, metadata["status"], metadata["reason"]) == ("run_stop", "aborted", "SIGTERM")
 
 
 MISTAKES = [  # the first changes how TensorFlow starts, and runs in a process of its own

@@ -26,11 +26,6 @@ def after(scale: LossScale, finite: list[bool]) -> list[float]:
     return found
 
 
-def test_scale_halves_at_once_and_doubles_after_the_window() -> None:
-    scale = LossScale(8.0, 3, fixed=False)
-    assert after(scale, [True, True, False, True, True, True, True]) == [8, 8, 4, 4, 4, 8, 8]
-
-
 def test_scale_matches_pytorch() -> None:
     finite = (np.random.default_rng(0).random(200) > 0.2).tolist()
     reference, expected = pytorch_loss_scale.LossScale(2.0**20, 3, torch.device("cpu")), []
@@ -45,10 +40,6 @@ def test_scale_stays_within_bounds() -> None:
     assert after(LossScale(LARGEST / 2, 1, fixed=False), [True] * 3) == [LARGEST] * 3
     assert after(LossScale(2.0, 1, fixed=False), [False] * 3) == [1, 1, 1]
     assert LARGEST == pytorch_loss_scale.LARGEST
-
-
-def test_fixed_scale_does_not_change() -> None:
-    assert after(LossScale(8.0, 1, fixed=True), [True, False, True]) == [8, 8, 8]
 
 
 def test_gradients_are_unscaled_in_float32() -> None:

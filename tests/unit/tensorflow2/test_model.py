@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
@@ -26,7 +24,6 @@ from tf2_bert.model import BertPretrainer, Logits, _dropout
 from tf2_bert.rows import Rows
 from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors
 
-ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 SEED = (7, 3)
 
 
@@ -94,55 +91,6 @@ def test_matches_pytorch(case: Callable, activation: str) -> None:
     for name, parameter in reference.named_parameters():
         found = in_torch_layout(name, gradients[name])
         np.testing.assert_allclose(found, parameter.grad.numpy()[: len(found)], atol=1e-5, rtol=0, err_msg=name)
-
-
-def test_matches_hugging_face() -> None:
-    padded = dict(np.load(ASSETS / "pre_training_batch.npz"))
-    outputs = np.load(ASSETS / "pre_training_outputs.npz")
-    is_masked = padded["labels"] != -100
-    count, most = len(is_masked), int(is_masked.sum(1).max())
-    positions, labels, weights = (np.zeros((count, most), np.int32) for _ in range(3))
-    for row, mask in enumerate(is_masked):
-        where = np.flatnonzero(mask)
-        positions[row, : len(where)], weights[row, : len(where)] = where, 1
-        labels[row, : len(where)] = padded["labels"][row, where]
-    rows = Rows(
-        input_ids=padded["input_ids"].astype(np.int32),
-        segment_ids=padded["token_type_ids"].astype(np.int32),
-        sequence_ids=padded["attention_mask"].astype(np.int32),
-        position_ids=np.broadcast_to(np.arange(is_masked.shape[1], dtype=np.int32), is_masked.shape),
-        masked_positions=positions,
-        masked_labels=labels,
-        masked_weights=weights.astype(np.float32),
-        first_positions=np.zeros((count, 1), np.int32),
-        next_sentence_labels=padded["next_sentence_label"].astype(np.int32).reshape(count, 1),
-        next_sentence_weights=np.ones((count, 1), np.float32),
-    )
-    model = BertPretrainer(BertConfig(160, 32, 2, 4, 80, max_position_embeddings=48, hidden_act="gelu_erf"))
-    tied = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
-    weights_of = load_file(ASSETS / "pre_training_weights.safetensors")
-    model.assign({name: value for name, value in weights_of.items() if name not in tied})
-    masked, next_sentence = real_logits(model(tensors(rows), None), rows)
-    np.testing.assert_allclose(masked, outputs["masked_logits"], atol=1e-5, rtol=0)
-    np.testing.assert_allclose(next_sentence, outputs["next_sentence_logits"], atol=1e-5, rtol=0)
-
-    loss, gradients = loss_and_gradients(model, tensors(rows))
-    expected = json.loads((ASSETS / "expected.json").read_text())["pre_training"]
-    assert float(loss) == pytest.approx(expected["total_loss"], abs=1e-5)
-    for name, gradient in load_file(ASSETS / "pre_training_gradients.safetensors").items():
-        if name not in tied:
-            found = in_torch_layout(name, gradients[name])
-            np.testing.assert_allclose(found, gradient, atol=1e-5, rtol=0, err_msg=name)
-
-
-def test_packed_sequences_do_not_see_each_other() -> None:
-    ragged, _, packed = packed_case()
-    model = same_weights(pytorch_model(NO_DROPOUT))
-    alone = rows_of(ragged, [1] * len(ragged), columns=48, predictions=10, most=1)
-    for one, other in zip(
-        real_logits(model(tensors(packed), None), packed), real_logits(model(tensors(alone), None), alone), strict=True
-    ):
-        np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
+from programs import free_ports
 from unit.tensorflow2 import strategies_program
 from unit.tensorflow2.strategies_program import RATES
 
@@ -76,14 +75,6 @@ def test_replicas_have_different_dropout(mirrored: dict[str, dict[str, Any]]) ->
     """With the same rows, one replica's loss differs from the mean of two."""
     ((one,), (two,)) = (mirrored[name]["losses"] for name in ALIKE)
     assert abs(one - two) > 1e-4
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def test_two_processes_match_one(mirrored: dict[str, dict[str, Any]]) -> None:

@@ -12,7 +12,6 @@ from mlbert.data.formats.ragged import Ragged
 from random_set import random_rows
 from sequences_of_rows import sequences_of
 from stored_sets import make_rows, names
-from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, row_shape, rows_of, zero_rows
 from user_errors import user_error
 
@@ -41,24 +40,6 @@ def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: i
         assert found.shape == (len(per_row) + empty, width)
         assert found.dtype == (np.float32 if field.endswith("weights") else np.int32)
         assert not found[len(per_row) :].any()
-
-
-def test_packed_row_by_hand() -> None:
-    ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
-    rows = rows_of(ragged, np.array([2]), 1, RowShape(8, 4, 3))
-    expected = Rows(
-        input_ids=[1, 2, 3, 4, 5, 6, 7, 0],
-        segment_ids=[0, 0, 1, 1, 0, 0, 0, 0],
-        sequence_ids=[1, 1, 1, 1, 2, 2, 2, 0],
-        position_ids=[0, 1, 2, 3, 0, 1, 2, 0],
-        masked_positions=[1, 5, 6, 0],
-        masked_labels=[9, 8, 9, 0],
-        masked_weights=[1, 1, 1, 0],
-        first_positions=[0, 4, 0],
-        next_sentence_labels=[1, 0, 0],
-        next_sentence_weights=[1, 1, 0],
-    )
-    assert {name: found[0].tolist() for name, found in rows._asdict().items()} == expected._asdict()
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,6 @@ def test_one_device_and_no_strategy() -> None:
         assert (mirrored.num_replicas_in_sync, notes) == (1, [])
 
 
-@pytest.mark.parametrize("name", ["off", "one_device"])
-def test_one_device_strategies_reject_several_devices(name: str) -> None:
-    rejects("config.conflict", "num_gpus", 2, distribution_strategy=name)
-
-
 @no_gpu
 def test_missing_devices_are_counted() -> None:
     available = len(tf.config.list_logical_devices("CPU"))
@@ -64,16 +59,22 @@ def test_number_of_virtual_cpus_is_limited() -> None:
             prepare_devices(tensorflow(distribution_strategy="mirrored"), None, count)
 
 
-def test_parameter_server_is_an_error() -> None:
-    rejects("config.conflict", "DISTRIBUTION_STRATEGY", distribution_strategy="parameter_server")
-
-
 @pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [("mirrored", "ring"), ("multi_worker_mirrored", "hierarchical_copy"), ("one_device", "nccl")],
+    ("strategy", "num_gpus", "changes", "code", "subject"),
+    [
+        ("off", 2, {}, "config.conflict", "num_gpus"),
+        ("one_device", 2, {}, "config.conflict", "num_gpus"),
+        ("parameter_server", 1, {}, "config.conflict", "DISTRIBUTION_STRATEGY"),
+        ("multi_worker_mirrored", 1, {}, "distributed.identity", "DISTRIBUTION_STRATEGY"),
+        ("mirrored", 1, {"all_reduce_alg": "ring"}, "config.choice", "ALL_REDUCE_ALG"),
+        ("multi_worker_mirrored", 1, {"all_reduce_alg": "hierarchical_copy"}, "config.choice", "ALL_REDUCE_ALG"),
+        ("one_device", 1, {"all_reduce_alg": "nccl"}, "config.choice", "ALL_REDUCE_ALG"),
+    ],
 )
-def test_all_reduce_of_another_strategy_is_an_error(name: str, algorithm: str) -> None:
-    rejects("config.choice", "ALL_REDUCE_ALG", distribution_strategy=name, all_reduce_alg=algorithm)
+def test_settings_that_a_strategy_does_not_have(
+    strategy: str, num_gpus: int, changes: dict[str, str], code: str, subject: str
+) -> None:
+    rejects(code, subject, num_gpus, distribution_strategy=strategy, **changes)
 
 
 @no_gpu
@@ -83,8 +84,7 @@ def test_nccl_without_gpus_is_noted() -> None:
     assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
 
 
-def test_missing_workers_are_an_error() -> None:
-    rejects("distributed.identity", "DISTRIBUTION_STRATEGY", distribution_strategy="multi_worker_mirrored")
+def test_a_task_that_the_hosts_do_not_have_is_an_error() -> None:
     with user_error("distributed.identity", "task_index"):
         make_strategy(tensorflow(distribution_strategy="multi_worker_mirrored"), 1, ["a:1", "b:1"], 2)
 

@@ -12,16 +12,14 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from mlbert.data.formats.open import describe, open_store
-from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import read_widths, write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host.errors import UserError
-from sequences_of_rows import sequences_of
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
-from tf2_bert.rows import Rows
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 from tfrecord_examples import example, frame, odd_examples, simple_lists
+from unit.tensorflow2.cases import batches, context, joined
 from user_errors import user_error
 
 COUNT, LONGEST = 230, 32
@@ -52,18 +50,6 @@ def matched(patterns: Any, tokens: int | None = None, predictions: int | None = 
 
 def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRecordTraining:
     return TFRecordTraining(files, rows, **{"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE, **options})
-
-
-def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> Any:
-    return tf.distribute.InputContext(hosts, host, replicas)
-
-
-def batches(dataset: Any, count: int | None = None) -> list[Rows]:
-    return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
-
-
-def joined(parts: list[Rows]) -> Ragged:
-    return Ragged.concatenate([sequences_of(part) for part in parts])
 
 
 def test_files_have_the_identity_of_the_store(folder: Path) -> None:
