@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, by_length, contiguous, even_mix, snake
+from mlbert.data.formats import order
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.order import (
+    ComposedOrder,
+    EpochOrder,
+    Packs,
+    RankSlice,
+    StepReader,
+    by_length,
+    contiguous,
+    even_mix,
+    make_units,
+    snake,
+)
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import offsets_of
+from random_set import random_rows
 
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
@@ -62,6 +82,74 @@ def test_exchange_against_naive_dealing(case):
         assert sorted(once.tolist()) == list(range(first, first + size * each * accumulation)), "its group's, once"
     taken = [unit for share in shares for units in by_length(size)(share, read) for unit in units.tolist()]
     assert sorted(taken) == list(range(len(lengths)))
+
+
+def test_a_rank_of_a_thousand_reads_only_its_share(monkeypatch):
+    """Of the packs of its group it looks up the lengths, and reads none but its own."""
+    rows, world_size = random_rows(2400), 1024
+    offsets = offsets_of(np.full(1200, 2))
+    asked: list[list[int]] = []
+
+    class Stored:
+        num_packs = 1200
+
+        def __len__(self):
+            return len(rows)
+
+        def gather_packs(self, packs):
+            asked.append(packs.tolist())
+            return rows.take((offsets[packs][:, None] + np.arange(2)).ravel()), np.full(len(packs), 2)
+
+        def pack_lengths(self, packs):
+            return np.diff(rows.offsets[offsets])[packs]
+
+    options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size), "mask": None}
+    readers = [StepReader(Stored(), RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
+    shares = [reader(0)[0].units.tolist() for reader in readers]
+    assert [len(packs) for packs in asked] == [1] * len(readers)
+    assert len({unit for share in shares for unit in share}) == len(readers)
+
+
+def test_a_machine_packs_a_set_once(make_set, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = ShardSet.open(make_set(300))
+
+    def packs_of(seed: int) -> list[tuple[int, ...]]:
+        units: Packs = make_units(store, 300, 64, 3, seed)
+        rows, counts = units.gather(np.arange(units.count))
+        assert units.lengths(np.arange(units.count)).tolist() == np.diff(rows.offsets[offsets_of(counts)]).tolist()
+        return [tuple(rows.tokens[low:high]) for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
+
+    alone = packs_of(1)
+    monkeypatch.setattr(order, "_SHARED_SEQUENCES", 0)
+    assert packs_of(1) == alone
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "pack_lengths", lambda *_: pytest.fail("the packs were there"))
+        assert packs_of(1) == alone
+    assert packs_of(2) != alone
+
+
+def test_one_makes_what_the_others_wait_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").touch()
+    made = []
+
+    def open_it() -> list[int]:
+        cache = IndexCache("test", [tmp_path / "data"], [1])
+
+        def make() -> dict[str, np.ndarray]:
+            made.append(threading.get_ident())
+            time.sleep(0.2)
+            return {"numbers": np.arange(5)}
+
+        return cache.once(lambda numbers: numbers, ["numbers"], make).tolist()
+
+    with ThreadPoolExecutor(4) as pool:  # a lock is of an open file: threads are no different from processes
+        assert [future.result() for future in [pool.submit(open_it) for _ in range(4)]] == [[0, 1, 2, 3, 4]] * 4
+    assert len(made) == 1
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be stored, nor locked
+    assert open_it() == [0, 1, 2, 3, 4]
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from file_limits import largest_file
+from mlbert.data.formats.checksums import FileChecks
+from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, shard_name
 from random_set import random_rows
 from stored_sets import assert_same_rows, flip
@@ -163,6 +166,7 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
         gathered, counts = store.gather_packs(packs)
         assert_same_rows(gathered, rows.take(wanted))
         assert counts.tolist() == [len(every[pack]) for pack in packs]
+        assert store.pack_lengths(packs).tolist() == [rows.lengths[every[pack]].sum() for pack in packs]
 
 
 def test_shards_are_mapped_when_they_are_touched(make_set):
@@ -171,6 +175,39 @@ def test_shards_are_mapped_when_they_are_touched(make_set):
     assert len(store.gather(np.arange(150, 250))) == 100
     with user_error("data.damaged", "set"):
         store.gather(np.arange(3))
+
+
+def test_processes_share_the_look_at_the_files(make_set):
+    folder = make_set(30)
+    first_shard(folder).unlink()
+    for part in (1, 2):
+        ShardSet.open(folder, verify=False, checks=FileChecks(part, 3))
+    with user_error("data.incomplete", first_shard(folder)):
+        ShardSet.open(folder, verify=False, checks=FileChecks(0, 3))
+
+
+def read_bytes() -> int:
+    """What this process has read from the disk."""
+    return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
+
+
+def test_random_reads_read_little(tmp_path):
+    path, touched = tmp_path / "file", np.arange(12) * (1 << 20) + 99
+    path.write_bytes(bytes(12 << 20))
+    counted = []
+    for is_random in (False, True):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        files, before = FileMap([path]), read_bytes()
+        if is_random:
+            files.expect_random_reads()
+        assert not files.bytes[touched].any()
+        counted.append(read_bytes() - before)
+        del files
+    if not counted[0]:
+        pytest.skip("the temporary folder is in memory")
+    assert counted[1] <= len(touched) * resource.getpagesize() < counted[0]
 
 
 def test_more_shards_than_a_process_may_have_files_open(make_set):

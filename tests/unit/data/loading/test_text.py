@@ -126,7 +126,6 @@ def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
     assert steps(ranks, 30) == expected
     for batches in (rank.next_step() for rank in ranks):
         assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
-    assert len({rank.steps_per_epoch() for rank in ranks}) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -177,13 +176,6 @@ def test_a_damaged_position_is_refused(folder):
     state = {**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}}
     with user_error("checkpoint.damaged", folder):
         source.load_state_dict(state)
-
-
-def test_steps_of_an_epoch(folder, tmp_path):
-    assert opened(folder, "truncate", canonical_nodes=1).steps_per_epoch() == len(TEXTS) // GLOBAL
-    assert not list(folder.glob("tokens-*"))  # nothing is read for it
-    pieces = sum(len(pieces_of(text, "split")) for text in TEXTS)
-    assert opened(folder, "split", canonical_nodes=1).steps_per_epoch() == pieces // GLOBAL
 
 
 def test_shards_are_tokenised_ahead(folder):

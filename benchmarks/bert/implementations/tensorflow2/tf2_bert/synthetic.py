@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
@@ -16,8 +16,8 @@ DIFFERENT = 1024  # distinct sequences; all others repeat them
 FIRST_WORD = 5  # ids below are special tokens
 
 
-class SyntheticStore:
-    """A `mlbert.data.formats.base.Store` of equally long sequences, identical in every run.
+class SyntheticStore(Store):
+    """A set of equally long sequences, identical in every run.
 
     Args:
         tokens: token slots per pack, filled as far as possible.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from mlbert.config.sections import Configuration
@@ -41,7 +43,11 @@ def build(
         "optimizer": update.optimizer.name,
         "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
     }
-    evaluation, rank, world_size = config[EvaluationConfig], world.rank, world.world_size
+    evaluation, place = config[EvaluationConfig], dict[str, Any](rank=world.rank, world_size=world.world_size)
+
+    def sum_over_ranks(rows: np.ndarray) -> np.ndarray:
+        return world.all_reduce_sum(torch.from_numpy(rows)).numpy()
+
     return assembly.make_method(
         config,
         found,
@@ -51,14 +57,9 @@ def build(
         model=model,
         objective=MaskedLM(scope="step"),
         source=text_run.make_source(
-            *texts,
-            config[ScheduleConfig].max_steps,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            sum_over_ranks=lambda rows: world.all_reduce_sum(torch.from_numpy(rows)).numpy(),
+            *texts, config[ScheduleConfig].max_steps, seed=seed, sum_over_ranks=sum_over_ranks, **place
         ),
-        evaluation=text_run.make_evaluation_set(*texts, evaluation, rank=rank, world_size=world_size),
+        evaluation=text_run.make_evaluation_set(*texts, evaluation, **place),
         static_shape=text_run.budget_of(data, config[CorpusConfig]),
         export=functools.partial(_export, config[RunConfig].output_dir, model, found.vocabulary),
     )

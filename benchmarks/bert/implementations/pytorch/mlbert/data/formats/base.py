@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.ragged import Ragged
 
 
@@ -113,12 +114,21 @@ class Store(Protocol):
         [packs])."""
         raise AssertionError("a set of single sequences")
 
+    def pack_lengths(self, indices: np.ndarray) -> np.ndarray:
+        """Return int64 [packs], tokens of the packs ``indices`` (int64), without reading their sequences."""
+        raise AssertionError("a set of single sequences")
+
+    def expect_random_reads(self) -> None:
+        """Stop the kernel from reading ahead of each access: from now on few sequences in random order are read."""
+        return
+
 
 class IndexedStore(Store):
     """A store that knows the length of every sequence when it is opened."""
 
     num_packs = 0
     _lengths: np.ndarray  # of integers [N]
+    _map: FileMap
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -131,3 +141,7 @@ class IndexedStore(Store):
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
         return self._lengths[indices].astype(np.int64)
+
+    def expect_random_reads(self) -> None:
+        """See `Store.expect_random_reads`."""
+        self._map.expect_random_reads()

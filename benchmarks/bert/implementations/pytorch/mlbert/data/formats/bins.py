@@ -59,6 +59,11 @@ class BinnedStore(Store):
             lengths[places] = self.bins[number].lengths_of(within)
         return lengths
 
+    def expect_random_reads(self) -> None:
+        """See `Store.expect_random_reads`."""
+        for store in self.bins:
+            store.expect_random_reads()
+
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
         return gather_parts(

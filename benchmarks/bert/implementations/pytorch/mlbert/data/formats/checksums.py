@@ -120,7 +120,7 @@ class FileChecks:
 
     def __init__(self, part: int = 0, parts: int = 1) -> None:
         assert 0 <= part < parts
-        self._part, self._parts = part, parts
+        self.share = part, parts
         self._waiting: deque[FileSum] = deque()
         self._known: set[Path] = set()
         self._lock = threading.Lock()  # guards the three below and `_waiting`
@@ -130,7 +130,8 @@ class FileChecks:
 
     def add(self, number: int, file: FileSum) -> None:
         """Queue file ``number`` of a set, unless it is another process's share or was added before."""
-        if number % self._parts != self._part:
+        part, parts = self.share
+        if number % parts != part:
             return
         with self._lock:
             if file.path not in self._known:
@@ -197,21 +198,21 @@ def _is_shared(folder: Path) -> bool:
     return bool(_NETWORK.fullmatch(kind))
 
 
-def check_files(manifest: Manifest) -> None:
-    """Check that the manifest's folder has exactly the listed shards, with the listed sizes. Raises UserError
-    otherwise."""
+def check_files(manifest: Manifest, part: int = 0, parts: int = 1) -> None:
+    """Check that the manifest's folder has exactly the listed shards, with the listed sizes. Of ``parts`` processes,
+    the first lists the folder, and each looks at one of every ``parts`` shards. Raises UserError otherwise."""
     folder = manifest.path.parent
     with reading(folder):
-        sizes = {path.name: plain_size(path) for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
-    for name in sorted(set(sizes) - {entry.file for entry in manifest.shards}):
+        found = {path.name for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)} if part == 0 else set()
+    for name in sorted(found - {entry.file for entry in manifest.shards}):
         reason = "is not listed in the manifest"
         raise UserError("data.mixed", folder / name, reason, "Remove it or prepare the data again")
-    for entry in manifest.shards:
+    for entry in manifest.shards[part::parts]:
         path = folder / entry.file
-        if path.name not in sizes:
+        if not path.exists():
             raise UserError("data.incomplete", path, "the shard is missing", REMAKE)
-        if sizes[path.name] != entry.bytes:
-            reason = f"has {sizes[path.name]} bytes, the manifest says {entry.bytes}"
+        if (size := plain_size(path)) != entry.bytes:
+            reason = f"has {size} bytes, the manifest says {entry.bytes}"
             raise UserError("data.damaged", path, reason, REMAKE)
 
 

@@ -20,7 +20,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
-_PROT_READ = 1
+_PROT_READ, _MADV_RANDOM = 1, 1
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -50,6 +50,7 @@ class FileMap:
             remedy = "Raise the limit `ulimit -v`"
             raise UserError("machine.memory", paths[0].parent if paths else "data", reason, remedy)
         memory = (ctypes.c_uint8 * total).from_address(address)
+        self._range = address, total
         # NumPy arrays keep `memory` alive, and with it the map: views may outlive this object.
         weakref.finalize(memory, libc.munmap, address, total)
         for path, start, size in zip(paths, self.starts.tolist(), sizes.tolist(), strict=True):
@@ -57,6 +58,10 @@ class FileMap:
                 _map_over(libc, path, address + start, size)
         self.bytes: np.ndarray = np.frombuffer(memoryview(memory), np.uint8)
         self.bytes.flags.writeable = False
+
+    def expect_random_reads(self) -> None:
+        """Stop the kernel from reading ahead: it reads 128 KiB and more around each touched page."""
+        _libc().madvise(*self._range, _MADV_RANDOM)  # only advice: where it fails, reads are still right
 
     def view(self, dtype: np.dtype) -> np.ndarray:
         """Return `at_every_byte` of ``bytes``."""
@@ -74,6 +79,7 @@ def _libc() -> ctypes.CDLL:
     libc.mmap.argtypes = [pointer, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.mmap.restype = pointer
     libc.munmap.argtypes = [pointer, size]
+    libc.madvise.argtypes = [pointer, size, ctypes.c_int]
     return libc
 
 

@@ -17,17 +17,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mlbert.data.formats.manifest import make_folder, write_json
+from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
 from mlbert.host.native import cache_folder
+
+_T = TypeVar("_T")
+_DAMAGED = OSError, ValueError, EOFError  # EOFError: an empty file
 
 
 class IndexCache:
@@ -44,12 +48,25 @@ class IndexCache:
         self.folder = cache_folder() / kind
         self._kept = self.folder / f"{self._which}-{self._state}"
 
-    def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the arrays stored by `write`. Raises OSError or ValueError if they are missing or damaged."""
-        try:
-            return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
-        except EOFError:  # an empty file
-            raise ValueError("not an array") from None
+    def once(self, kind: Callable[..., _T], names: Sequence[str], make: Callable[[], Mapping[str, Any]]) -> _T:
+        """Return ``kind`` of the stored arrays, or, if they are missing or it raises ValueError, of what ``make``
+        returns, which is stored if it has these ``names`` only. One process makes it while the others wait."""
+        with contextlib.suppress(*_DAMAGED):
+            return kind(**self._read(names))
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(UserError):  # without a lock, each makes it
+                stack.enter_context(locked(self.folder.with_name(f"{self.folder.name}-{self._which}")))
+            with contextlib.suppress(*_DAMAGED):
+                return kind(**self._read(names))
+            made = make()
+            if made.keys() == set(names):
+                self.write(made)
+                with contextlib.suppress(*_DAMAGED):
+                    return kind(**self._read(names))  # the map, which processes share
+            return kind(**made)
+
+    def _read(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Store arrays, replacing older ones of the same files. Write errors are ignored: the only cost is time at the

@@ -103,13 +103,11 @@ def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None
     """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place with ``mix``. The
     assignment of pieces to nodes depends only on the seed, so that a node needs the same shards in every epoch."""
 
-    def shuffle(
-        samples: np.ndarray, shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int
-    ) -> None:
-        order = np.arange(len(shard_sizes))
+    def shuffle(samples: np.ndarray, sizes: np.ndarray, nodes: int, seed: int, epoch: int, block_size: int) -> None:
+        order = np.arange(len(sizes))
         np.random.default_rng(seed).shuffle(order)
         generator = np.random.default_rng(seed + epoch)
-        spans = _spans(shard_sizes, order, canonical_nodes).shuffled_in_nodes(generator)
+        spans = _spans(sizes, order, nodes).shuffled_in_nodes(generator)
         spans.fill(samples)
         mix(samples, spans, generator, block_size)
 
@@ -127,9 +125,7 @@ def _py1s(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, bl
     _shuffle_each(samples, spans.sizes, generator)
 
 
-def _py2s(
-    samples: np.ndarray, shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int
-) -> None:
+def _py2s(samples: np.ndarray, shard_sizes: np.ndarray, nodes: int, seed: int, epoch: int, _: int) -> None:
     """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
     order = np.arange(len(shard_sizes))
     fixed, generator = np.random.default_rng(seed), np.random.default_rng(seed + epoch)
@@ -137,7 +133,7 @@ def _py2s(
     _spans(shard_sizes, order, 1).fill(samples)
     _shuffle_each(samples, shard_sizes[order], fixed)
     # From here on, pieces are places of `samples`.
-    spans = _spans(shard_sizes[order], np.arange(len(order)), canonical_nodes)
+    spans = _spans(shard_sizes[order], np.arange(len(order)), nodes)
     for node, (begin, end) in enumerate(_node_ranges(spans)):
         mine = np.arange(len(spans.starts))[spans.node(node)]
         generator.shuffle(mine)
@@ -228,8 +224,7 @@ def _shuffle_each(samples: np.ndarray, sizes: np.ndarray, generator: np.random.G
 
 def _node_ranges(spans: _Spans) -> list[tuple[int, int]]:
     """Return the first and one past the last place of each canonical node."""
-    edges = offsets_of(spans.sizes)[spans.first].tolist()
-    return list(pairwise(edges))
+    return list(pairwise(offsets_of(spans.sizes)[spans.first].tolist()))
 
 
 def _block_sizes(block_size: int) -> tuple[int, int]:

@@ -24,7 +24,6 @@ Legend: N samples, F shards, S requested samples, L slots for tokens, P slots fo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -145,13 +144,17 @@ class MdsSamples(IndexedStore):
 
     def _load_lengths(self, shards: Sequence[ShardInfo]) -> np.ndarray:
         """Return uint16 [N] from the cache, or compute it in several threads while verifying the shards."""
-        with contextlib.suppress(OSError, ValueError):
-            if len(lengths := self._cache.read(["lengths"])["lengths"]) == self._first[-1]:
-                return lengths
-        with ThreadPoolExecutor(_THREADS) as pool:
-            lengths = np.concatenate(list(pool.map(self._lengths_of_shard, range(len(shards)), shards)))
-        self._cache.write({"lengths": lengths})
-        return lengths
+
+        def checked(lengths: np.ndarray) -> np.ndarray:
+            if len(lengths) != self._first[-1]:
+                raise ValueError("lengths of another set")
+            return lengths
+
+        def make() -> dict[str, np.ndarray]:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                return {"lengths": np.concatenate(list(pool.map(self._lengths_of_shard, range(len(shards)), shards)))}
+
+        return self._cache.once(checked, ["lengths"], make)
 
     def _lengths_of_shard(self, number: int, shard: ShardInfo) -> np.ndarray:
         path = self._paths[number]

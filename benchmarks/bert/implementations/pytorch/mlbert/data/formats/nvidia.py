@@ -155,6 +155,11 @@ class NvidiaStore(IndexedStore):
         rows, counts = self.gather_packs(packs)
         return rows.take(offsets_of(counts)[:-1][place] + indices - self._first_sequence[pack_of])
 
+    def pack_lengths(self, indices: np.ndarray) -> np.ndarray:
+        """See `Store.pack_lengths`."""
+        counts, lengths = self._sizes(np.asarray(indices, np.int64))
+        return np.diff(offsets_of(lengths)[offsets_of(counts)])
+
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
         """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
         [packs])."""

@@ -8,7 +8,6 @@ Legend: F files, R rows of all files, N sequences, C variable-length columns of 
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import hashlib
 import itertools
@@ -88,14 +87,15 @@ class ShardLimits:
 def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cached: bool = True) -> NvidiaIndex:
     """Return the index of some shards from the cache or the files. Raises UserError if a file is damaged, of another
     kind than the first, or a copy of another."""
+    if not cached:
+        return build_index(paths, content, limits)
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
-    if cached:
-        with contextlib.suppress(OSError, ValueError):
-            return NvidiaIndex(**cache.read(_ARRAYS))
-    index = build_index(paths, content, limits)
-    if cached and not index.problems:
-        cache.write({name: getattr(index, name) for name in _ARRAYS})
-    return index
+
+    def make() -> dict[str, object]:
+        made = vars(build_index(paths, content, limits))
+        return made if made["problems"] else {name: made[name] for name in _ARRAYS}
+
+    return cache.once(NvidiaIndex, _ARRAYS, make)
 
 
 def build_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits) -> NvidiaIndex:

@@ -22,16 +22,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from mlbert.data.formats.base import Store, by_part
 from mlbert.data.formats.bins import BinnedStore
-from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.packing import PACKING_VERSION, Packing, pack_lengths
 from mlbert.data.formats.permutation import EvenSpread, Permutation
 from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
-ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
-MOST_BLOCKS = 2  # positions spread over more blocks are computed individually
+_SHARED_SEQUENCES = 1 << 20  # sequences from which the processes of a machine share one packing
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,8 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
         return Packs(num_sequences, gather_single, store.lengths_of)
     if store.num_packs and num_sequences == len(store):
-
-        def stored_lengths(chosen: np.ndarray) -> np.ndarray:  # reads the packs: their lengths are not stored
-            rows, counts = store.gather_packs(chosen)
-            return np.diff(rows.offsets[offsets_of(counts)])
-
-        return Packs(store.num_packs, store.gather_packs, stored_lengths)
-    packs = pack_lengths(store.lengths[:num_sequences], max_tokens, max_sequences, seed)
+        return Packs(store.num_packs, store.gather_packs, store.pack_lengths)
+    packs = _packing(store, num_sequences, max_tokens, max_sequences, seed)
 
     def members(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sequences of the packs, pack by pack, and the number in each."""
@@ -108,6 +104,19 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
         return np.diff(offsets_of(store.lengths_of(sequences))[offsets_of(counts)])
 
     return Packs(packs.num_packs, gather, lengths)
+
+
+def _packing(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Packing:
+    """Pack a store's first ``num_sequences`` sequences; if they are many, once for all processes of the machine."""
+
+    arguments = max_tokens, max_sequences, seed
+    if num_sequences < _SHARED_SEQUENCES:
+        return pack_lengths(store.lengths[:num_sequences], *arguments)
+    data = store.info.identity if store.info.is_listed else xxhash.xxh3_128_hexdigest(store.lengths.data)
+    cache = IndexCache("packs", [store.info.folder], [PACKING_VERSION, data, num_sequences, *arguments])
+    return cache.once(
+        Packing, ["order", "offsets"], lambda: vars(pack_lengths(store.lengths[:num_sequences], *arguments))
+    )
 
 
 def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -131,28 +140,9 @@ class EpochOrder:
     def __init__(self, first: np.ndarray, seed: int) -> None:
         self._first, self._seed = first, seed
         self.length = int(first[-1])  # positions of an epoch
-        self._latest: tuple[int, int, np.ndarray] | None = None
 
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the units (int64 [n]) at these positions (int64 [n]) of an epoch."""
-        block, within = np.divmod(positions, ORDER_BLOCK)
-        blocks = np.unique(block).tolist()
-        if len(blocks) > MOST_BLOCKS:
-            return self._compute(epoch, positions)
-        units = np.empty(len(positions), np.int64)
-        for number in blocks:
-            mine = block == number
-            units[mine] = self._block(epoch, number)[within[mine]]
-        return units
-
-    def _block(self, epoch: int, block: int) -> np.ndarray:
-        """Return the units of `ORDER_BLOCK` positions, cached because computing a few takes as long."""
-        if self._latest is None or self._latest[:2] != (epoch, block):
-            positions = np.arange(block * ORDER_BLOCK, min((block + 1) * ORDER_BLOCK, self.length))
-            self._latest = (epoch, block, self._compute(epoch, positions))
-        return self._latest[2]
-
-    def _compute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         if len(self._first) == 2:
             return Permutation(int(self._first[1]), (self._seed, epoch))(positions)
         # Slot s of the spread belongs to the bin whose range holds s; the bin's permutation chooses the unit.
@@ -186,7 +176,8 @@ class ComposedOrder(EpochOrder):
         self._bins, self._places = even_mix(ratio)
         self.length = int((np.diff(first) // ratio).min()) * len(self._bins)
 
-    def _compute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+    def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """See `EpochOrder`."""
         block, slot = np.divmod(positions, len(self._bins))
         bin_of = self._bins[slot]
         return self._of_bins(epoch, self._first[bin_of] + block * self._ratio[bin_of] + self._places[slot])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+PACKING_VERSION = 1  # raised when equal arguments give other packs
 MAX_FITTED_TOKENS = 1024  # combinations of three lengths grow with the square of it: 87,552 here
 FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of later fits to what rounding left over
 

@@ -179,6 +179,7 @@ class ShardSet(Store):
         self.num_packs = manifest.num_packs
         self._shards = list(shards)
         self._touch = touch or partial(matching_shard, manifest)
+        self._is_random = False
         counts = [manifest.num_sequences] if one_piece else [entry.num_sequences for entry in manifest.shards]
         packs = [manifest.num_packs] if one_piece else [entry.num_packs for entry in manifest.shards]
         self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
@@ -223,13 +224,14 @@ class ShardSet(Store):
     def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:
         """Open a prepared set and check it.
 
-        Always checks that the folder has exactly the manifest's shards with the listed sizes, and at first use of a
-        shard, its counts and content hash. Checksums and values are checked now (``verify`` True), never (False), or by
-        default now if the set has at most 2 GiB and otherwise at first use of each shard; with ``checks``, the latter
-        covers only checksums, in the background. Raises UserError naming the first bad file.
+        Always checks that the folder has exactly the manifest's shards with the listed sizes (with ``checks``, this
+        process's share of them), and at first use of a shard, its counts and content hash. Checksums and values are
+        checked now (``verify`` True), never (False), or by default now if the set has at most 2 GiB and otherwise at
+        first use of each shard; with ``checks``, the latter covers only checksums, in the background. Raises UserError
+        naming the first bad file.
         """
         manifest = read_manifest(folder)
-        check_files(manifest)
+        check_files(manifest, *(checks.share if checks else ()))
         count = len(manifest.shards)
         if verify is False:
             return cls(manifest, [None] * count)
@@ -250,7 +252,18 @@ class ShardSet(Store):
         shard = self._shards[index]
         if shard is None:  # two threads may both map it, which is harmless
             shard = self._shards[index] = self._touch(index)
+            self._advise(shard)
         return shard
+
+    def expect_random_reads(self) -> None:
+        """See `Store.expect_random_reads`."""
+        self._is_random = True
+        for shard in self._shards:
+            self._advise(shard)
+
+    def _advise(self, shard: Shard | None) -> None:
+        if self._is_random and shard is not None and shard.files is not None:
+            shard.files.expect_random_reads()
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError
@@ -284,6 +297,18 @@ class ShardSet(Store):
                 first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
             check_spans(first, end, np.diff(self._first)[shard_of])
             return self._ranges(shard_of, first, end), end - first
+
+    def pack_lengths(self, indices: np.ndarray) -> np.ndarray:
+        """See `Store.pack_lengths`. Reads the offsets of the packs and of their sequences. Raises UserError if they are
+        damaged."""
+        lengths = np.empty(len(indices), np.int64)
+        for number, places, within in by_part(self._first_pack, np.asarray(indices, np.int64)):
+            packs, rows = self._pack_offsets(number), self.shard(number).rows
+            with self._damage():
+                check_spans(packs[within], packs[within + 1], len(rows))
+                first, end = rows.offsets[packs[within]], rows.offsets[packs[within + 1]]
+            lengths[places] = end - first
+        return lengths
 
     def _pack_offsets(self, index: int) -> np.ndarray:
         offsets = self.shard(index).pack_offsets

@@ -35,6 +35,7 @@ class Shard:
     rows: Ragged  # its sequences
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # additional int64 arrays by name
     content_sha256: str = ""  # recorded in the file, see `content_sha256`; empty for a shard held in memory
+    files: FileMap | None = None  # the map of its file; None for a shard held in memory
 
     @property
     def pack_offsets(self) -> np.ndarray | None:
@@ -111,7 +112,7 @@ def map_file(path: Path) -> Shard:
     rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})
     if not _is_consistent(rows):
         raise UserError("data.damaged", path, "its arrays do not fit each other", REMAKE)
-    return Shard(rows, arrays, sha256)
+    return Shard(rows, arrays, sha256, files)
 
 
 def _is_consistent(rows: Ragged) -> bool:

@@ -8,7 +8,6 @@ Legend: N records of all files, F files, S requested sequences.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -164,11 +163,7 @@ class TFRecordStore(IndexedStore):
 def load_index(paths: Sequence[Path], cache: IndexCache) -> RecordIndex:
     """Return the index of some files from the cache, or build it in several threads. Raises UserError if a file is
     unreadable or damaged, or has records of other widths than the first."""
-    with contextlib.suppress(OSError, ValueError):
-        return RecordIndex(**cache.read(_ARRAYS))
-    index = build_index(paths)
-    cache.write(vars(index))
-    return index
+    return cache.once(RecordIndex, _ARRAYS, lambda: vars(build_index(paths)))
 
 
 def build_index(paths: Sequence[Path]) -> RecordIndex:

@@ -151,16 +151,6 @@ class TextSource(StepSource):
         """See `StepSource.is_preparing`."""
         return self._opened is not None and self._opened.orders.is_computing
 
-    def steps_per_epoch(self) -> int:
-        """Return the optimizer steps per epoch: the mean over the lanes, rounded down. Requires `open`. If texts are
-        split, this tokenizes all of them."""
-        assert self._opened is not None, "open() first"
-        if self._texts.long_texts == TRUNCATE:
-            return self._opened.orders.length // self.share.global_units
-        counts = self._opened.pieces.all_counts(self.share.rank, self.share.world_size)
-        orders = self._opened.orders
-        return int(counts[orders(0, np.arange(orders.length))].sum()) // self.share.global_units
-
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
         assert self._opened is not None, "open() first"

@@ -104,6 +104,7 @@ class PackedSource(StepSource):
         check_opened(self.info, store.info)
         self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
+        store.expect_random_reads()  # after packing, which reads all lengths in order
         if self.steps_per_epoch == 0:
             self._raise_too_small(self._reader.units.count)
         self._read = self._exchanged(self._reader, self.share, self._gather_over)

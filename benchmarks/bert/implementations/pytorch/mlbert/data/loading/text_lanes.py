@@ -50,9 +50,6 @@ class EpochOrders:
         shard_sizes, shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
             ``shuffle``, the order of the set.
         folder: for the files; if it is not writable, they are in the user's cache folder.
-
-    Attributes:
-        is_computing: True while a thread waits for an order.
     """
 
     def __init__(
@@ -64,11 +61,15 @@ class EpochOrders:
         self._dtype = np.dtype("<i4" if self._num_texts < 2**31 else "<i8")
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
-        self.is_computing = False
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
         made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + shard_sizes.astype("<i8").tobytes()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
         self._folders = folder / "orders", cache_folder() / "orders"
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a thread waits for an order."""
+        return self._lock.locked()
 
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return int64 [n], the texts at these positions (int64 [n], 0 to L - 1) of an epoch."""
@@ -87,11 +88,7 @@ class EpochOrders:
         """Return int [N], the text at each place of an epoch."""
         with self._lock:
             if epoch not in self._orders:
-                self.is_computing = True
-                try:
-                    self._orders[epoch] = self._make(epoch)
-                finally:
-                    self.is_computing = False
+                self._orders[epoch] = self._make(epoch)
                 most = max(_KEPT_EPOCHS, _KEPT_BYTES // self._orders[epoch].nbytes)
                 while len(self._orders) > most:
                     self._orders.popitem(last=False)
@@ -143,6 +140,9 @@ def _lane_texts(orders: EpochOrders, lanes: int, numbers: np.ndarray) -> np.ndar
     return (orders.length - numbers + lanes - 1) // lanes
 
 
+_ArrayFunction = Callable[[np.ndarray], np.ndarray]
+
+
 class WholeLanes:
     """Lanes that use one piece of each text, computed from the step number alone.
 
@@ -186,12 +186,7 @@ class PieceLanes:
     _NAMES = ("epoch", "index", "piece")  # of a lane: index of its text in the epoch, and pieces of it already used
 
     def __init__(
-        self,
-        orders: EpochOrders,
-        lanes: int,
-        mine: np.ndarray,
-        pieces: Callable[[np.ndarray], np.ndarray],
-        sum_over_ranks: Callable[[np.ndarray], np.ndarray],
+        self, orders: EpochOrders, lanes: int, mine: np.ndarray, pieces: _ArrayFunction, sum_over_ranks: _ArrayFunction
     ) -> None:
         self._orders, self._lanes, self._mine = orders, lanes, mine
         self._pieces, self._sum_over_ranks = pieces, sum_over_ranks

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,18 +67,9 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
     return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)
 
 
-def make_source(
-    data: DataConfig,
-    text: TextConfig,
-    corpus: CorpusConfig,
-    max_steps: int,
-    *,
-    seed: int,
-    rank: int,
-    world_size: int,
-    sum_over_ranks: Callable[[np.ndarray], np.ndarray],
-) -> TextSource:
-    """Return this rank's share of the training texts; arguments as in `TextSource`."""
+def make_source(data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any) -> TextSource:
+    """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size and sum_over_ranks of
+    `TextSource`."""
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
@@ -88,10 +80,7 @@ def make_source(
         shuffle_seed=corpus.shuffle_seed or 0,
         canonical_nodes=corpus.canonical_nodes or 1,
         rate=MaskingRate(corpus.masking_schedule or "constant", first, last, max_steps),
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        sum_over_ranks=sum_over_ranks,
+        **ranks,
     )
 
 
