@@ -81,7 +81,9 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
     assert back.info.kind == f"nvidia-{kind}"
     assert_same_rows(back.gather(np.arange(len(back))), expected)
     if kind == "packed":
-        assert np.array_equal(back.gather_packs(np.arange(back.num_packs))[1], counts)
+        rows, found = back.gather_packs(np.arange(back.num_packs))
+        assert np.array_equal(found, counts)
+        assert np.array_equal(back.pack_lengths(np.arange(back.num_packs)), np.diff(rows.offsets[offsets_of(found)]))
 
 
 def test_exported_columns_are_those_that_h5py_readers_expect(tmp_path, vocab):

@@ -61,6 +61,9 @@ class LaunchConfig(Section):
     spares: int = setting(
         "SPARES", "Nodes of a job beyond DGXNNODES, which replace lost ones.", unit="nodes", ge=0, le=1000, key=""
     )
+    stage_dir: Path = setting(
+        "STAGE_DIR", "Folder on each node's disk to which run.sub copies the data before the first run.", key=""
+    )
     hosts: str = setting("HOSTS", "Hosts for run_multinode.sh, comma-separated; the first one runs rank 0.", key="")
     python: Path = setting(
         "PYTHON", "Python to use; not set: the one in the tree's virtual environment or on PATH.", key=""

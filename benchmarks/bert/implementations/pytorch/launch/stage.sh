@@ -1,0 +1,47 @@
+#!/bin/bash
+# Copy a data set to this node's own disk: stage.sh SOURCE TARGET. A file's copy is read back and its SHA-256 compared with
+# that of the bytes that were read. A complete copy of an unchanged source is kept: TARGET.staged lists its files.
+set -euo pipefail
+
+source_dir="$(realpath -m "$1")"
+target="$2"
+
+complain() {
+    echo "error: ${SLURMD_NODENAME:-$(hostname)}: $1 was not copied to ${target}: $2" >&2
+    exit 2
+}
+
+# Print path, size and time of each file.
+list_files() {
+    (cd "${source_dir}" && find -L . -type f -printf '%P\t%s\t%T@\n' | sort)
+}
+
+# Copy the file $1.
+# shellcheck disable=SC2317,SC2329  # called by xargs
+copy_file() {
+    local from="${source_dir}/$1" to="${target}/$1" sum
+    mkdir -p "${to%/*}"
+    sum="$(set -o pipefail && tee "${to}" <"${from}" | sha256sum)" || exit 255
+    if [[ "$(sha256sum <"${to}")" != "${sum}" ]]; then
+        echo "the copy of $1 differs" >&2
+        exit 255 # ends xargs
+    fi
+    touch -r "${from}" "${to}"
+}
+export -f copy_file
+export source_dir target
+
+[[ -d "${source_dir}" ]] || complain "$1" "not a folder"
+files="$(list_files)" || complain "$1" "it cannot be read"
+[[ -n "${files}" ]] || complain "$1" "it is empty"
+{ mkdir -p "${target%/*}" && exec 9>"${target}.lock" && flock 9; } 2>/dev/null || complain "$1" "the folder cannot be written"
+if [[ "$(cat "${target}.staged" 2>/dev/null)" == "${files}" ]]; then
+    exit 0
+fi
+rm -rf "${target}" "${target}.staged"
+# shellcheck disable=SC2016  # the inner bash expands it
+if ! reason="$(cut -f 1 <<<"${files}" | tr '\n' '\0' | xargs -0 -P 8 -I {} bash -c 'copy_file "$1"' _ {} 2>&1)"; then
+    rm -rf "${target}"
+    complain "$1" "${reason%%$'\n'*}"
+fi
+{ sync -f "${target}" && echo "${files}" >"${target}.staged"; } || complain "$1" "the disk is full"
