@@ -61,7 +61,7 @@ def test_both_loggers_get_the_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert b"throughput/device/mfu" in content
     assert b"chosen group" in content
     for options in ("{", '{"no_such_argument": 1}'):
-        with user_error("config.value", "WANDB_OPTIONS"):
+        with user_error("config.value", "WANDB_OPTIONS", wording=False):  # of json and of wandb
             found(tmp_path, wandb_project="bert", wandb_options=options)
 
 
