@@ -134,6 +134,19 @@ def test_round_trip(tmp_path, shape, mlbert, number, by_hand):
     assert ("model.classifier.bias" in keys) == hasattr(model, "classifier")
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_kind_comes_from_the_tensors_if_the_file_lacks_a_shape(tmp_path, folder, shape, mlbert, number):
+    plain, model = dataclasses.replace(shape, hidden_act="gelu_erf"), models(shape)[number]
+    write_composer(to_huggingface(model), model.config, tmp_path / "whole.pt")
+    content = torch.load(tmp_path / "whole.pt", weights_only=True)
+    del content["state"]["integrations"]
+    torch.save(content, folder / "a.pt")
+    (folder / "bert_config.json").write_text((plain if number else shape).to_json())
+    code, _, error = mlbert("composer-to-torch", folder / "a.pt", tmp_path / "back")
+    assert code == 0, error
+    assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
+
+
 def test_the_published_programs_checkpoint(tmp_path, mlbert):
     """A whole one, through the command, to the outputs that its own program gave."""
     code, out, error = mlbert("composer-to-torch", ASSETS / "ep0-ba4-rank0.pt", tmp_path / "ours")

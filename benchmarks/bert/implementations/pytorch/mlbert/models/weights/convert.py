@@ -41,6 +41,7 @@ from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, w
 from mlbert.models.weights.weight_files import (
     PYTORCH_WEIGHTS,
     check_target,
+    composer_shape,
     new_path,
     own_state,
     padded,
@@ -158,11 +159,13 @@ def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = N
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
     """Convert a Composer checkpoint to our format. The shape is that of ``config``, else of the Hugging Face
-    configuration in the checkpoint, else of ``bert_config.json`` in its folder. Raise UserError if the file is damaged,
+    configuration in the checkpoint, else of ``bert_config.json`` in its folder, with MosaicBERT's parts if the
+    tensors have them. Raise UserError if the file is damaged,
     contains a forbidden object, or has another architecture."""
     check_target(target)
     weights = read_composer(source)
-    shape = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
+    given = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
+    shape = composer_shape(given, weights.tensors)
     known = parameters_in(weights.tensors, shape)
     return write_own(_own(weights.tensors, shape, source, known), target, known)
 

@@ -343,8 +343,12 @@ def _composer_weights(content: Any, path: Path) -> Weights:
         values = values.get(key, {}) if isinstance(values, dict) else {}
     if not isinstance(values, dict) or not values:
         return Weights(tensors)
-    mosaic_bert = any(".mlp.gated_layers." in name for name in tensors)
-    return Weights(tensors, _of_kind(config_from_huggingface(values, str(path)), mosaic_bert))
+    return Weights(tensors, composer_shape(config_from_huggingface(values, str(path)), tensors))
+
+
+def composer_shape(shape: BertConfig, tensors: Mapping[str, Tensor]) -> BertConfig:
+    """Return the shape as a MosaicBERT or a plain BERT, whichever Composer's tensors belong to."""
+    return _of_kind(shape, mosaic_bert=any(".mlp.gated_layers." in name for name in tensors))
 
 
 def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
