@@ -231,7 +231,7 @@ DAMAGES = {
     "a key twice": (change_index('{"shards": [], "shards": []}'), INDEX, "file.json"),
     "a shard twice": (change_index(lambda s: s.append(s[0])), INDEX, "data.damaged"),
     "path outside": (change_index(lambda s: s[0]["raw_data"].update(basename="../a")), INDEX, "file.json"),
-    "unknown compression": (change_index(lambda s: s[0].update(compression="br")), INDEX, "file.json"),
+    "unknown compression": (change_index(lambda s: s[0].update(compression="br:11")), INDEX, "data.format"),
     "unknown checksum": (change_index(lambda s: s[0]["raw_data"].update(hashes={"a": ""})), INDEX, "file.json"),
     "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "file.unreadable"),
     "cut shard": (lambda folder: os.truncate(folder / SHARD, 400), SHARD, "data.damaged"),

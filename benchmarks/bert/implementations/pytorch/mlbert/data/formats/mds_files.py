@@ -73,7 +73,7 @@ class ShardInfo(Document):
     column_names: list[str]
     column_encodings: list[str]
     column_sizes: list[Count | None]
-    compression: Annotated[str, Field(pattern="^(zstd(:.*)?)?$")] | None
+    compression: str | None
     num_samples: Annotated[int, Field(ge=1)] = Field(alias="samples")
     raw: FileInfo = Field(alias="raw_data")  # the uncompressed file
     zipped: FileInfo | None = Field(alias="zip_data")  # the stored file if the shard is compressed with Zstandard
@@ -122,6 +122,10 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
     layouts = [(shard.column_names, shard.column_encodings, shard.column_sizes) for shard in shards]
     if any(layout != layouts[0] for layout in layouts):
         raise UserError("data.mixed", path, "has shards with different columns", "Keep one set in a folder")
+    kinds = {shard.compression or "zstd" for shard in shards}
+    if others := {kind for kind in kinds if kind.partition(":")[0] != "zstd"}:
+        remedy = "Write the set again with zstd, or decompress it with MosaicML Streaming"
+        raise UserError("data.format", path, f"has shards compressed as {', '.join(sorted(others))}", remedy)
     names = [file.name for shard in shards for file in (shard.raw, shard.zipped) if file]
     if len(set(names)) != len(names):
         raise UserError("data.damaged", path, "lists a shard twice", _RESTORE)
@@ -163,10 +167,9 @@ def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> 
 
 def address(remote: str, name: str) -> str:
     """Return the path or URL of a file of a set."""
-    folder = local_path(remote)
-    if folder is not None:
+    if (folder := local_path(remote)) is not None:
         return str(folder / name)
-    return f"{remote.rstrip('/')}/{quote(name)}" if remote.startswith("http") else f"{remote.rstrip('/')}/{name}"
+    return f"{remote.rstrip('/')}/{quote(name) if remote.startswith('http') else name}"
 
 
 def fetch_index(remote: str, cache: Path) -> bytes:

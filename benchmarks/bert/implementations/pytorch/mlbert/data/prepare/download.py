@@ -13,7 +13,6 @@ import os
 import re
 import tarfile
 import urllib.parse
-import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -178,9 +177,9 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
 
 def _mirrored(entry: Entry, mirror: str) -> list[str]:
     base = (mirror if "://" in mirror else Path(mirror).absolute().as_uri()).rstrip("/")
-    if not base.startswith("file:"):
+    if (folder := local_path(base)) is None:
         return [f"{base}/{urllib.parse.quote(entry.name)}"]
-    if not Path(urllib.request.url2pathname(urllib.parse.urlsplit(base).path)).is_dir():
+    if not folder.is_dir():
         remedy = "Give a folder or an address that begins with https://"
         raise UserError("file.missing", "--mirror", f"{mirror} is not a folder", remedy)
     return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
