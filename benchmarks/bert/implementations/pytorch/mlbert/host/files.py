@@ -99,16 +99,15 @@ class AddressError(UserError):
     """An address that cannot be read. ``reason`` says why, ``is_lasting`` whether another attempt would fail too."""
 
     def __init__(self, address: str, error: Exception) -> None:
-        words = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-        words = "no such file" if words is error and isinstance(error, FileNotFoundError) else words
-        status = error.code if isinstance(error, urllib.error.HTTPError) else None
+        default = "no such file" if isinstance(error, FileNotFoundError) else error
+        words = getattr(error, "strerror", None) or getattr(error, "reason", None) or default
+        status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         self.reason = f"HTTP {status}" if status else str(words) or type(error).__name__
         remedy = "Check the address, the network and the permissions"
         super().__init__("network.unreachable", address, f"cannot be fetched ({self.reason})", remedy)
         lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
-        self.is_lasting = isinstance(error, lasting) or "Credential" in type(error).__name__
-        if status:
-            self.is_lasting = status not in (408, 429) and status < 500
+        is_refused = 400 <= status < 500 and status not in (408, 429)
+        self.is_lasting = is_refused or isinstance(error, lasting) or "Credential" in type(error).__name__
 
 
 class Piece(NamedTuple):
@@ -122,10 +121,9 @@ class Piece(NamedTuple):
 
 def local_path(address: str) -> Path | None:
     """Return the path in a path or ``file://`` address, or None for other addresses."""
-    parts = urlsplit(address)
     if "://" not in address:
         return Path(address)
-    return Path(urllib.request.url2pathname(parts.path)) if parts.scheme == "file" else None
+    return Path(urllib.request.url2pathname(urlsplit(address).path)) if address.startswith("file:") else None
 
 
 def read_pieces(

@@ -100,11 +100,7 @@ class RunConfig(Section):
         "Weights & Biases project; logs offline, in the run folder, if not logged in. none disables it.",
         default=None,
     )
-    wandb_options: str | None = setting(
-        "WANDB_OPTIONS",
-        'More arguments of wandb.init in JSON, such as {"entity": "team", "tags": ["a"]}.',
-        default=None,
-    )
+    wandb_options: str | None = setting("WANDB_OPTIONS", "More arguments of wandb.init, in JSON.", default=None)
     experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", default=0, ge=0, le=9999)
     caches_cleared: bool = setting(
         "CACHES_CLEARED", "Set by the launcher when it dropped the page caches before this run.", default=False

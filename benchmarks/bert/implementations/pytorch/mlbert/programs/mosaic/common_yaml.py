@@ -139,10 +139,9 @@ IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_ty
 # Composer's callbacks that only watch a run.
 _MONITORS = ("activation", "lr", "memory", "nan", "optimizer", "speed", "system_metrics")
 _CALLBACKS = (*(f"{name}_monitor" for name in _MONITORS), "runtime_estimator", "scheduled_gc", "oom_observer")
-_ALGORITHMS = ("fused_layernorm", "low_precision_layernorm", "alibi", "gated_linear_units")
 WANDB = ("entity", "name", "group", "tags")
 SHARED = (  # with glue.py
-    *(f"algorithms.{name}.**" for name in _ALGORITHMS),
+    *(f"algorithms.{one}.**" for one in ("fused_layernorm", "low_precision_layernorm", "alibi", "gated_linear_units")),
     *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
     *(f"callbacks.{name}.**" for name in (*_CALLBACKS, "health_checker", "memory_snapshot")),
     *("loggers.tensorboard.log_dir", "loggers.wandb.init_kwargs.**"),
