@@ -209,7 +209,8 @@ def test_more_threads_than_the_machine_has_cpus_are_refused(tmp_path, capsys):
 
 
 def test_a_run_that_never_started_may_be_repeated(tmp_path):
-    assert run(tmp_path, init_checkpoint="/nowhere/model.safetensors") == 2
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    assert run(tmp_path, init_checkpoint=tmp_path / "model.safetensors") == 2
     assert (tmp_path / "out" / "result_0.txt").exists()
     assert run(tmp_path, max_steps=2) == 1
 
@@ -290,10 +291,11 @@ def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
     assert run(tmp_path, **changes) == 2
-    error = capsys.readouterr().err
+    printed, error = capsys.readouterr()
     assert error.startswith("mlbert: error: ")
     assert error.count("\n") == 1
     assert named in error
+    assert "configuration:" not in printed
 
 
 def test_finished_run_is_not_overwritten(tmp_path, capsys):

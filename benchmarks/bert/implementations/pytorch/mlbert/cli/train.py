@@ -148,8 +148,8 @@ def _run(args: Sequence[str]) -> int:
     console = Console(quiet=world.rank != 0)
     if print_config:
         return _print_plan(resolved, world, speed)
-    _print_config(console, resolved)
     if "--evaluate-only" in words:
+        _print_config(console, resolved)
         evaluate_only(resolved.config, resolved.recipe, world, console)
         return 0
     return _train(resolved, world, console)
@@ -183,15 +183,17 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
     """Print a configuration and notes about it, train, and return the exit status; for programs with their own YAML."""
     world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
     console = Console(quiet=world.rank != 0)
-    _print_config(console, resolved)
-    _print_lines(console, list(notes))
-    return _train(resolved, world, console)
+    return _train(resolved, world, console, notes)
 
 
-def _train(resolved: Resolved, world: World, console: Console) -> int:
-    from mlbert.training.experiment import run_experiment
+def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
+    from mlbert.training.experiment import RunOptions, run_experiment
 
-    outcome = run_experiment(resolved, world, console)
+    def announce() -> None:
+        _print_config(console, resolved)
+        _print_lines(console, list(notes))
+
+    outcome = run_experiment(resolved, world, console, RunOptions(on_inspected=announce))
     state = outcome.state
     end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
     _print_lines(console, [f"{outcome.ending}: {outcome.reason}; {end}"])

@@ -38,7 +38,7 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import plain_size, write_atomically
 from mlbert.host.machine import threads_per_rank
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
@@ -64,6 +64,7 @@ from mlbert.runs.identity import (
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
+from mlbert.runs.starting_weights import weights_file
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, RunConfig
 from mlbert.training.evaluate import Evaluator, evaluate
@@ -104,17 +105,19 @@ _PARTS = "gradient_accumulation_steps"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options for runs that are not benchmark runs.
+    """Options of programs with their own display or schedule.
 
     Attributes:
         pace: schedule by the clock, if any.
         display: replaces the monitor's lines.
         mlperf_log: write an MLPerf log.
+        on_inspected: called when data and starting weights have been found.
     """
 
     pace: Pace | None = None
     display: Events | None = None
     mlperf_log: bool = True
+    on_inspected: Callable[[], None] = lambda: None
 
 
 DEFAULT = RunOptions()
@@ -122,8 +125,10 @@ DEFAULT = RunOptions()
 
 def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
     """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder."""
-    compute = config[ComputeConfig]
+    compute, start = config[ComputeConfig], config[ModelConfig].init_checkpoint
     check_device(compute.cuda_graph_mode, world.device)
+    if start is not None:
+        plain_size(weights_file(start))
     found = threads_per_rank(compute.cpu_threads, world.local_world_size), recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config[RunConfig].resume)
@@ -137,6 +142,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     settings, data = config[RunConfig], config[DataConfig]
     paths = RunFolder.of(settings)
     num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
+    how.on_inspected()
     world.start()
     if world.rank == 0 and settings.resume:
         paths.set_log_aside()
