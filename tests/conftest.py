@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    return "kernels: tests that use Triton run in the processes that tests/unit/test_interpreted.py starts"
+    return "unit tests of Triton kernels run with TRITON_INTERPRET=1 only: tests/unit/test_interpreted.py does that"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
