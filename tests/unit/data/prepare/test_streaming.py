@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
+import random
 import subprocess
 import sys
 import time
@@ -13,13 +15,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
-from mlbert.data.prepare.streaming import Concatenation, convert, hub_texts, own_texts, python_texts, read_texts
+from mlbert.data.prepare.step_tasks import MERGE, Share, ShareDone
+from mlbert.data.prepare.streaming import (
+    Concatenation,
+    convert,
+    convert_files,
+    hub_texts,
+    own_texts,
+    python_texts,
+    read_texts,
+)
+from stored_sets import tree
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
@@ -50,7 +62,7 @@ def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     assert in_set(out / "train_small") == train
     assert sorted(path.name for path in out.iterdir()) == ["train", "train_small", "val"]
     assert MdsReader(out / "val").columns == {"text": "str"}
-    assert any(line.startswith(f"train: {len(train)} texts in {len(train)} samples") for line in said.lines)
+    assert f"train: {len(train)} samples" in said.lines
     assert "val: truncation to 128 tokens drops 0.0% of the tokens" in "".join(said.lines)
 
 
@@ -101,6 +113,44 @@ def test_texts_that_fill_no_sample(tmp_path):
     with user_error("data.too-small", "split val"):
         concatenated(tmp_path, ["river"], tokens=512)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrap", [None, True, False])
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=30, max_size=60),
+    files=st.integers(1, 6),
+    count=st.integers(1, 4),
+    limit=st.integers(300, 1500),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=4)
+def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, files, count, limit, seed):
+    folder, draw = tmp_path_factory.mktemp("shares"), random.Random(seed)
+    texts = [f"{number} " + "the river of " * length for number, length in enumerate(lengths)]
+    edges = sorted([0, *draw.choices(range(len(texts) + 1), k=files - 1), len(texts)])
+    (folder / "texts").mkdir()
+    for number, (first, end) in enumerate(itertools.pairwise(edges)):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[first:end])
+        (folder / "texts" / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
+    splits = ["train", "train_small", "val"]
+    how = None if wrap is None else Concatenation(16, "", "of", wrap)
+    options = {"tokenizer": TOKENIZER, "concatenation": how}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "MdsWriter", functools.partial(MdsWriter, size_limit=limit))
+        patch.setattr(streaming, "GROUP", draw.choice([1, 1000, 1 << 20]))
+        patch.setattr(streaming, "VAL_SHARE", 1 / 4)
+        patch.setattr(streaming, "TOGETHER", draw.choice([1, 7, 256]))
+        patch.setitem(streaming.SPLITS, "train_small", ("train", draw.randrange(5, 60)))
+        convert(own_texts(folder / "texts"), splits, folder / "one", **options)
+        convert_files(folder / "texts", splits, folder / "pool", **options)
+        for index in draw.choices(range(count), k=3) + [*range(count)] * 2:
+            share = Share(index, count, merges=False)
+            with pytest.raises(ShareDone):
+                convert_files(folder / "texts", splits, folder / "shares", **options, share=share)
+        for left in (folder / "shares").glob(".*/.tasks/train"):  # by a killed task
+            (left / "shard.00000.mds.1@gone.tmp").touch()
+        convert_files(folder / "texts", splits, folder / "shares", **options, share=MERGE)
+    assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
 
 
 @pytest.mark.parametrize("there", ["val/index.json", "val/shard.00000.mds", "val"])

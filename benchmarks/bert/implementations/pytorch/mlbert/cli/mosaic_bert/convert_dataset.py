@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
+from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.data.prepare.streaming import (
     HUB_SETS,
     SPLITS,
     Concatenation,
-    Texts,
-    check_absent,
     convert,
+    convert_files,
     hub_texts,
     own_texts,
     python_texts,
@@ -39,15 +41,14 @@ def _parser() -> Parser:
     parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(SPLITS))
     parser.add_argument("--out_root", type=Path, required=True, help="parent of one folder per split")
     parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
-    parser.add_argument(
-        "--concat_tokens", type=int, help="tokenise, concatenate, and cut into samples of this many tokens"
-    )
+    parser.add_argument("--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens")
     parser.add_argument("--tokenizer", help="a vocab.txt, its folder, or a model's name")
     parser.add_argument("--bos_text", default="", help="with --concat_tokens: text before each text")
     parser.add_argument("--eos_text", default="", help="with --concat_tokens: text after each text")
-    parser.add_argument(
-        "--no_wrap", action="store_true", help="with --concat_tokens: start each sample with a new text"
-    )
+    parser.add_argument("--no_wrap", action="store_true", help="with --concat_tokens: a new text for each sample")
+    parser.add_argument("--workers", type=int, default=0, help="for --dataset text: processes; 0: one per core")
+    parser.add_argument("--task", metavar="I/N", help="for --dataset text: make share I (0 to N-1) only")
+    parser.add_argument("--merge", action="store_true", help="complete what the shares of --task made")
     return parser
 
 
@@ -58,32 +59,32 @@ def main() -> None:
 
 def _run() -> int:
     given = _parser().parse_args()
-    check_absent(given.splits, given.out_root)
-    concatenation = _concatenation(given)
+    share, concatenation = parse_share(given.task, given.merge), _concatenation(given)
+    _check_source(given)
     tokenizer = load_tokenizer(given.tokenizer or UNCASED_NAMES[0])
-    convert(
-        _texts(given),
-        given.splits,
-        given.out_root,
-        tokenizer=tokenizer,
-        concatenation=concatenation,
-        compression=given.compression,
-        progress=console_progress(),
-    )
+    options: dict[str, Any] = {"tokenizer": tokenizer, "concatenation": concatenation}
+    options |= {"compression": given.compression, "progress": console_progress()}
+    # Without a complete split, not all files are read.
+    if given.dataset == OWN and not (share.is_all and all(SPLITS[split][1] for split in given.splits)):
+        workers = given.workers or os.cpu_count() or 1
+        convert_files(given.path, given.splits, given.out_root, workers=workers, share=share, **options)
+    elif given.dataset in HUB_SETS:
+        convert(hub_texts(given.dataset, given.data_subset), given.splits, given.out_root, **options)
+    else:
+        texts = own_texts(given.path) if given.dataset == OWN else python_texts()
+        convert(texts, given.splits, given.out_root, **options)
     return SUCCEEDED
 
 
-def _texts(given: argparse.Namespace) -> Texts:
-    if (given.dataset == OWN) != (given.path is not None):
-        remedy = f"Use --dataset {OWN} --path FILES"
-        if given.path is None:
-            raise UserError("config.missing", "--path", "is missing", remedy)
-        raise UserError("config.conflict", "--path", f"conflicts with --dataset {given.dataset}", remedy)
-    if given.dataset in HUB_SETS:
-        return hub_texts(given.dataset, given.data_subset)
-    if given.data_subset is not None:
+def _check_source(given: argparse.Namespace) -> None:
+    remedy = f"Use --dataset {OWN} --path FILES"
+    if given.dataset == OWN and given.path is None:
+        raise UserError("config.missing", "--path", "is missing", remedy)
+    for flag, is_given in {"--path": given.path, "--task": given.task, "--merge": given.merge}.items():
+        if given.dataset != OWN and is_given:
+            raise UserError("config.conflict", flag, f"conflicts with --dataset {given.dataset}", remedy)
+    if given.dataset not in HUB_SETS and given.data_subset is not None:
         raise UserError("config.conflict", "--data_subset", f"conflicts with --dataset {given.dataset}", "Leave it out")
-    return own_texts(given.path) if given.dataset == OWN else python_texts()
 
 
 def _concatenation(given: argparse.Namespace) -> Concatenation | None:

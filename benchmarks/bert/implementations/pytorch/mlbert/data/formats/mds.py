@@ -183,6 +183,10 @@ class MdsWriter:
         size_limit: maximum bytes of a shard before compression, unless a single sample is larger.
         compression: None, "zstd" or "zstd:LEVEL".
         hashes: checksums of each file, see `checksum`.
+        first: number of the first shard, for one of several writers of a set (see `flush`).
+
+    Attributes:
+        room: maximum bytes of the samples of a shard, each with 4 bytes for its offset.
 
     Raises UserError if the compression is unknown, or the folder cannot be written.
     """
@@ -195,10 +199,11 @@ class MdsWriter:
         size_limit: int = 1 << 26,
         compression: str | None = None,
         hashes: Sequence[str] = ("sha1",),
+        first: int = 0,
     ) -> None:
         self._folder = Path(folder)
         self._names = names = sorted(columns)
-        self._level = _level(compression)
+        self._level = compression_level(compression)
         self._size_limit = size_limit
         self._settings: dict[str, Any] = {
             "column_encodings": [columns[name] for name in names],
@@ -211,9 +216,11 @@ class MdsWriter:
             "version": VERSION,
         }
         self._head = json.dumps(self._settings, sort_keys=True).encode()
+        self.room = size_limit - self._shard_bytes(0, 0)
+        self._first = first
         self._samples: list[bytes] = []
         self._bytes = 0  # of self._samples
-        self._shards: list[ShardInfo] = []
+        self._entries: list[dict[str, Any]] = []
         make_folder(self._folder)
         if (self._folder / INDEX).exists():
             raise UserError("file.exists", self._folder, f"already has an {INDEX}", "Choose an empty folder")
@@ -241,13 +248,15 @@ class MdsWriter:
 
     def finish(self) -> None:
         """Write the last shard and the index. Raises UserError if there are no samples or writing fails."""
+        if not self.flush():
+            raise UserError("data.empty", self._folder, "no sample was written", "A set needs one or more")
+        write_index(self._folder, self._entries)
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Write the last shard, and return the entries of all shards for `write_index`."""
         if self._samples:
             self._write_shard()
-        if not self._shards:
-            raise UserError("data.empty", self._folder, "no sample was written", "A set needs one or more")
-        entries = [{**self._settings, **shard.model_dump(by_alias=True)} for shard in self._shards]
-        document = json.dumps({"shards": entries, "version": VERSION}, sort_keys=True)
-        write_atomically(self._folder / INDEX, document)
+        return self._entries
 
     def _shard_bytes(self, samples: int, num_bytes: int) -> int:
         return UINT32.itemsize * (samples + 2) + len(self._head) + num_bytes
@@ -257,7 +266,7 @@ class MdsWriter:
         offsets = offsets_of([len(sample) for sample in self._samples]) + total - self._bytes
         head = np.array([len(self._samples), *offsets.tolist()], UINT32).tobytes() + self._head
         raw = b"".join([head, *self._samples])
-        name = f"shard.{len(self._shards):05d}.mds"
+        name = f"shard.{self._first + len(self._entries):05d}.mds"
         zipped = None
         if self._level is None:
             write_atomically(self._folder / name, raw)
@@ -266,7 +275,8 @@ class MdsWriter:
             zipped = self._file(f"{name}.zstd", packed)
             write_atomically(self._folder / zipped.name, packed)
         samples, file = len(self._samples), self._file(name, raw)
-        self._shards.append(ShardInfo(**self._settings, samples=samples, raw_data=file, zip_data=zipped))
+        shard = ShardInfo(**self._settings, samples=samples, raw_data=file, zip_data=zipped)
+        self._entries.append({**self._settings, **shard.model_dump(by_alias=True)})
         self._samples, self._bytes = [], 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
@@ -274,7 +284,12 @@ class MdsWriter:
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 
-def _level(compression: str | None) -> int | None:
+def write_index(folder: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Complete a set whose shards were written by several `MdsWriter`."""
+    write_atomically(folder / INDEX, json.dumps({"shards": entries, "version": VERSION}, sort_keys=True))
+
+
+def compression_level(compression: str | None) -> int | None:
     """Return the Zstandard level, or None without compression. Raises UserError if it is invalid, or if Zstandard is
     not installed."""
     if compression is None:

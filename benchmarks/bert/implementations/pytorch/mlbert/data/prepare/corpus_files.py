@@ -219,6 +219,13 @@ def json_texts(path: Path) -> Iterator[str]:
     """Yield the ``text`` of every JSON line of a file. Raises UserError, which names the line that is not UTF-8 or
     JSON, or has no text."""
     remedy = 'Give one JSON object per line, with its text as "text"'
+    for number, line in enumerate(text_lines(path, remedy), 1):
+        if line.strip():
+            yield text_in_line(path, number, line, remedy)
+
+
+def text_lines(path: Path, remedy: str) -> Iterator[str]:
+    """Yield the lines of a file. Raises UserError, which names the line that is not UTF-8 or too long."""
     with opened(path) as file:
         number = 0
         while raw := file.readline(_MOST_LINE):
@@ -226,11 +233,9 @@ def json_texts(path: Path) -> Iterator[str]:
             if len(raw) == _MOST_LINE:
                 raise UserError("data.row", path, f"line {number} is longer than {_MOST_LINE >> 20} MiB", remedy)
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise _not_text(path, number, raw) from None
-            if line.strip():
-                yield text_in_line(path, number, line, remedy)
 
 
 def _rows(folder: Path) -> Iterator[str]:

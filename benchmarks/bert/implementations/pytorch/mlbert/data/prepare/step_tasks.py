@@ -5,7 +5,8 @@ every finished task, ``<pass>-00003.json``, with the task's result if a later pa
 its own temporary names and renames them, and always the same bytes: it may run twice, also at the same time, and a
 killed one is repeated alone. The merge checks that no task is missing and completes the output; then the folder goes.
 
-By default, one process does all of it in a local pool, and replaces the plan of an interrupted run with other options.
+By default, one process does all of it in a local pool, and replaces the plan of an interrupted local run with other
+options. It never replaces a plan that shares work on, which the file ``shared`` marks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically, writing
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
-PLAN, INPUTS = "plan.json", "inputs"
+PLAN, INPUTS, SHARED = "plan.json", "inputs", "shared"
 _LISTED = 8  # missing tasks in a message
 
 
@@ -121,13 +122,15 @@ class StepTasks:
         self.folder = out / WORK_FOLDER
         wanted = json.loads(json.dumps(plan))
         path = self.folder / PLAN
-        if share.is_all and self.folder.exists() and _read(path) != wanted:
+        if share.is_all and self.folder.exists() and _read(path) != wanted and not (self.folder / SHARED).exists():
             shutil.rmtree(self.folder)
         make_folder(out)
         make_folder(self.folder)
         _write_once(path, json.dumps(add_checksum(wanted), indent=1))
         if (found := _read(path)) != wanted:
             raise _difference(out, found or {}, wanted)
+        if not share.is_all:
+            write_atomically(self.folder / SHARED, "")
 
     def run(
         self,
@@ -144,10 +147,10 @@ class StepTasks:
 
         Args:
             name, function, items, sizes, unit: as in `run_jobs`.
-            is_last: whether the merge follows, which needs the results: it calls ``function`` again, which finds its
-                files written, checks them and returns the same.
-            keep: keep the results, which are JSON-able, for processes that run a later pass; otherwise only those of
-                the last pass are returned.
+            is_last: whether the merge follows, which needs the results. Unless they are kept, it calls ``function``
+                again, which finds its files written, checks them and returns the same.
+            keep: keep the results, which are JSON-able, for the merge and for processes that run a later pass;
+                otherwise only those of the last pass are returned.
 
         Raises ShareDone: the share is done with the last pass, or others have to finish this one first. Raises
         UserError: tasks are missing for the merge.
@@ -158,7 +161,7 @@ class StepTasks:
             todo = [number for number in range(len(items)) if not (keep and number in marks)]
         elif share.merges:
             self._check_complete(name, marks, len(items))
-            todo = [*range(len(items))] if is_last else []
+            todo = [*range(len(items))] if is_last and not keep else []
         else:
             todo = [number for number in range(len(items)) if share.has(number) and number not in marks]
         tasks = [(number, items[number]) for number in todo]

@@ -2,31 +2,41 @@
 
 The text is from the Hugging Face hub (C4, the Pile), from the user's files, or from this Python installation. A split
 is written under a temporary name and renamed when complete.
+
+Files are converted by tasks (`mlbert.data.prepare.step_tasks`) in two passes. The first reads and tokenizes each file
+once, and stores its texts and their sizes. The sizes determine where every shard begins, by the writer's own rule. In
+the second pass, the task of a file writes the shards that begin in it. The result has the bytes of a single process.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlbert.data.formats.manifest import make_folder, reading
-from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.mds import UINT32, MdsWriter, compression_level, write_index
+from mlbert.data.formats.mds_files import INDEX
+from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
-from mlbert.data.prepare.corpus_files import LINES_SUFFIXES, PACKED, json_texts, opened, suffix_of
-from mlbert.data.prepare.jobs import SILENT, Progress
+from mlbert.data.prepare.corpus_files import LINES_SUFFIXES, PACKED, json_texts, suffix_of, text_lines
+from mlbert.data.prepare.jobs import SILENT, WORK_FOLDER, Progress
+from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, whole_file, write_atomically, writing
 
 # Split -> (the part of the text, the number of its first texts to use or None for all).
 SPLITS: dict[str, tuple[str, int | None]] = {
@@ -45,10 +55,13 @@ TEXT_SUFFIXES = (".txt",)
 VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
 LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts examined, and tokens, for the report of what truncation drops
 TOGETHER = 256  # texts tokenised together
+GROUP = 16 << 20  # bytes of small files that a task reads
 _REPORT_SECONDS = 10.0
 
 # Returns the texts of a part ("train" or "val").
 Texts = Callable[[str], Iterator[str]]
+# Texts joined, as uint8 of UTF-8 or uint16 ids, and the length of each.
+Piece = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -104,10 +117,11 @@ def python_texts() -> Texts:
 
 
 def _parted(read: Callable[[], Iterator[str]]) -> Texts:
-    def texts(part: str) -> Iterator[str]:
-        return (text for text in read() if is_held_out([text], VAL_SHARE, VAL_SEED) == (part == "val"))
+    return lambda part: (text for text in read() if _part(text) == part)
 
-    return texts
+
+def _part(text: str) -> str:
+    return "val" if is_held_out([text], VAL_SHARE, VAL_SEED) else "train"
 
 
 def text_files(path: Path) -> list[Path]:
@@ -136,18 +150,12 @@ def read_texts(path: Path) -> Iterator[str]:
         yield from (text for text in json_texts(path) if text.strip())
         return
     block: list[str] = []
-    with opened(path) as file:
-        for number, raw in enumerate(file, 1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                reason = f"line {number} is not UTF-8"
-                raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
-            if line.strip():
-                block.append(line)
-            elif block:
-                yield "".join(block).rstrip()
-                block = []
+    for line in text_lines(path, "Cut it into several"):
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield "".join(block).rstrip()
+            block = []
     if block:
         yield "".join(block).rstrip()
 
@@ -171,13 +179,27 @@ def convert(
     Raises UserError: a split already exists (checked before anything is written), has no text, or cannot be written.
     """
     check_absent(splits, out_root)
+    encoder = _Encoder(tokenizer, concatenation)
     for split in dict.fromkeys(splits):
         part, most = SPLITS[split]
         partial = out_root / f".{split}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
         make_folder(partial)
         try:
-            _write(islice(texts(part), most), partial, split, tokenizer, concatenation, compression, progress)
+            writer = MdsWriter(partial, encoder.columns, compression=compression)
+            count, first, reported = 0, [], time.monotonic()
+            for sample in encoder.samples(map(encoder.encode, _together(islice(texts(part), most)))):
+                writer.write(dict.fromkeys(encoder.columns, sample))
+                count += 1
+                if count <= LOOKED_AT:
+                    first.append(sample)
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    progress(f"{split}: {count:,} samples")
+            if not count:
+                raise _too_small(split)
+            writer.finish()
+            encoder.report(split, count, first, progress)
             os.rename(partial, out_root / split)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -192,51 +214,90 @@ def check_absent(splits: Sequence[str], out_root: Path) -> None:
                 raise UserError("file.exists", folder, "already exists", "Remove it, or choose another --out_root")
 
 
-def _write(
-    texts: Iterator[str],
-    folder: Path,
-    split: str,
-    tokenizer: Tokenizer,
-    concatenation: Concatenation | None,
-    compression: str | None,
-    progress: Progress,
-) -> None:
-    kept = _CountedTexts(texts, split, tokenizer, progress)
-    columns = {TEXT: "str"} if concatenation is None else {TOKENS: "bytes"}
-    samples: Iterator[Any] = iter(kept) if concatenation is None else _cut(kept, tokenizer, concatenation)
-    column, count = next(iter(columns)), 0
-    with contextlib.ExitStack() as stack:
-        writer = MdsWriter(folder, columns, compression=compression)
-        for sample in samples:
-            if not count:  # from here on the writer writes its index on exit, except after an error
-                stack.enter_context(writer)
-            writer.write({column: sample})
-            count += 1
-    if not count:
-        reason = "no text is left for it" if not kept.count else f"{kept.count} texts do not fill a sample"
-        raise UserError("data.too-small", f"split {split}", reason, "Give more text or leave the split out")
-    progress(f"{split}: {kept.count:,} texts in {count:,} samples, {kept.characters:,} characters")
-    if concatenation is None:
-        progress(f"{split}: {kept.dropped()}")
+def _too_small(split: str) -> UserError:
+    remedy = "Give more text or leave the split out"
+    return UserError("data.too-small", f"split {split}", "has no text, or too little for one sample", remedy)
 
 
-def _cut(texts: _CountedTexts, tokenizer: Tokenizer, how: Concatenation) -> Iterator[bytes]:
-    before, after = ((*_ids(tokenizer, text),) for text in (how.bos_text, how.eos_text))
-    rest: list[int] = []
-    for ids in _tokenised(texts, tokenizer):
-        rest += (*before, tokenizer.cls_id, *ids, tokenizer.sep_id, *after)
-        while len(rest) >= how.tokens:
-            yield np.asarray(rest[: how.tokens], "<i8").tobytes()
-            rest = rest[how.tokens :] if how.wrap else []
+def _together(texts: Iterator[str]) -> Iterator[list[str]]:
+    while several := [*islice(texts, TOGETHER)]:
+        yield several
 
 
-def _tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Yield the ids of each text, tokenising many texts at a time."""
-    left = iter(texts)
-    while several := [*islice(left, TOGETHER)]:
-        tokens, offsets = tokenizer.encode_all(several)
-        for first, end in pairwise(offsets.tolist()):
-            yield tokens[first:end].tolist()
+@dataclass(frozen=True)
+class _Encoder:
+    """Makes samples: each is a text, or tokens by a `Concatenation`."""
+
+    tokenizer: Tokenizer
+    how: Concatenation | None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Name and encoding of the only column of the set."""
+        return {TEXT: "str"} if self.how is None else {TOKENS: "bytes"}
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the first array of a `Piece`."""
+        return np.dtype("u1" if self.how is None else "<u2")
+
+    def encode(self, texts: Sequence[str]) -> Piece:
+        """Return the texts, or their tokens with the special ones."""
+        if self.how is None:
+            encoded = [text.encode() for text in texts]
+            return np.frombuffer(b"".join(encoded), self.dtype), np.array([*map(len, encoded)])
+        before = [*_ids(self.tokenizer, self.how.bos_text), self.tokenizer.cls_id]
+        after = [self.tokenizer.sep_id, *_ids(self.tokenizer, self.how.eos_text)]
+        ids, offsets = self.tokenizer.encode_all(texts)
+        ends = np.stack([offsets[:-1], offsets[1:]], 1).ravel()
+        places = np.repeat(ends, np.tile([len(before), len(after)], len(texts)))
+        content = np.insert(ids, places, np.tile([*before, *after], len(texts)))
+        return content, np.diff(offsets) + len(before) + len(after)
+
+    def samples(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
+        """Yield the samples of consecutive texts. An incomplete last one is dropped."""
+        how, rest = self.how, np.empty(0, self.dtype)
+        for content, sizes in pieces:
+            edges = offsets_of([len(content)] if how and how.wrap else sizes).tolist()
+            for first, end in pairwise(edges):
+                if how is None:
+                    yield content[first:end].tobytes()
+                    continue
+                rest = np.concatenate([rest, content[first:end]])
+                full = len(rest) - len(rest) % how.tokens if how.wrap else how.tokens * (len(rest) >= how.tokens)
+                yield from (row.tobytes() for row in rest[:full].reshape(-1, how.tokens).astype("<i8"))
+                rest = rest[full:] if how.wrap or not full else rest[:0]
+
+    def starts(self, sizes: np.ndarray, missing: int) -> tuple[np.ndarray, int]:
+        """Return where in the content of some texts samples begin, and how many tokens the last one lacks; ``missing``
+        is what the last one of earlier texts lacks."""
+        edges = offsets_of(sizes)
+        total = int(edges[-1])
+        if self.how is None:
+            return edges[:-1], 0
+        if self.how.wrap:
+            begins = np.arange(missing, total, self.how.tokens)
+        else:
+            ends, found = edges.tolist(), []
+            text = bisect.bisect_left(ends, missing)
+            while text < len(sizes):
+                found.append(ends[text])
+                text = bisect.bisect_left(ends, ends[text] + self.how.tokens)
+            begins = np.array(found, np.int64)
+        end = int(begins[-1]) + self.how.tokens if len(begins) else missing
+        return begins, max(0, end - total)
+
+    def report(self, split: str, count: int, first: Sequence[bytes], progress: Progress) -> None:
+        """Report the number of samples, and what truncation leaves out of the first texts."""
+        progress(f"{split}: {count:,} samples")
+        if self.how is None:
+            lengths = np.diff(self.tokenizer.encode_all([text.decode() for text in first])[1])
+            room = SHORT_SEQUENCE - 2
+            share = np.maximum(lengths - room, 0).sum() / max(lengths.sum(), 1)
+            progress(
+                f"{split}: truncation to {SHORT_SEQUENCE} tokens drops {share:.1%} of the tokens and the ends of "
+                f"{(lengths > room).mean():.1%} of the texts (the first {len(lengths):,}); LONG_TEXTS=split drops none"
+            )
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -244,32 +305,148 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.vocabulary[text]] if text in tokenizer.vocabulary else tokenizer.encode(text)
 
 
-class _CountedTexts:
-    """Passes texts on, counts them, and keeps the first ones to measure how much short sequences would drop."""
+class _Shards(NamedTuple):
+    """Consecutive shards of a split that begin in one group of files."""
 
-    def __init__(self, texts: Iterator[str], split: str, tokenizer: Tokenizer, progress: Progress) -> None:
-        self._texts, self._split, self._tokenizer, self._progress = texts, split, tokenizer, progress
-        self.count = self.characters = 0
-        self._first: list[str] = []
+    split: str
+    first: int  # number of the first one
+    group: int
+    place: int  # where in the stored content of the group the first one begins
+    samples: int
 
-    def __iter__(self) -> Iterator[str]:
-        reported = time.monotonic()
-        for text in self._texts:
-            self.count += 1
-            self.characters += len(text)
-            if self.count <= LOOKED_AT:
-                self._first.append(text)
-            if time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                self._progress(f"{self._split}: {self.count:,} texts, {self.characters:,} characters")
-            yield text
 
-    def dropped(self) -> str:
-        """What truncation leaves out, in words."""
-        lengths = np.diff(self._tokenizer.encode_all(self._first)[1])
-        room = SHORT_SEQUENCE - 2
-        share = np.maximum(lengths - room, 0).sum() / max(lengths.sum(), 1)
-        return (
-            f"truncation to {SHORT_SEQUENCE} tokens drops {share:.1%} of the tokens and the ends of "
-            f"{(lengths > room).mean():.1%} of the texts (the first {len(lengths):,}); LONG_TEXTS=split drops none"
-        )
+@dataclass(frozen=True)
+class _FileJob:
+    """Both passes over groups of files, and where they store what they read: picklable."""
+
+    work: Path
+    encoder: _Encoder
+    parts: tuple[str, ...]
+    num_groups: int
+    compression: str | None
+
+    def store(self, task: tuple[int, tuple[Path, ...]]) -> None:
+        """Run pass 1 for a group of files."""
+        group, paths = task
+        texts = (text for path in paths for text in read_texts(path))
+        with contextlib.ExitStack() as stack:
+            stored = {
+                part: [*map(stack.enter_context, map(whole_file, self._paths(part, group)))] for part in self.parts
+            }
+            for several in _together(texts):
+                parts = [_part(text) for text in several]
+                for part, files in stored.items():
+                    own = [text for text, its in zip(several, parts, strict=True) if its == part]
+                    content, sizes = self.encoder.encode(own)
+                    files[0].write(content.tobytes())
+                    files[1].write(sizes.astype(UINT32).tobytes())
+
+    def write(self, shards: _Shards) -> list[dict[str, Any]]:
+        """Run pass 2: write some shards and return their entries of the index."""
+        columns = self.encoder.columns
+        writer = MdsWriter(self.work / shards.split, columns, compression=self.compression, first=shards.first)
+        pieces = self.pieces(SPLITS[shards.split][0], shards.group, shards.place)
+        for sample in islice(self.encoder.samples(pieces), shards.samples):
+            writer.write(dict.fromkeys(columns, sample))
+        return writer.flush()
+
+    def pieces(self, part: str, group: int = 0, place: int = 0) -> Iterator[Piece]:
+        """Yield what pass 1 stored, from a place in a group on."""
+        for number in range(group, self.num_groups):
+            edges = offsets_of(self._sizes(part, number))
+            if edges[-1]:
+                content = np.memmap(self._paths(part, number)[0], self.encoder.dtype, "r")
+                edges = edges[np.searchsorted(edges, place, side="right") - 1 :]
+                edges[0] = place
+                for low in range(0, len(edges) - 1, TOGETHER):
+                    some = edges[low : low + TOGETHER + 1]
+                    yield content[some[0] : some[-1]], np.diff(some)
+            place = 0
+
+    def shards(self, split: str) -> list[_Shards]:
+        """Return all shards of a split, when pass 1 is complete. The first process that needs them stores them. Raises
+        UserError: the split has no sample."""
+        path = self.work / f"{split}.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(self._find_shards(split)))
+        return [_Shards(*values) for values in json.loads(read_plain(path))]
+
+    def _find_shards(self, split: str) -> list[_Shards]:
+        part, most = SPLITS[split]
+        room = MdsWriter(self.work / split, self.encoder.columns, compression=self.compression).room
+        found: list[_Shards] = []
+        filled = missing = texts = count = 0
+        for group in range(self.num_groups):
+            sizes = self._sizes(part, group)[: None if most is None else most - texts]
+            texts += len(sizes)
+            places, missing = self.encoder.starts(sizes, missing)
+            num_bytes = 8 * self.encoder.how.tokens if self.encoder.how else sizes
+            edges = offsets_of(np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places)))  # offset and size
+            done = 0
+            while done < len(places):
+                end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1
+                if not count or end <= done:  # a shard begins
+                    end, filled = max(done + 1, int(np.searchsorted(edges, edges[done] + room, side="right")) - 1), 0
+                    if not found or found[-1].group != group:
+                        found.append(_Shards(split, count, group, int(places[done]), 0))
+                    count += 1
+                found[-1] = found[-1]._replace(samples=found[-1].samples + end - done)
+                filled, done = filled + int(edges[end] - edges[done]), end
+        if missing and found:  # the last sample is incomplete
+            found[-1] = found[-1]._replace(samples=found[-1].samples - 1)
+        if not any(shards.samples for shards in found):
+            raise _too_small(split)
+        return found
+
+    def _paths(self, part: str, group: int) -> tuple[Path, Path]:
+        return self.work / f"{part}-{group:05d}.content", self.work / f"{part}-{group:05d}.sizes"
+
+    def _sizes(self, part: str, group: int) -> np.ndarray:
+        path = self._paths(part, group)[1]
+        with reading(path):
+            return np.fromfile(path, UINT32).astype(np.int64)
+
+
+def convert_files(
+    path: Path,
+    splits: Sequence[str],
+    out_root: Path,
+    *,
+    tokenizer: Tokenizer,
+    concatenation: Concatenation | None = None,
+    compression: str | None = None,
+    workers: int = 1,
+    progress: Progress = SILENT,
+    share: Share = ALL,
+) -> None:
+    """Do the same as `convert` with `own_texts`, by tasks. Needs space for the texts, or 2 bytes a token, until it is
+    complete."""
+    splits = [*dict.fromkeys(splits)]
+    work = out_root / f".{'-'.join(splits)}.partial"
+    if not (work / WORK_FOLDER).exists():
+        check_absent(splits, out_root)
+    compression_level(compression)
+    inputs = stamps(text_files(path))
+    plan: dict[str, Any] = {"splits": splits, "tokenizer": tokenizer.identity, "compression": compression}
+    plan |= {"concatenation": concatenation and asdict(concatenation), INPUTS: inputs}
+    tasks = StepTasks(work, plan, share, workers=workers, progress=progress)
+    sizes = [int(size) for _, size, _ in inputs]
+    groups = [[*some] for _, some in groupby(range(len(sizes)), (offsets_of(sizes) // GROUP).tolist().__getitem__)]
+    items = [(number, tuple(Path(inputs[place][0]) for place in places)) for number, places in enumerate(groups)]
+    parts = tuple(dict.fromkeys(SPLITS[split][0] for split in splits))
+    job = _FileJob(tasks.folder, _Encoder(tokenizer.clone(), concatenation), parts, len(groups), compression)
+    sizes = [sum(sizes[place] for place in places) for places in groups]
+    tasks.run("reading", job.store, items, sizes, is_last=False, keep=True)
+    shards = [one for split in splits for one in job.shards(split)]
+    entries = tasks.run("writing", job.write, shards, [one.samples for one in shards], unit="samples", keep=True)
+    for split in splits:
+        if not (out_root / split / INDEX).exists():
+            own = [entry for one, some in zip(shards, entries, strict=True) for entry in some if one.split == split]
+            write_index(tasks.folder / split, own)
+            with writing(out_root / split, "Remove it"):
+                for leftover in (tasks.folder / split).glob("*.tmp"):  # of killed tasks
+                    leftover.unlink()
+                os.rename(tasks.folder / split, out_root / split)
+        first = [*islice(job.encoder.samples(job.pieces(SPLITS[split][0])), LOOKED_AT)]
+        job.encoder.report(split, sum(one.samples for one in shards if one.split == split), first, progress)
+    shutil.rmtree(work, ignore_errors=True)
