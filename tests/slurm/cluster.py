@@ -240,6 +240,11 @@ class Cluster:
         ]
         return min(found)
 
+    def running(self, program: str) -> list[int]:
+        """Return the processes of jobs that Python runs with a script of this name."""
+        words = ((pid, _read(pid, "cmdline").split(b"\0")) for pid in self._processes())
+        return [pid for pid, some in words if len(some) > 1 and some[1].endswith(program.encode())]
+
     def kill_step_daemon(self, job: str, rank: int) -> None:
         """Kill the slurmstepd of a training rank; the rank continues."""
         pid = self.rank(job, rank)

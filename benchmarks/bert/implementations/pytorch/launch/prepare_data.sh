@@ -2,6 +2,7 @@
 # Prepare training data from text parts, TFRecords, NVIDIA's shards or a WikiExtractor folder. Started again, it continues
 # after the last finished step. docs/data.md describes each step and its time.
 #   prepare_data.sh --outputdir DIR (--input DIR | --download) [--packed | --bins] [options]
+#   prepare_data.sh --slurm N [--workers N] -- COMMAND    one step, such as: mlbert prepare pack --input DIR --out DIR
 # --outputdir DIR      output folder
 # --input DIR          text parts, TFRecord files, HDF5 shards of NVIDIA's scripts, or a WikiExtractor folder
 # --download           fetch the benchmark's text, vocabulary and checkpoint; --mirror: a URL or folder to fetch from
@@ -11,13 +12,15 @@
 # --packed             store packs of up to 512 tokens; --bins: a folder for each range of lengths; default: neither
 # --packed-data        published name of --download --packed; with --skip-download it uses the files in DIR/download
 # --shards N           shards of the packed set or of each bin
-# --workers N          processes (default: one per core)
+# --workers N          processes (default: one per core; with --slurm 8 in each job)
+# --slurm N            submit the steps to Slurm, each after the one before; those that can be divided run as arrays of N
+#                      jobs. A job that is killed runs again, up to 3 times. SBATCH_PARTITION etc. choose where
 # --parts N            text parts to make of a WikiExtractor folder (default 500)
 # --eval-articles N    articles to withhold from a WikiExtractor folder (default 10000)
 # --eval-samples N     samples of the evaluation set (default 10000)
 set -euo pipefail
 
-outputdir="" input="" download=0 published=0 skip=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
+slurm=0 last="" outputdir="" input="" download=0 published=0 skip=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
 parts=500 eval_articles=10000 eval_samples=10000
 
 fail() {
@@ -36,7 +39,8 @@ while (($#)); do
         ;;
     --skip-download) skip=1 && shift && continue ;;
     --download) download=1 && shift && continue ;;
-    -h | --help) sed -n '2,19s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    -h | --help) sed -n '2,22s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    --) shift && break ;;
     esac
     (($# > 1)) || fail "$1 needs a value, or is unknown. See prepare_data.sh --help."
     case "$1" in
@@ -48,6 +52,7 @@ while (($#)); do
     --eval) evaluation="$2" ;;
     --shards) shards="$2" ;;
     --workers) workers="$2" ;;
+    --slurm) slurm="$2" ;;
     --parts) parts="$2" ;;
     --eval-articles) eval_articles="$2" ;;
     --eval-samples) eval_samples="$2" ;;
@@ -55,6 +60,50 @@ while (($#)); do
     esac
     shift 2
 done
+[[ "${slurm}" =~ ^[0-9]{1,4}$ ]] || fail "--slurm ${slurm}: not a number of jobs from 1 to 9999."
+if ((slurm)); then
+    command -v sbatch >/dev/null || fail "--slurm: sbatch is not in PATH. Run this where jobs are submitted."
+    ((workers)) || workers=8
+fi
+
+# Print a command and run it, or submit it.
+run() {
+    local passes=0 pass share="--task \${SLURM_ARRAY_TASK_ID}/${slurm}"
+    echo "+ $*"
+    if ((slurm == 0)); then
+        "$@"
+        return
+    fi
+    case " $* " in
+    *" prepare bins "*) passes=3 ;;
+    *" prepare pack "* | *" prepare shuffle "* | *convert_dataset.py*) passes=2 ;;
+    *" prepare instances "* | *" prepare import "* | *" tfrecord-to-hdf5 "* | *" hdf5-to-tfrecord "*) passes=1 ;;
+    esac
+    for ((pass = 0; pass < passes; pass++)); do
+        submit "${*@Q} ${share}" "--array=0-$((slurm - 1))"
+    done
+    submit "${*@Q} $( ((passes == 0)) || echo --merge)"
+}
+
+# Submit the shell command $1 to run after the last job, with further options of sbatch. A killed command is lost, not
+# wrong: the job runs again. The name of an array's job needs its index, because one of them has the id of the array.
+submit() {
+    local command="$1" job="\${SLURM_ARRAY_JOB_ID:-\${SLURM_JOB_ID}}\${SLURM_ARRAY_TASK_ID:+_\${SLURM_ARRAY_TASK_ID}}"
+    last="$(sbatch --parsable --requeue --kill-on-invalid-dep=yes --cpus-per-task="${workers}" --job-name=prepare \
+        ${last:+--dependency="afterok:${last}"} ${outputdir:+--output="${outputdir}/slurm-%j.out"} "${@:2}" --wrap "status=0
+${command} || status=\$?
+[ \${status} -le 128 ] || [ \${SLURM_RESTART_COUNT:-0} -ge 3 ] || { scontrol requeue ${job} && sleep 600; }
+exit \${status}")"
+    last="${last%%;*}" # without the cluster's name
+    echo "job ${last}: ${command}"
+}
+
+if (($#)); then
+    ((slurm)) || fail "a command after -- needs --slurm N."
+    [[ -z "${outputdir}" ]] || mkdir -p "${outputdir}"
+    run "$@" --workers "${workers}"
+    exit 0
+fi
 [[ -n "${outputdir}" ]] || fail "--outputdir is missing. See prepare_data.sh --help."
 if ((published)) && [[ -z "${input}" ]]; then
     download=$((1 - skip))
@@ -74,16 +123,14 @@ command -v mlbert >/dev/null || fail "mlbert is not in PATH. Run ./quickstart.sh
 mkdir -p "${outputdir}" 2>/dev/null || fail "${outputdir} cannot be made. Choose another --outputdir."
 outputdir="$(realpath "${outputdir}")"
 
-# Print a step and run it.
 step() {
-    echo "+ mlbert $*"
-    mlbert "$@"
+    run mlbert "$@"
 }
 
-# Convert the data at $1 to a prepared set in $2; the generator makes one from text.
+# Convert the data at $1 to a prepared set in $2; the generator makes one from text, as `clean` leaves it.
 take_over() {
-    local kind
-    kind="$(mlbert prepare recognise "$1")"
+    local kind=text
+    [[ ! -e "$1" ]] || kind="$(mlbert prepare recognise "$1")"
     case "${kind}" in
     text) step prepare instances --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
     tfrecord) step prepare tfrecord-to-hdf5 --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
@@ -93,7 +140,7 @@ take_over() {
 }
 
 if ((download)); then
-    step prepare download --out "${outputdir}/download" ${mirror:+--mirror "${mirror}"}
+    slurm=0 step prepare download --out "${outputdir}/download" ${mirror:+--mirror "${mirror}"}
     input="${outputdir}/download/text"
     vocab="${vocab:-${outputdir}/download/vocab.txt}"
     checkpoint="${checkpoint:-${outputdir}/download/tf1_ckpt/model.ckpt-28252}"
@@ -107,7 +154,9 @@ if [[ "${kind}" == wikiextractor ]]; then
     step prepare clean --input "${input}" --out "${outputdir}/text" --parts "${parts}" --eval-articles "${eval_articles}" --workers "${workers}"
     input="${outputdir}/text"
 fi
-[[ -n "${evaluation}" || ! -f "${input}/eval.txt" ]] || evaluation="${input}/eval.txt"
+if [[ -f "${input}/eval.txt" ]] || { ((slurm && eval_articles)) && [[ "${kind}" == wikiextractor ]]; }; then
+    evaluation="${evaluation:-${input}/eval.txt}"
+fi
 
 train="${outputdir}/instances"
 take_over "${input}" "${train}"
@@ -127,8 +176,9 @@ if [[ -n "${checkpoint}" && ! -e "${outputdir}/checkpoint/model.safetensors" ]];
     step convert tf1-to-torch "${checkpoint}" "${outputdir}/checkpoint" --config "${shape}"
 fi
 
-step prepare verify "${train}"
-[[ -z "${evaluation}" ]] || step prepare verify "${outputdir}/eval"
+step prepare verify "${train}" --workers "${workers}"
+[[ -z "${evaluation}" ]] || step prepare verify "${outputdir}/eval" --workers "${workers}"
+((slurm == 0)) || echo "Job ${last} is the last one; its output and that of the others is in ${outputdir}/slurm-*.out."
 [[ -z "${layout}" ]] || echo "Training does not read ${outputdir}/instances; it may be removed."
 echo "For the config of your system:"
 echo "export DATADIR_PHASE2=\"${train}\""

@@ -1,0 +1,69 @@
+"""Preparation as job arrays on a real Slurm: the bytes of one process, also if jobs are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cluster import Cluster
+from stored_sets import tree
+
+HOME = Path("benchmarks/bert/implementations/pytorch")
+WORDS = ("the", "river", "runs", "under", "a", "bridge", "by", "the", "old", "kitchen", "1984")
+KILLS = 3
+ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  # one job per node
+
+
+def write_texts(folder: Path, num_files: int, num_texts: int) -> None:
+    """Write files of JSON lines, large enough to be tasks by themselves."""
+    draw = random.Random(0)
+    folder.mkdir()
+    for number in range(num_files):
+        texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(num_texts))
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def start(cluster: Cluster, tree_root: Path, command: list[object], jobs: int) -> list[str]:
+    """Submit a step; return its jobs in order."""
+    script = tree_root / HOME / "launch/prepare_data.sh"
+    done = cluster.run(script, "--slurm", str(jobs), "--workers", "1", "--", *command, environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
+
+
+def states(cluster: Cluster, job: str) -> set[str]:
+    """Return the states of a job, or of all jobs of an array."""
+    lines = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
+    return {word.removeprefix("JobState=") for line in lines for word in line.split() if word.startswith("JobState=")}
+
+
+def test_an_array_makes_the_bytes_of_one_process_also_after_kills(
+    cluster: Cluster, tree_root: Path, tmp_path: Path
+) -> None:
+    write_texts(tmp_path / "texts", num_files=8, num_texts=1000)
+    convert = [sys.executable, tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py", "--dataset", "text"]
+    convert += ["--path", tmp_path / "texts", "--splits", "train", "val", "--concat_tokens", "64", "--out_root"]
+    draw, killed = random.Random(time.time_ns()), 0
+    jobs = start(cluster, tree_root, [*convert, tmp_path / "many"], 7)
+    assert len(jobs) == 3  # two passes and the merge
+    deadline = time.monotonic() + 400
+    while states(cluster, jobs[-1]) <= {"PENDING", "RUNNING", "COMPLETING"}:
+        assert time.monotonic() < deadline
+        running = cluster.running("convert_dataset.py")
+        if killed < KILLS and running and draw.random() < 0.2:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draw.choice(running), signal.SIGKILL)
+                killed += 1
+        time.sleep(draw.uniform(0, 0.5))
+    assert [states(cluster, job) for job in jobs] == [{"COMPLETED"}] * 3
+    assert killed == KILLS
+    subprocess.run([*convert, tmp_path / "one"], check=True, capture_output=True, timeout=300)
+    assert "train/shard.00002.mds" in tree(tmp_path / "one")
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
