@@ -29,7 +29,7 @@ class Ranks:
 
     Attributes:
         reports: (rank, sentence, whether it is printed), in the order of the calls.
-        ended: the ranks whose watching thread has ended the process.
+        ended, mistaken: the ranks whose watching thread has ended the process, and those of them with wrong input.
         times: of the reports.
     """
 
@@ -37,6 +37,7 @@ class Ranks:
         self.reports: list[tuple[int, str, bool]] = []
         self.times: list[float] = []
         self.ended: set[int] = set()
+        self.mistaken: set[int] = set()
         self.changed = threading.Condition()
         self._hosts = hosts
         self.monitors = [self._monitor(rank, hang_seconds) for rank in range(len(hosts))]
@@ -50,16 +51,18 @@ class Ranks:
         size = len(self._hosts)
         world = SimpleNamespace(rank=rank, world_size=size, host=self._hosts[rank], rendezvous=meeting, channels={})
         world.hosts = lambda: self._hosts
-        return HealthMonitor(world, lambda *words: self._report(rank, *words), lambda: self._end(rank), hang_seconds)
+        ways = lambda *words: self._report(rank, *words), lambda is_mistake: self._end(rank, is_mistake)
+        return HealthMonitor(world, *ways, hang_seconds)
 
     def _report(self, rank: int, sentence: str, aloud: bool) -> None:
         with self.changed:
             self.reports.append((rank, sentence, aloud))
             self.times.append(time.monotonic())
 
-    def _end(self, rank: int) -> NoReturn:
+    def _end(self, rank: int, is_mistake: bool) -> NoReturn:
         with self.changed:
             self.ended.add(rank)
+            self.mistaken |= {rank} if is_mistake else set()
             self.changed.notify_all()
         self.die(rank)
         raise SystemExit
@@ -139,7 +142,7 @@ WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
     [
         (0, ValueError("record 17 is\ndamaged."), "ValueError: record 17 is damaged", True),
         (1, ValueError(), "ValueError", True),
-        (0, WRONG, str(WRONG).rstrip("."), False),  # the command line prints it
+        (0, WRONG, WRONG.as_line(), False),  # the command line prints it
         (1, WRONG, None, True),  # rank 0 makes the same mistake
         (0, RuntimeError("connection closed"), None, True),
         (1, RuntimeError("connection closed"), None, True),
@@ -156,13 +159,22 @@ def test_a_failure_that_another_rank_probably_caused_waits_for_the_cause(
     assert ranks.reports == [(0, story, aloud)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_failed_collective_without_another_cause_is_reported(rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "error", "words"),
+    [
+        (0, RuntimeError("connection closed"), "RuntimeError: connection closed"),
+        (1, RuntimeError("connection closed"), "RuntimeError: connection closed"),
+        (1, WRONG, WRONG.as_line()),
+    ],
+)
+def test_a_failed_collective_or_mistake_without_another_cause_is_reported(
+    rank: int, error: Exception, words: str
+) -> None:
     ranks = Ranks(["h0", "h1", "h2"])
-    ranks.run({rank: fail(RuntimeError("connection closed"))})
-    story = f"rank {rank} on h{rank} failed after step 4: RuntimeError: connection closed"
-    assert ranks.reports == [(0, story, True)]
+    ranks.run({rank: fail(error)})
+    assert ranks.reports == [(0, f"rank {rank} on h{rank} failed after step 4: {words}", True)]
     assert ranks.ended == {0, 1, 2}
+    assert ranks.mistaken == (ranks.ended if error is WRONG else set())
 
 
 def test_a_failure_before_the_first_step() -> None:

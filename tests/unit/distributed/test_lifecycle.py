@@ -142,7 +142,7 @@ WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
     ("rank", "error", "status", "printed"),
     [
         (0, WRONG, None, False),  # the command line prints it
-        (1, WRONG, LOST_RANK, False),
+        (1, WRONG, lifecycle.WRONG_INPUT, False),
         (0, ValueError("no"), None, True),
         (1, ValueError("no"), None, False),
     ],
@@ -165,6 +165,14 @@ def test_a_rank_leaves_a_mistake_to_rank_0(
         raise error
     assert getattr(left.value, "code", None) == status if status else left.value is error
     assert ("mlbert: error: rank 0 on h failed after step 0: ValueError: no." in capsys.readouterr().err) == printed
+
+
+def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run: Lifecycle) -> None:
+    """Launchers end all ranks when the first one exits."""
+    run.watch._report_failure = lambda error: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(UserError) as left, run.guard():
+        raise WRONG
+    assert left.value is WRONG
 
 
 def test_only_rank_0_reports_a_missed_target() -> None:
