@@ -110,7 +110,7 @@ def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed
     os.kill(site.cluster.rank(job, 1), signal.SIGKILL)
     facts, output = site.cluster.wait_for_end(job), site.output(job)
     excluded = lost if way == "requeue" else "(null)"
-    assert (facts["Restarts"], facts["ExcNodeList"]) == (str(int(way == "requeue")), excluded)
+    assert (facts["Restarts"], facts["ExcNodeList"]) == (str(int(way == "requeue")), excluded), output
     assert output.count(f"{lost} is excluded from this job: rank 1 on {lost} died after step ") == (way != "same nodes")
     assert "resumed at step" in output
     later = re.findall(r"run 0 (?:lost a rank and continues|starts) on (\S+)", output)[-1].split(",")
