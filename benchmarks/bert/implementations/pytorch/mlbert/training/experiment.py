@@ -139,7 +139,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     """Train once and write the files listed at the top of this module. Raises UserError for mistakes of the user."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
-    settings, data = config[RunConfig], config[DataConfig]
+    settings, data, compute = config[RunConfig], config[DataConfig], config[ComputeConfig]
     paths = RunFolder.of(settings)
     num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
     how.on_inspected()
@@ -164,7 +164,6 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         log.start("init_start")
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        compute = config[ComputeConfig]
         prove(compute.ops, compute.precision, world.device, world.all_reduce_max, say)
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
