@@ -189,11 +189,8 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
 def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
     from mlbert.training.experiment import RunOptions, run_experiment
 
-    def announce() -> None:
-        _print_config(console, resolved)
-        _print_lines(console, list(notes))
-
-    outcome = run_experiment(resolved, world, console, RunOptions(on_inspected=announce))
+    options = RunOptions(on_inspected=lambda: _print_config(console, resolved, notes))
+    outcome = run_experiment(resolved, world, console, options)
     state = outcome.state
     end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
     _print_lines(console, [f"{outcome.ending}: {outcome.reason}; {end}"])
@@ -222,9 +219,9 @@ def resolve_run(line: CommandLine) -> Resolved:
     return resolve(find(name, look), None, line.flags, line.yaml_files, line.overrides, readers=readers)
 
 
-def _print_config(console: Console, resolved: Resolved) -> None:
+def _print_config(console: Console, resolved: Resolved, notes: Sequence[str] = ()) -> None:
     lines = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
-    _print_lines(console, ["configuration:", *lines, *(f"warning: {warning}" for warning in resolved.warnings)])
+    _print_lines(console, ["configuration:", *lines, *(f"warning: {warning}" for warning in resolved.warnings), *notes])
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:
