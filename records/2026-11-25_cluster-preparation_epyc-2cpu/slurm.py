@@ -63,8 +63,9 @@ def main() -> None:
             part = "\n\n".join(documents[number:] + documents[:number])
             (work / "parts" / f"part-{number}").write_text(part + "\n")
         print("prepare_data.sh --packed --slurm 7", flush=True)
-        exports = {"SBATCH_EXCLUSIVE": "exclusive"}
-        done = cluster.run(*words, work / "slurm", "--slurm", "7", timeout=300, environment=exports)
+        done = cluster.run(
+            *words, work / "slurm", "--slurm", "7", timeout=300, environment={"SBATCH_EXCLUSIVE": "exclusive"}
+        )
         print(done.stdout, done.stderr, flush=True)
         jobs = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
         wait(cluster, jobs, "mlbert", 3, random.Random(9))
