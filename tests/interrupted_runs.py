@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
+from mlbert.runs.progress import Clock
 from mlbert.training import loop
 from training_settings import train_arguments
 
@@ -38,11 +39,11 @@ def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes
 def _train(arguments: list[str], signum: int, at_step: int) -> int:
     one_step = loop.train_one_step
 
-    def slow_step(run: loop.Run) -> bool:
+    def slow_step(run: loop.Run, clock: Clock) -> bool:
         time.sleep(STEP_SECONDS)
         if run.state.step == at_step:
             os.kill(os.getpid(), signum)
-        return one_step(run)
+        return one_step(run, clock)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_one_step", slow_step)

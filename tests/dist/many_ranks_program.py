@@ -23,6 +23,7 @@ import torch
 
 from harness import free_port, rank_environment
 from mlbert.data.loading.batches import HostBatch
+from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import SUCCESS, Lifecycle
 from mlbert.distributed.world import World
 from mlbert.training.reader import BatchReader
@@ -34,7 +35,7 @@ Mark = Callable[[str], None]
 
 def source() -> SimpleNamespace:
     """Return a source of one sequence per rank and step."""
-    return SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)])
+    return SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)], state_dict=dict)
 
 
 def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> None:
@@ -46,6 +47,11 @@ def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> N
     reader = BatchReader(source(), objective, model, world, lifecycle.watch, lambda: lifecycle.warned)
     for step in range(steps):
         assert reader.take(step).counts.samples == world.world_size
+        reader.begin_count(step, 7.0 + world.rank)
+        lifecycle.watch.mark(step, Stage.COMPUTE)
+        following = reader.finish_count(step)
+        assert following is not None
+        assert following.seconds == 7.0, "rank 0's clock"
     mark("steps")
 
 

@@ -33,6 +33,8 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
         if not list(story.parent.glob("story_*")):  # the first call of any rank counts, as with the log
             story.write_text(f"{status}: {reason}")
 
+    if what == "many files":
+        open_many_files()
     lifecycle = Lifecycle(world, close_log, hang_seconds=HANG_SECONDS)
     step = 0
     with lifecycle.guard():
@@ -52,6 +54,7 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             if float(world.all_reduce_sum(torch.tensor(float(lifecycle.warned)))):
                 lifecycle.leave()
             lifecycle.watch.mark(step, Stage.COMPUTE)
+            time.sleep(0.5 * HANG_SECONDS if what == "many files" else 0)
         lifecycle.finish("success")
     return step + 1
 
@@ -78,12 +81,17 @@ def fail_as(what: str, stories: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train_with_many_files(arguments: list[str]) -> None:
-    """Run ``mlbert`` in a process with many open file descriptors."""
+def open_many_files() -> None:
+    """Make later descriptors of this process exceed 1,023."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * INHERITED_FILES, hard), hard))
     for _ in range(INHERITED_FILES):
         os.dup(0)
+
+
+def train_with_many_files(arguments: list[str]) -> None:
+    """Run ``mlbert`` in a process with many open file descriptors."""
+    open_many_files()
     raise SystemExit(main(arguments))
 
 

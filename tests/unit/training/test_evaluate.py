@@ -130,8 +130,7 @@ def test_a_rank_without_batches_adds_nothing():
         evaluator.begin().result()
 
 
-def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeypatch):
-    """Not before a checkpoint, whose position is that of the steps which were taken."""
+def test_a_further_step_is_read_before_the_result_of_an_evaluation(tmp_path, monkeypatch):
     events = []
 
     def reported(owner: type, name: str) -> None:
@@ -148,4 +147,4 @@ def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeyp
     settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
     with pytest.raises(SystemExit):
         main(train_arguments(tmp_path, ops="plain", **settings))
-    assert events == ["begin", "read_ahead", "result", "begin", "result", "save", "begin", "result"]
+    assert events == ["begin", "read_ahead", "result", "begin", "read_ahead", "result", "save", "begin", "result"]

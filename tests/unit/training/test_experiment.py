@@ -230,11 +230,11 @@ def with_bad_gradients(monkeypatch, late, steps):
     """Makes gradients of some steps infinite; ``late``: results are asked for as on a GPU. Returns what steps ran."""
     taken, train, one_step = [], loop.train, loop.train_one_step
 
-    def poisoned(run):
+    def poisoned(run, clock):
         pooler, step = run.method.model.bert.pooler.dense.bias, run.state.step
         hook = pooler.register_hook(lambda grad: grad + float("inf")) if step in steps else None
         before = run.method.flat.data.clone()
-        leaving = one_step(run)
+        leaving = one_step(run, clock)
         if hook:
             hook.remove()
             assert torch.equal(run.method.flat.data, before)

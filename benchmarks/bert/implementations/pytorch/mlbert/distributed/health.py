@@ -53,23 +53,23 @@ Item = TypeVar("Item")
 
 
 class Stage(IntEnum):
-    """Stages of a step, in order. In COUNT, REDUCE, SUM and COUNT_AHEAD a rank waits for the others.
+    """Stages after the same number of steps, in order of time: the rank in the lowest one keeps the others waiting.
 
-    READ_AHEAD and COUNT_AHEAD belong to the next step, which is prepared while the device evaluates. PREPARE_EPOCH
-    replaces READ and READ_AHEAD while the source prepares an epoch; no rank marks it.
+    In SUM, REDUCE and COUNT a rank waits for the others. A batch is read at the start of the step before it, or ahead
+    of that while the device evaluates. PREPARE_EPOCH replaces READ and READ_AHEAD while the source prepares an epoch;
+    no rank marks it.
     """
 
     SETUP = 0
     PREPARE_EPOCH = 1
-    READ = 2
-    COUNT = 3
-    COMPUTE = 4
-    REDUCE = 5
-    EVALUATE = 6
-    SUM = 7
-    READ_AHEAD = 8
-    COUNT_AHEAD = 9
-    CHECKPOINT = 10
+    EVALUATE = 2
+    SUM = 3
+    READ_AHEAD = 4
+    CHECKPOINT = 5
+    READ = 6
+    COMPUTE = 7
+    REDUCE = 8
+    COUNT = 9
 
 
 _READING = (Stage.READ, Stage.READ_AHEAD)

@@ -81,13 +81,13 @@ class Clock:
     """Seconds since run_start, including earlier parts of a resumed run.
 
     Attributes:
-        evaluation_seconds: duration of the last evaluation.
+        step_seconds, evaluation_seconds: duration of the last step and evaluation.
         evaluated_at, saved_at: `TrainState.due_seconds` at the last evaluation and checkpoint, or at the start.
     """
 
     def __init__(self, already_seconds: float) -> None:
         self._start = time.monotonic() - already_seconds
-        self.evaluation_seconds = 0.0
+        self.step_seconds = self.evaluation_seconds = 0.0
         self.evaluated_at = self.saved_at = already_seconds
 
     def seconds(self) -> float:

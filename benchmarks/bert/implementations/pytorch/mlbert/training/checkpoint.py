@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -106,8 +107,10 @@ class Snapshots:
         """Allocate the memory for `save` and write to it once. Copying into new pages takes many times longer."""
         self._copy_state()
 
-    def save(self) -> None:
+    def save(self, position: dict[str, Any]) -> None:
         """Copy the state; a thread of rank 0 writes it while training continues. Waits for the save before this one.
+
+        ``position`` is the source's before the first step that was not taken.
 
         Raises UserError if that one failed, for example because the disk is full.
         """
@@ -115,7 +118,6 @@ class Snapshots:
         self._finish_writing()
         with method.optimizer.exact_weights():
             tensors, numbers = self._copy_state()
-        position = method.source.state_dict()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
         state |= {"parameters": method.flat.layout}  # lets tools read the weights without the run
         if self._world.rank == 0:

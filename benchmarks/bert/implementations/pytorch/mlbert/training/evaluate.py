@@ -4,7 +4,7 @@ On a CUDA device an evaluation costs the host almost nothing: the samples stay o
 batch is padded to the shape of a captured graph (or to one common shape), and no result is read before the end.
 
 `Evaluator.begin` returns once everything is queued; `Evaluation.result` waits. In between, the host prepares the next
-training step: it reads the micro-batches and all-reduces their counts. No training step is queued before the result is
+training steps: it reads micro-batches. No training step is queued before the result is
 known, although the rules allow it. The clock runs until the target is known to be reached, so a step queued after the
 last evaluation would delay `run_stop` and change the weights that are exported, unless every evaluation copied them.
 It would save only the time that the device waits for one answer from the host.

@@ -3,10 +3,12 @@
 events.start                         the clock runs: run_start in MLPerf's log
 source.open, evaluation.open         first touch of the data
 |-- reader.take                      this rank's micro-batches, the step's counts over all ranks
+|   reader.begin_count               the next step's micro-batches; their counts are summed while this step runs
 |   step                             forward, backward, reduce, update
 |   sample_counter.count             samples so far; a skipped step is subtracted once that is known
+|   reader.finish_count              the next step's counts, rank 0's clock, and whether the job is about to end
 |   events.step                      at log points
-|   maybe evaluate                   evaluator.begin, the next step's micro-batches, events.evaluation
+|   maybe evaluate                   evaluator.begin, the micro-batches after the next, events.evaluation
 |   maybe save                       also when the job is about to end; then the process exits
 '-- until the target or a limit
 events.stop, lifecycle.finish        the clock stops: run_stop
@@ -15,7 +17,7 @@ events.stop, lifecycle.finish        the clock stops: run_stop
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,7 +75,7 @@ def train(run: Run) -> RunOutcome:
 
     status, reason, evaluated_at = ABORTED, None, -1
     while reason is None:
-        leaving = train_one_step(run)
+        leaving = train_one_step(run, clock)
         reason, due = _stop_reason(run, clock)
         if run.sample_counter.is_open and (reason is not None or due):
             run.sample_counter.settle()
@@ -81,8 +83,7 @@ def train(run: Run) -> RunOutcome:
         save = leaving or _save_is_due(run, clock)
         if due or (reason is not None and evaluated_at != state.samples):
             evaluated_at = state.samples
-            # A checkpoint holds the data position before the next step.
-            evaluate(run, clock, read_ahead=reason is None and not save)
+            evaluate(run, clock, read_ahead=reason is None and not leaving)
             if run.limits.met(state):
                 status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
         if reason is None and save:
@@ -107,10 +108,13 @@ def train(run: Run) -> RunOutcome:
     return outcome
 
 
-def train_one_step(run: Run) -> bool:
+def train_one_step(run: Run, clock: Clock) -> bool:
     """Run one optimizer step on all ranks. Return True if any rank was warned that the job is about to end."""
-    state, watch, started = run.state, run.lifecycle.watch, time.monotonic()
-    upcoming = run.reader.take(state.step)
+    state, watch, started, completed = run.state, run.lifecycle.watch, time.monotonic(), run.state.step
+    upcoming = run.reader.take(completed)
+    after = replace(state, step=completed + 1, samples=state.samples + upcoming.counts.samples)
+    if run.limits.reached(after, 0.0) is None:  # else this is probably the last step
+        run.reader.begin_count(completed, clock.seconds() + clock.step_seconds + clock.evaluation_seconds)
     lr = run.method.schedule(state.updates) * (run.pace.factor(state.due_seconds) if run.pace else 1.0)
     result = run.step(
         upcoming.batches,
@@ -126,10 +130,15 @@ def train_one_step(run: Run) -> bool:
         run.sample_counter.settle()
     # Reading the loss waits for the device, so it is done at log points only.
     loss, ranks = sum_losses(run, result) if should_log else (0.0, [])
-    state.train_seconds += time.monotonic() - started
+    following = run.reader.finish_count(completed)
+    clock.step_seconds = time.monotonic() - started
+    state.train_seconds += clock.step_seconds
     if should_log:
         run.events.step(state, loss, lr, result.grad_norm, ranks)
-    return upcoming.warned
+    if following is None:
+        return False
+    state.due_seconds = following.seconds
+    return following.warned
 
 
 def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
@@ -142,7 +151,7 @@ def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
 
 
 def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
-    """Evaluate the current weights while the host prepares the next batch (``read_ahead``)."""
+    """Evaluate the current weights while the host reads a further step (``read_ahead``)."""
     state, method, watch, started = run.state, run.method, run.lifecycle.watch, clock.seconds()
     run.events.evaluation_start(state)
     with method.optimizer.exact_weights():
@@ -164,7 +173,7 @@ def save_checkpoint(run: Run, clock: Clock) -> None:
     run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
     run.sample_counter.settle()
     run.state.elapsed_seconds = clock.seconds()
-    run.snapshots.save()
+    run.snapshots.save(run.reader.position())
     clock.saved_at = run.state.due_seconds
 
 
@@ -175,15 +184,12 @@ def _save_is_due(run: Run, clock: Clock) -> bool:
 
 
 def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
-    """Return the limit that was reached, if any, and whether an evaluation is due. All ranks use rank 0's clock.
+    """Return the limit that was reached, if any, and whether an evaluation is due.
 
-    MAX_SECONDS includes a final evaluation, assumed to take as long as the one before.
+    All ranks use rank 0's clock at the start of the step. MAX_SECONDS includes that step and a final evaluation, each
+    assumed to take as long as the one before.
     """
-    state = run.state
-    seconds = clock.seconds() + clock.evaluation_seconds
-    if run.limits.max_seconds is not None:
-        seconds = run.world.broadcast_int(round(seconds * 1000)) / 1000
-    state.due_seconds = seconds
+    state, seconds = run.state, run.state.due_seconds
     is_due = state.samples >= state.next_eval_samples
     if run.pace is not None:
         is_due = is_due or run.pace.evaluates(seconds - clock.evaluated_at, clock.evaluation_seconds)

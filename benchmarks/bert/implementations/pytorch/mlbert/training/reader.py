@@ -1,17 +1,21 @@
-"""Read steps from the source, optionally one ahead, and sum their counts over the ranks."""
+"""Read steps from the source ahead of time, and sum their counts over the ranks while the step before them runs."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.health import HealthMonitor, Stage
 from mlbert.distributed.world import World
 from mlbert.runs.progress import StepCounts
 from mlbert.training.protocols import Model, Objective, Source
+from mlbert.training.step import HostCopy
 
 
 @dataclass(frozen=True)
@@ -23,20 +27,32 @@ class Upcoming:
         divisors: divisor of each part of the loss.
         counts: counts over all ranks.
         warned: True if any rank was warned that the job is about to end.
+        seconds: rank 0's clock when the counts were collected.
     """
 
     batches: Sequence[HostBatch]
     divisors: tuple[float, ...]
     counts: StepCounts
     warned: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A step that was read, and the source's position before it."""
+
+    position: dict[str, Any]
+    batches: Sequence[HostBatch]
 
 
 class BatchReader:
     """Reads the steps of a source in order.
 
+    The counts of a step are summed while the step before it runs, so that no rank waits for the others in between.
+
     Args:
         source, objective, model: objects of the run; the model counts the FLOPs of a batch.
-        world: the ranks; all of them call `take` and `read_ahead` together.
+        world: the ranks; all of them call each method together.
         watch: receives this rank's progress.
         is_warned: returns True if this rank was warned that the job is about to end.
     """
@@ -52,32 +68,74 @@ class BatchReader:
     ) -> None:
         self._source, self._objective, self._model = source, objective, model
         self._world, self._watch, self._is_warned = world, watch, is_warned
-        self._ahead: Upcoming | None = None
+        self._read: deque[_Read] = deque()  # the steps that were read and not taken
+        self._counting: Callable[[], Upcoming] | None = None
+        self._ready: Upcoming | None = None
         watch.expect_long_reads(lambda: source.is_preparing)
 
+    def position(self) -> dict[str, Any]:
+        """Return the source's position before the first step that was not taken."""
+        return self._read[0].position if self._read else self._source.state_dict()
+
     def take(self, step: int) -> Upcoming:
-        """Return the step that follows ``step`` completed steps."""
-        ready, self._ahead = self._ahead or self._make_ready(step, Stage.READ, Stage.COUNT), None
+        """Return the step that follows ``step`` completed steps. Waits for its counts unless `finish_count` did."""
+        if self._ready is None and self._counting is None:
+            self.begin_count(step, 0.0)
+        ready, self._ready = self._ready or self.finish_count(step), None
+        assert ready is not None, "it was begun"
+        self._read.popleft()
         return ready
 
     def read_ahead(self, step: int) -> None:
-        """Prepare the next step now. The source's position moves past it."""
-        self._ahead = self._make_ready(step, Stage.READ_AHEAD, Stage.COUNT_AHEAD)
+        """Read a further step now, so that `begin_count` does not need to."""
+        self._read_next(step, Stage.READ_AHEAD)
 
-    def _make_ready(self, step: int, reading: Stage, counting: Stage) -> Upcoming:
-        """Read and count the next step without waiting for the device."""
-        self._watch.mark(step, reading)
-        batches = self._source.next_step()
-        self._watch.mark(step, counting)
+    def begin_count(self, step: int, seconds: float) -> None:
+        """Read the next step unless it has been read, and start to sum its counts. ``seconds``: rank 0's clock."""
+        if not self._read:
+            self._read_next(step, Stage.READ)
+        batches = self._read[0].batches
         for_loss = [sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)]
         samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
-        flops = sum(map(self._model.training_flops, batches))
+        flops, clock_ms = sum(map(self._model.training_flops, batches)), round(seconds * 1000)
         # One all-reduce for everything: each further one would cost a round trip.
-        numbers = torch.tensor([samples, tokens, flops, self._is_warned(), *for_loss])
-        samples, tokens, flops, warned, *total = self._world.all_reduce_sum(numbers).tolist()
+        numbers = [samples, tokens, flops, self._is_warned(), clock_ms if self._world.rank == 0 else 0, *for_loss]
+        total = self._begin_sum(torch.tensor(numbers))
+        self._counting = lambda: self._upcoming(batches, for_loss, total().tolist())
+
+    def finish_count(self, step: int) -> Upcoming | None:
+        """Wait for the counts of the step that was begun, if any, and return it; `take` will return it too."""
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            self._watch.mark(step, Stage.COUNT)
+            self._ready = counting()
+        return self._ready
+
+    def _read_next(self, step: int, stage: Stage) -> None:
+        self._watch.mark(step, stage)
+        position = self._source.state_dict()
+        self._read.append(_Read(position, self._source.next_step()))
+
+    def _begin_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over the ranks, and return a function that waits for it."""
+        if self._world.device.type == "cuda" and self._world.world_size > 1:
+            # On the current stream, before the step that is queued next: waiting for the sum does not wait for that.
+            numbers = numbers.pin_memory().to(self._world.device, non_blocking=True)
+            return HostCopy(self._world.all_reduce_sum(numbers)).read
+        work = self._world.begin_all_reduce_sum(numbers)
+
+        def wait() -> Tensor:
+            if work is not None:
+                work.wait()
+            return numbers
+
+        return wait
+
+    def _upcoming(self, batches: Sequence[HostBatch], for_loss: Sequence[int], total: Sequence[int]) -> Upcoming:
+        samples, tokens, flops, warned, clock_ms, *for_loss_total = total
         if self._objective.scope == "rank":
             # Gradients are summed over ranks, but the objective needs their mean.
             divisors = tuple(self._world.world_size * d for d in self._objective.divisors(for_loss))
         else:
-            divisors = self._objective.divisors(total)
-        return Upcoming(batches, divisors, StepCounts(samples, tokens, flops), bool(warned))
+            divisors = self._objective.divisors(for_loss_total)
+        return Upcoming(batches, divisors, StepCounts(samples, tokens, flops), bool(warned), clock_ms / 1000)
