@@ -25,6 +25,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.host.machine import NONE, gpu_driver, processor_name, read_processors, read_text
 from mlbert.host.native import openmp_runtime
+from mlbert.mlperf.keys import DISTRIBUTIONS_OF
 
 FOLDER = "templates"
 MARK = "FILL IN"
@@ -92,15 +93,14 @@ _INFINIBAND_ADDRESSES = "32"  # /sys/class/net/*/type of InfiniBand, which is re
 Ask = Callable[[Sequence[str]], str]
 
 
-def describe_processor(root: Path) -> dict[str, str]:
-    """Return sockets, cores, threads, clock and caches. /proc and /sys are read below ``root``."""
-    processors = read_processors(root)
-    first = processors[0] if processors else {}
-    cores = {_place(root, number, item) for number, item in enumerate(processors)} or {("0", "0")}
-    num_sockets = len({socket for socket, _ in cores})
+def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
+    """Return sockets, cores, threads and caches as ``lscpu`` reports them, the rest from /proc and /sys."""
+    first = next(iter(read_processors(root)), {})
+    places = re.findall(r"^\d*,\d*$", ask(["lscpu", "--parse=SOCKET,CORE"]), re.MULTILINE) or ["0,0"]
+    num_sockets, num_cores = len({place.partition(",")[0] for place in places}), len(set(places))
     flags = (first.get("flags") or first.get("Features") or "").split()
     noted = [flag for flag in _NOTED_FLAGS if flag in flags]
-    threads = (len(processors) or 1) / len(cores)
+    threads = len(places) / num_cores
     notes = [f"{threads:g} threads per core (SMT on)" if threads > 1 else "1 thread per core"]
     notes.append(f"vector extensions: {' '.join(noted) or 'none of ' + ' '.join(_NOTED_FLAGS)}")
     if {"family", "model"} <= {key.removeprefix("cpu ") for key in first}:
@@ -110,20 +110,13 @@ def describe_processor(root: Path) -> dict[str, str]:
     return {
         "host_processors_per_node": str(num_sockets),
         "host_processor_model_name": processor_name(root),
-        "host_processor_core_count": str(len(cores) // num_sockets),
-        "host_processor_vcpu_count": str(len(processors) or 1),
+        "host_processor_core_count": str(num_cores // num_sockets),
+        "host_processor_vcpu_count": str(len(places)),
         "host_processor_frequency": _frequency(root, first),
-        "host_processor_caches": _caches(root),
+        "host_processor_caches": _caches(ask, len(places)),
         "host_processor_interconnect": NOT_THERE if num_sockets == 1 else UNKNOWN,
         "hw_notes": "; ".join(notes),
     }
-
-
-def _place(root: Path, number: int, processor: dict[str, str]) -> tuple[str, str]:
-    """Return the socket and core of a logical processor."""
-    folder = root / f"sys/devices/system/cpu/cpu{processor.get('processor', number)}/topology"
-    socket, core = (read_text(folder / name).strip() for name in ("physical_package_id", "core_id"))
-    return socket or processor.get("physical id", "0"), core or processor.get("core id", str(number))
 
 
 def _frequency(root: Path, processor: dict[str, str]) -> str:
@@ -134,22 +127,14 @@ def _frequency(root: Path, processor: dict[str, str]) -> str:
     return f"{float(current):.0f} MHz (as reported)" if current else UNKNOWN
 
 
-def _caches(root: Path) -> str:
+def _caches(ask: Ask, num_cpus: int) -> str:
     """Return text such as ``L1d 32K, L1i 32K, L2 512K``, each with the number of processors that share it."""
+    listed = ask(["lscpu", "--bytes", "--caches=NAME,ONE-SIZE,ALL-SIZE"])
     found = []
-    for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (read_text(index / name).strip() for name in ("level", "type", "size"))
-        if level and size:
-            letter = {"Data": "d", "Instruction": "i"}.get(kind, "")
-            shared = _count_cpus(read_text(index / "shared_cpu_list").strip())
-            found.append(f"L{level}{letter} {size}" + (f" (shared by {shared} vCPUs)" if shared > 1 else ""))
+    for name, one, every in re.findall(r"^(L\w+) +(\d+) +(\d+)$", listed, re.MULTILINE):
+        shared = num_cpus * int(one) // int(every)
+        found.append(f"{name} {int(one) // 1024}K" + (f" (shared by {shared} vCPUs)" if shared > 1 else ""))
     return ", ".join(found) or UNKNOWN
-
-
-def _count_cpus(cpu_list: str) -> int:
-    """Return the length of a list such as ``0-3,8``."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", cpu_list)
-    return sum(int(high or low) - int(low) + 1 for low, high in ranges)
 
 
 def describe_memory(root: Path, ask: Ask) -> dict[str, str]:
@@ -251,15 +236,13 @@ def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
 
 
-# Framework -> the distributions that provide it.
-FRAMEWORKS = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
 _PACKAGES = ("numpy", "h5py", "tokenizers", "safetensors", "triton", "nvidia-dali-cuda120", "mlperf-logging")
 
 
 def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
     """Return the framework (imported if installed), its software stack and the operating system."""
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.MULTILINE)
-    found = [version for name in FRAMEWORKS[framework] if (version := _version(name))]
+    found = [version for name in DISTRIBUTIONS_OF[framework] if (version := _version(name))]
     stack = {"Python": platform.python_version(), "C compiler": ask(["cc", "--version"]).partition("\n")[0]}
     stack |= _framework_parts(framework) if found else {}
     stack |= {"NVIDIA driver": gpu_driver(root).replace(NONE, "") or _asked_driver(ask)}
@@ -334,14 +317,14 @@ def describe_system(
 
     ``submitter`` must be the same as in the logs, and ``num_nodes`` is the number of nodes like this one. /proc, /sys
     and /etc are read below ``root``, and ``ask`` runs a program and returns its output. ``framework`` is a key of
-    `FRAMEWORKS`.
+    `mlbert.mlperf.keys.DISTRIBUTIONS_OF`.
     """
     facts = {
         "submitter": submitter,
         "division": division,
         "status": STATUS,
         "number_of_nodes": str(num_nodes),
-        **describe_processor(root),
+        **describe_processor(root, ask),
         **describe_memory(root, ask),
         **describe_storage(root),
         **describe_network(root, num_nodes),
