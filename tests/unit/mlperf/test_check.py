@@ -285,7 +285,5 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
     assert reported["own: seal"].outcome is Outcome.PASS
     assert reported["own: layout"].outcome is Outcome.PASS
     assert reported["result_summarizer"].outcome is Outcome.PASS
-    with official.started(
-        official.jobs([official.package_checker(tree), official.repo_checker(tree)]), tmp_path
-    ) as answers:
+    with official.started([official.package_checker(tree), official.repo_checker(tree)], tmp_path) as answers:
         assert not any("WARNING" in answer.words for answer in answers(lambda step: None))

@@ -56,7 +56,7 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(
     calls.append(replace(calls[-1], arguments=["--wrong"]))
     folder = tmp_path / "workers"
     folder.mkdir()
-    with official.started(official.jobs(calls), folder) as answers:
+    with official.started(calls, folder) as answers:
         side_by_side = answers(lambda step: None)
     for call, answer in zip(calls, side_by_side, strict=True):
         status, words = _plain_run(call, scratch)
@@ -79,7 +79,7 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, scratch: Path, log: Path) ->
     hanging = tmp_path / "fifo"
     os.mkfifo(hanging)
     calls = [official.compliance_checker(path, "x") for path in (hanging, log)]
-    with official.started(official.jobs(calls), scratch, seconds=3) as answers:
+    with official.started(calls, scratch, seconds=3) as answers:
         found = [call.judge(answer)[0] for call, answer in zip(calls, answers(lambda step: None), strict=True)]
     assert found[0].outcome is Outcome.ERROR
     assert "no answer within 3 seconds" in found[0].words
@@ -91,7 +91,7 @@ def test_tools_end_with_their_check(tmp_path: Path, scratch: Path) -> None:
     os.mkfifo(fifo)
 
     def interrupt() -> None:
-        with official.started(official.jobs([official.compliance_checker(fifo, "x")]), scratch):
+        with official.started([official.compliance_checker(fifo, "x")], scratch):
             writers.append(os.open(fifo, os.O_WRONLY))  # returns when the tool reads
             raise KeyboardInterrupt
 

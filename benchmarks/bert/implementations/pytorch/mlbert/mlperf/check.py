@@ -330,7 +330,7 @@ def _run(
     """Run the tools, and our own checks while they run."""
     calls = [call for group in groups for call in group.calls]
     renamed = {str(place.copy): str(place.given), f"{place.scratch}/": ""}
-    with official.started(official.jobs(calls), place.scratch, renamed) as answers:
+    with official.started(calls, place.scratch, renamed) as answers:
         progress("own checks")
         own_findings = own()
         progress("official tools")

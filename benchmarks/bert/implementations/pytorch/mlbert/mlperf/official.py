@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -30,36 +30,39 @@ Answers = Callable[[Callable[[str], None]], list["Answer"]]
 
 
 @dataclass(frozen=True)
-class CheckerJob:
-    """One run of a tool."""
-
-    tool: str
-    arguments: Sequence[str]
-    after: Sequence[int] = field(default=())  # indices of the jobs that must finish first
-
-
-@dataclass(frozen=True)
 class Answer:
-    """Result of one job."""
+    """Result of one call."""
 
     status: int  # exit status; negative after a signal, 1 after a timeout
     words: str  # everything printed
 
 
+@dataclass(frozen=True)
+class Call:
+    """One run of a tool, with the function that judges its answer."""
+
+    tool: str
+    arguments: Sequence[str]
+    judge: Callable[[Answer], list[Finding]]
+    after: str = ""  # the tool that must finish first
+
+
 @contextmanager
 def started(
-    jobs: Sequence[CheckerJob], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
+    calls: Sequence[Call], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> Iterator[Answers]:
-    """Start the jobs and yield a function that waits for all answers and reports the jobs that finish.
+    """Start the tools and yield a function that waits for all answers and reports the tools that finish.
 
     Args:
-        jobs: most urgent first.
+        calls: most urgent first.
         folder: an empty folder for the tools' own files.
         renamed: strings to replace in the tools' output, in this order.
         seconds: time limit for one tool.
     """
+    names = [call.tool for call in calls]
+    indices = {call.after: [i for i, name in enumerate(names) if name == call.after] for call in calls}
     asked = {
-        "jobs": [{"tool": job.tool, "arguments": list(job.arguments), "after": list(job.after)} for job in jobs],
+        "jobs": [{"tool": call.tool, "arguments": call.arguments, "after": indices[call.after]} for call in calls],
         "folder": str(folder.resolve()),
         "seconds": seconds,
     }
@@ -71,10 +74,10 @@ def started(
     reports = worker.stdout
 
     def collect(progress: Callable[[str], None]) -> list[Answer]:
-        answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(jobs)
+        answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(calls)
         for line in reports:
             index, status = json.loads(line)
-            progress(jobs[index].tool)
+            progress(names[index])
             answers[index] = _read(folder / f"{index}.txt", status, seconds, renamed or {})
         return answers
 
@@ -107,16 +110,6 @@ _COMPLAINT = re.compile(
 # A file name may contain a line that claims success, so failures are matched too.
 _FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of a tool, with the function that judges its answer."""
-
-    tool: str
-    arguments: Sequence[str]
-    judge: Callable[[Answer], list[Finding]]
-    after: str = ""  # the tool that must finish first
 
 
 def compliance_checker(log: Path, subject: str) -> Call:
@@ -167,17 +160,9 @@ def run(call: Call) -> list[Finding]:
     """Run one tool and judge its answer."""
     with (
         tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
-        started(jobs([call]), Path(scratch)) as answers,
+        started([call], Path(scratch)) as answers,
     ):
         return call.judge(answers(lambda step: None)[0])
-
-
-def jobs(calls: Sequence[Call]) -> list[CheckerJob]:
-    """Convert calls to jobs for the worker."""
-    return [
-        CheckerJob(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
-        for call in calls
-    ]
 
 
 def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str = "") -> Call:
