@@ -19,7 +19,9 @@ def _git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "file.txt").write_text("a\n")
+    (tmp_path / "benchmarks/system").mkdir(parents=True)
+    for name in ("run.sh", "hosts", "README.md"):
+        (tmp_path / "benchmarks/system" / name).write_text("a\n")
     _git(tmp_path, "init")
     _git(tmp_path, "add", ".")
     _git(tmp_path, "commit", "-m", "first")
@@ -35,14 +37,27 @@ def test_commit_and_dirt(checkout: Path) -> None:
     commit, dirty = provenance.git_state(checkout)
     assert len(commit) == 40
     assert not dirty
-    (checkout / "file.txt").write_text("b\n")
+    (checkout / "benchmarks/system/run.sh").write_text("b\n")
     assert provenance.git_state(checkout) == (commit, True)
 
 
-def test_results_of_earlier_runs_are_no_change(checkout: Path) -> None:
-    (checkout / "results").mkdir()
-    (checkout / "results/result_0.txt").write_text("")
-    assert not provenance.git_state(checkout)[1]
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("results/result_0.txt", False),
+        ("systems/mine.json", False),
+        ("notes.txt", False),
+        ("benchmarks/system/hosts", False),
+        ("benchmarks/system/README.md", False),
+        ("benchmarks/system/model.pt", False),
+        ("benchmarks/system/new folder/mine.py", True),
+        ("benchmarks/system/config_x.sh", True),
+    ],
+)
+def test_only_code_and_settings_are_a_change(name: str, counts: bool, checkout: Path) -> None:
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).write_text("b\n")
+    assert provenance.git_state(checkout)[1] == counts
 
 
 def test_an_export_states_its_commit(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_a_checkout(tree: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
     subprocess.run(["git", "add", "."], cwd=tree, check=True)
     subprocess.run([*git, "commit", "-qm", "first"], cwd=tree, check=True)
-    (tree / "systems/new.json").write_text("{}")
+    for name in ("systems/new.json", "benchmarks/bert/new.py", "benchmarks/bert/weights.pt"):
+        (tree / name).write_text("{}")
     target = tmp_path / "out"
     export_tree(tree, target)
     assert _names(target) == {*KEPT, SOURCE_STATEMENT, "systems/new.json", "link.txt"}

@@ -18,6 +18,8 @@ TENSORFLOW2 = "tensorflow2"  # the recipe run by TensorFlow
 TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
+_WRITTEN = (":(exclude)results", ":(exclude)systems")
 _DISTRIBUTIONS = (
     *("mlbert", "torch", "triton", "tensorflow", "tensorflow-cpu"),
     *("numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging"),
@@ -68,7 +70,7 @@ def version() -> str:
 
 
 def git_state(root: Path) -> tuple[str, bool]:
-    """Return the tree's commit and whether files differ from it; results/, which runs write, is ignored.
+    """Return the tree's commit, and whether code or settings differ from it or are new.
 
     An exported tree has no git: there the exported statement (``source.json``) is used. Without either, the commit is
     `tree_digest`.
@@ -77,7 +79,8 @@ def git_state(root: Path) -> tuple[str, bool]:
     if top is not None and Path(top).resolve() == root.resolve():
         commit = _git(root, "rev-parse", "HEAD")
         if commit is not None:
-            return commit, bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)results"))
+            changed = _git(root, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", ".", *_WRITTEN) or ""
+            return commit, any(name.endswith(_READ_BY_RUNS) for name in changed.split("\0"))
     try:
         statement = read_json(root / SOURCE_STATEMENT, "Restore it")
         return str(statement["commit"]), bool(statement["dirty"])

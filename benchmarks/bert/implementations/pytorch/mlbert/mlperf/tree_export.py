@@ -35,7 +35,7 @@ def export_tree(tree: Path, target: Path) -> int:
     prove the commit of the code without git.
 
     Args:
-        tree: a checkout (tracked and new files are copied, ignored ones are not) or a plain folder.
+        tree: a checkout (its tracked files are copied, and new ones in results/ and systems/) or a plain folder.
         target: the folder to write.
 
     Returns:
@@ -108,9 +108,12 @@ def check_source(tree: Path) -> Complaints:
 
 def _list_files(tree: Path) -> list[PurePosixPath]:
     if is_checkout(tree):
-        command = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        command = ["git", "-C", str(tree), "ls-files", "-z"]
+        new = [*command, "--others", "--exclude-standard", "--", "results", "systems"]
         try:
-            listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+            listed = "".join(
+                subprocess.run(words, capture_output=True, check=True).stdout.decode() for words in (command, new)
+            )
         except (OSError, subprocess.CalledProcessError) as error:
             reason = "is a git checkout that git cannot list"
             raise UserError("program.failed", tree, reason, "Install git, or repair the checkout") from error
