@@ -15,7 +15,7 @@ import pytest
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved, peek, resolve
-from mlbert.config.sections import Configuration, settings_by_env
+from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
@@ -23,12 +23,11 @@ from mlbert.host.provenance import TENSORFLOW2
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import find
 from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK, GPUS
-from mlbert.report.run_plan import RunPlan, make_plan, planned_world_size
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.report.run_plan import make_plan, planned_world_size
+from mlbert.training.config import RunConfig
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
@@ -74,13 +73,6 @@ def recipe_of(values: Mapping[str, str]) -> Recipe:
     return find(values["RECIPE"], lambda key: peek(key, values))
 
 
-def plan_of(config: Configuration, ranks: int, environ: Mapping[str, str]) -> RunPlan:
-    """Return the plan of a configuration."""
-    model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
-    sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation
-    return make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, environ)
-
-
 def test_configs_exist(tree_root: Path) -> None:
     folder = tree_root / "benchmarks/bert/implementations"
     assert list(folder.glob("*/config_*.sh"))
@@ -105,7 +97,7 @@ def test_yaml_config_resolves_and_its_plan_has_no_warnings(yaml_config: Path, tr
     config, data = resolved.config, resolved.config[DataConfig]
     assert (batch, steps) == (data.train_batch_size, data.gradient_accumulation_steps)
     assert f"| `{config[RunConfig].recipe}` |" in row
-    assert plan_of(config, nodes * ranks, {}).warnings == ()
+    assert make_plan(config, nodes * ranks, {}).warnings == ()
 
 
 def test_yaml_config_system_is_described_or_has_a_template(yaml_config: Path, tree_root: Path) -> None:
@@ -288,7 +280,7 @@ def test_plan_of_every_config_has_no_warnings(config_file: Path) -> None:
     values = exports_after(config_file)
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
-    assert plan_of(resolved_shell(values).config, ranks, values).warnings == ()
+    assert make_plan(resolved_shell(values).config, ranks, values).warnings == ()
 
 
 def gpu_of(platform: str, tree_root: Path) -> str | None:

@@ -19,13 +19,9 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.data.formats.open import open_store
-from mlbert.data.loading.config import DataConfig
 from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
-from mlbert.distributed.config import DistributedConfig
-from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.config import ModelConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.models.weights.checkpoint_state import Report
 from mlbert.models.weights.convert import ReadCheckpoint, torch_to_nvidia, write_own
@@ -35,7 +31,7 @@ from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import ddp_adam
 from mlbert.report.run_plan import make_plan, planned_world_size
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
 from programs import assert_refused, exports_of, words_as_dict, write_program
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
@@ -159,9 +155,7 @@ def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
 def test_plan_shows_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
     values = exports_of(config_of(name, tree_root))
     config, ranks = configuration(values), planned_world_size(values) or 0
-    model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
-    sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation
-    plan = make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, values)
+    plan = make_plan(config, ranks, values)
     text = "\n".join(plan.lines)
     assert f"179 steps / 9 evaluations / about {samples} M samples" in text
     assert "expected samples: 2,925,000, at evaluation 9" in text

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.config.sections import Configuration
-from mlbert.data.loading.config import DataConfig
-from mlbert.distributed.config import DistributedConfig
-from mlbert.mlperf.config import SubmissionConfig
-from mlbert.models.config import ModelConfig
-from mlbert.optim.config import ScheduleConfig
 from mlbert.report.run_plan import RunPlan, bytes_a_step, make_plan, planned_world_size, walltime_minutes
-from mlbert.training.config import EvaluationConfig, RunConfig
 from simple_recipe import simple_configuration
 from user_errors import user_error
 
@@ -58,16 +52,7 @@ def large_batch(**changes: object) -> Configuration:
 
 
 def planned(config: Configuration, ranks: int, speed: float | None, exports: dict[str, str]) -> RunPlan:
-    model, distributed, submission = config[ModelConfig], config[DistributedConfig], config[SubmissionConfig]
-    sections = (
-        config[DataConfig],
-        model,
-        config[ScheduleConfig],
-        distributed,
-        config[EvaluationConfig],
-        config[RunConfig],
-    )
-    return make_plan(*sections, submission, ranks, JOB | exports, speed)
+    return make_plan(config, ranks, JOB | exports, speed)
 
 
 def found(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:

@@ -30,16 +30,14 @@ from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.machine import threads_per_rank
-from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import RECIPES, find
 from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.runs.run_folder import RunFolder
 from mlbert.runs.starting_weights import weights_file
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.config import RunConfig
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
@@ -162,18 +160,7 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
     # Outside a launcher, plan the job that the sourced config describes.
     ranks = place.world_size if place.world_size > 1 else planned_world_size(environment()) or 1
     config = resolved.config
-    plan = make_plan(
-        config[DataConfig],
-        config[ModelConfig],
-        config[ScheduleConfig],
-        config[DistributedConfig],
-        config[EvaluationConfig],
-        config[RunConfig],
-        config[SubmissionConfig],
-        ranks,
-        environment(),
-        speed,
-    )
+    plan = make_plan(config, ranks, environment(), speed)
     _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
     check_run(config, resolved.recipe, place.local_world_size, lambda text: _print_lines(console, [text]))
     return 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.sections import Configuration
 from mlbert.config.sources import parse_config_name
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
@@ -38,27 +39,20 @@ class RunPlan:
 
 
 def make_plan(
-    data: DataConfig,
-    model: ModelConfig,
-    schedule: ScheduleConfig,
-    distributed: DistributedConfig,
-    evaluation: EvaluationConfig,
-    run: RunConfig,
-    submission: SubmissionConfig,
-    world_size: int,
-    environ: Mapping[str, str],
-    samples_per_second: float | None = None,
+    config: Configuration, world_size: int, environ: Mapping[str, str], samples_per_second: float | None = None
 ) -> RunPlan:
     """Return the plan of one run, and of a job's NEXP runs.
 
     Args:
-        data, model, schedule, distributed, evaluation, run, submission: the run's settings.
+        config: the run's settings.
         world_size: number of ranks.
         environ: exports of the launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
         samples_per_second: measured training speed of all ranks together, or None.
     """
+    data, model, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
+    evaluation = config[EvaluationConfig]
     batch = rules.global_batch_size(data.train_batch_size, world_size, data.average_packing_rate)
-    limit = min(schedule.max_steps * batch, run.max_samples_termination)
+    limit = min(schedule.max_steps * batch, config[RunConfig].max_samples_termination)
     point = rules.reference_point(batch)
     end = _decay_samples(schedule, batch)
     expected, why = _expected_samples(evaluation, point, end, limit)
@@ -74,14 +68,14 @@ def make_plan(
         f"reference convergence point: {_point_words(batch, point)}",
         f"expected samples: {_expected_words(evaluation, expected, why)}",
         *_decay_lines(schedule, evaluation, end),
-        f"communication: {_communication_words(model, distributed, world_size, environ)}",
+        f"communication: {_communication_words(model, config[DistributedConfig], world_size, environ)}",
     ]
-    time_lines, time_warnings = _time(run, environ, expected, limit, samples_per_second)
-    closed = _closed_warnings(data, model, evaluation, batch, limit, point)
+    time_lines, time_warnings = _time(config[RunConfig], environ, expected, limit, samples_per_second)
+    is_closed = config[SubmissionConfig].submission_division == "closed"
     warnings = [
         *_shape_warnings(data, world_size, environ),
         *_schedule_warnings(schedule, evaluation, batch, limit),
-        *(closed if submission.submission_division == "closed" else []),
+        *(_closed_warnings(data, model, evaluation, batch, limit, point) if is_closed else []),
         *time_warnings,
     ]
     return RunPlan((*lines, *time_lines), tuple(warnings))
@@ -265,14 +259,13 @@ def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, s
 
 
 def _schedule_warnings(schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int) -> list[str]:
-    warnings = []
-    if schedule.start_warmup_step and not schedule.num_warmup_steps:
-        warnings.append(f"START_WARMUP_STEP {schedule.start_warmup_step} has no effect without a warm-up")
-    if evaluation.eval_iter_start_samples > limit:
-        warnings.append(f"training ends after {limit:,} samples, before the first evaluation")
-    if batch > evaluation.eval_iter_samples:
-        warnings.append(f"one step is {batch:,} samples, more than between two evaluations")
-    return warnings
+    unused, first = schedule.start_warmup_step, evaluation.eval_iter_start_samples
+    found = {
+        f"START_WARMUP_STEP {unused} has no effect without a warm-up": unused and not schedule.num_warmup_steps,
+        f"training ends after {limit:,} samples, before the first evaluation": first > limit,
+        f"one step is {batch:,} samples, more than between two evaluations": batch > evaluation.eval_iter_samples,
+    }
+    return [warning for warning, applies in found.items() if applies]
 
 
 def _closed_warnings(
@@ -294,12 +287,11 @@ def _closed_warnings(
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
-    if (evaluation.eval_iter_start_samples, evaluation.eval_iter_samples) != (interval, interval):
-        warnings.append(f"the closed division requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}")
-    if evaluation.num_eval_examples != rules.NUM_EVAL_SAMPLES:
-        warnings.append(f"the closed division requires NUM_EVAL_EXAMPLES={rules.NUM_EVAL_SAMPLES}")
-    if model.init_checkpoint is None:
-        warnings.append("the closed division starts from the reference checkpoint, INIT_CHECKPOINT is none")
-    if data.synthetic_data:
-        warnings.append("the closed division trains on its data set, SYNTH_DATA is yes")
-    return warnings
+    intervals, samples = {evaluation.eval_iter_start_samples, evaluation.eval_iter_samples}, rules.NUM_EVAL_SAMPLES
+    found = {
+        f"requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}": intervals != {interval},
+        f"requires NUM_EVAL_EXAMPLES={samples}": evaluation.num_eval_examples != samples,
+        "starts from the reference checkpoint, INIT_CHECKPOINT is none": model.init_checkpoint is None,
+        "trains on its data set, SYNTH_DATA is yes": data.synthetic_data,
+    }
+    return [*warnings, *(f"the closed division {words}" for words, applies in found.items() if applies)]
