@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.programs.bench.mosaic import PaddedMosaicBert, run
-from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=90,
@@ -62,8 +59,3 @@ def test_a_comparison_names_what_was_compared(batch: HostBatch) -> None:
     assert record["padded_tokens"] == 192
     assert len(record["pair_ratios"]) == 5
     assert record["ratio"] == sorted(record["pair_ratios"])[2]
-
-
-def test_too_few_pairs_are_refused(batch: HostBatch) -> None:
-    with user_error("config.range", "--pairs"):
-        run(replace(SHAPE), batch, 32, 2, torch.float32, torch.device("cpu"), seed=1)

@@ -20,6 +20,7 @@ from mlbert.programs.console import standard_output
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = shipped("configs")
+Pairs = Annotated[int, typer.Option(help="Measured steps per side.", min=5, max=10_000)]  # fewer: no median
 JsonFile = Annotated[str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")]
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
@@ -36,12 +37,12 @@ def step(
     packs: Annotated[
         int | None, typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096)
     ] = None,
-    pairs: Annotated[int, typer.Option(help="Measured steps per side.", min=1, max=10_000)] = 5,
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    pairs: Pairs = 5,
+    precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the matrix products.")] = "auto",
     data: Annotated[Path | None, typer.Option(help="Prepared data set to read sequences from.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
     json_file: JsonFile = None,
 ) -> int:
     """Time one training step: forward, backward, optimizer."""
@@ -50,10 +51,6 @@ def step(
     from mlbert.ops.precision import compute_dtype
     from mlbert.programs.bench.step_time import run
 
-    if precision not in ("auto", "fp32", "bf16"):
-        raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError("config.choice", "--device", f"{device!r} is unknown", "Give auto, cpu or cuda")
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise UserError("device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu")
@@ -63,12 +60,8 @@ def step(
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
     record = run(shape, size, pairs, compute_dtype(precision, place), vs is not None, data, seed, place)
-    if json_file == "-":
-        sys.stdout.write(json.dumps(record, indent=2) + "\n")
-        return 0
-    if json_file:
-        write_atomically(Path(json_file), json.dumps(record, indent=2) + "\n")
-    _print(record)
+    if not _write(record, json_file):
+        _print(record)
     return 0
 
 
@@ -81,8 +74,8 @@ def mosaic(
     length: Annotated[int, typer.Option(help="Maximum length; the padded side pads to it.", min=8)] = 128,
     sequences: Annotated[int, typer.Option(help="Texts per batch.", min=1)] = 16,
     rate: Annotated[float, typer.Option(help="Fraction of tokens to predict.", min=0.01, max=0.9)] = 0.3,
-    pairs: Annotated[int, typer.Option(help="Measured steps per side.", min=1, max=10_000)] = 5,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    pairs: Pairs = 5,
+    precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the matrix products.")] = "fp32",
     tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
     seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,
     json_file: JsonFile = None,
@@ -93,8 +86,6 @@ def mosaic(
     from mlbert.ops.precision import compute_dtype
     from mlbert.programs.bench.mosaic import first_texts, run
 
-    if precision not in ("fp32", "bf16"):
-        raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
     if not shape.alibi_slopes or not shape.gated_mlp:
         remedy = "Give one with ALiBi and a gated MLP"
@@ -102,11 +93,19 @@ def mosaic(
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = first_texts(data, tokenizer, sequences, length, rate, seed)
     record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
-    text = json.dumps(record, indent=2) + "\n"
-    if json_file and json_file != "-":
-        write_atomically(Path(json_file), text)
-    print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
+    if not _write(record, json_file):
+        print(f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
     return 0
+
+
+def _write(record: dict[str, object], json_file: str | None) -> bool:
+    """Write the record to a file or, for ``-``, to standard output. Returns True if nothing else may be printed."""
+    text = json.dumps(record, indent=2) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file:
+        write_atomically(Path(json_file), text)
+    return json_file == "-"
 
 
 def _print(record: dict) -> None:

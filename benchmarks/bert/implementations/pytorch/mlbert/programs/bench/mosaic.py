@@ -10,7 +10,6 @@ Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabula
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.ops import api as ops
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, check_pairs, trained_side
+from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
 
 MASKED_SCORE = -10_000.0
 
@@ -150,31 +149,20 @@ def run(
         device: where to compute.
         seed: seed of weights and dropout.
     """
-    check_pairs(pairs)
     implementations = ops.select("auto", device)
     model = BertForMaskedLM(config, dtype)
     model.initialize(seed)
     model = model.to(device)
     theirs = padded_side(batch, model, length)  # first: it copies the weights
     seconds = alternate([our_side(batch, model, seed), theirs], pairs)
-    ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["padded"], strict=True)]
     return {
-        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        **common_record(config, batch, dtype, device, implementations),
+        **pair_ratios(seconds["mlbert"], seconds["padded"]),
         "padded_to": length,
-        "precision": str(dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "ops": implementations,
-        "sequences": batch.num_samples,
-        "tokens": batch.num_tokens,
-        "masked_tokens": batch.num_masked,
         "padded_tokens": batch.num_samples * length,
         "sides": {
             name: {"seconds": times, "median_seconds": statistics.median(times)} for name, times in seconds.items()
         },
-        "pair_ratios": ratios,
-        "ratio": statistics.median(ratios),
     }
 
 

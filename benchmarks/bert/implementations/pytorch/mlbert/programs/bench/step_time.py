@@ -41,7 +41,6 @@ from mlbert.training.step import Step
 
 LEARNING_RATE = 1e-4
 LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-MIN_PAIRS = 5
 MAX_SEQUENCES_PER_PACK = 3
 
 
@@ -139,12 +138,6 @@ def their_side(
     return Side(f"huggingface{f' {attention}' if attention else ''}", step)
 
 
-def check_pairs(pairs: int) -> None:
-    """Raise UserError if there are too few pairs for a median."""
-    if pairs < MIN_PAIRS:
-        raise UserError("config.range", "--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
-
-
 def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
     """Return the seconds of each side's steps, alternating after one unmeasured step each.
 
@@ -185,7 +178,6 @@ def run(
         device: where to compute; the CPU if None.
     """
     device = device or torch.device("cpu")
-    check_pairs(pairs)
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed)
     model = BertForPreTraining(config, dtype)
@@ -197,17 +189,9 @@ def run(
     peak = max(peak_before, gemm_peak_flops(dtype, device))
     work = BatchWork.of(batch)
     flops = training_flops(config, work)
-    record: dict[str, object] = {
-        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+    record = {
+        **common_record(config, batch, dtype, device, implementations),
         "max_seq_length": config.max_position_embeddings,
-        "precision": str(dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "ops": implementations,
-        "sequences": work.sequences,
-        "tokens": work.tokens,
-        "masked_tokens": work.masked,
         "padded_tokens": work.sequences * batch.max_seqlen,
         "model_flops_per_step": flops,
         "gemm_peak_flops_per_second": peak,
@@ -222,8 +206,27 @@ def run(
             for name, times in seconds.items()
         },
     }
-    if versus:
-        ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["huggingface"], strict=True)]
-        record["pair_ratios"] = ratios
-        record["ratio"] = statistics.median(ratios)
-    return record
+    return record | (pair_ratios(seconds["mlbert"], seconds["huggingface"]) if versus else {})
+
+
+def common_record(
+    config: BertConfig, batch: HostBatch, dtype: torch.dtype, device: torch.device, implementations: object
+) -> dict[str, object]:
+    """Return the part of a benchmark's record that names model, batch and machine."""
+    return {
+        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        "precision": str(dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "ops": implementations,
+        "sequences": batch.num_samples,
+        "tokens": batch.num_tokens,
+        "masked_tokens": batch.num_masked,
+    }
+
+
+def pair_ratios(ours: list[float], theirs: list[float]) -> dict[str, object]:
+    """Return the ratios of the other side's seconds to ours, and their median."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return {"pair_ratios": ratios, "ratio": statistics.median(ratios)}
