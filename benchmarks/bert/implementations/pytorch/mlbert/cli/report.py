@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,27 @@ from rich.table import Table
 from mlbert.programs.console import new_table, safe, standard_output, write_page
 from mlbert.report.results import Result, read_result
 from mlbert.report.runs import read_systems
-from mlbert.report.tables import as_json, count, duration, meaning, percent, speed, time_to_train, verdict
+from mlbert.report.tables import (
+    Cell,
+    ReportTable,
+    as_json,
+    comparison,
+    meaning,
+    percent,
+    runs,
+    time_to_train,
+    verdict,
+)
+
+# Column of the report -> its header in the terminal.
+_RUNS = {
+    **{"run": "run", "status": "status", "": "", "time to train": "time"},
+    **{"samples": "samples", "accuracy": "accuracy", "samples/s": "samples/s"},
+}
+_SYSTEMS = {
+    **{"system": "system", "time to train": "time", "runs": "runs", "batch": "batch", "accelerators": "accel."},
+    **{"samples to target": "samples", "samples/s": "/s"},
+}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,48 +65,26 @@ def report(
 
 def _print(console: Console, results: Sequence[Result]) -> None:
     for result in results if len(results) == 1 else ():
-        console.print(_runs(result))
+        console.print(_as_table(f"Runs in {result.system.folder}", runs(result), _RUNS))
         for name, accuracy in result.system.baselines.items():
             console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
         for what, share in result.peak_shares.items():
             console.print(f"{percent(share)} of the {what}")
         console.print(f"{time_to_train(result)}: {meaning(result)}")
     if len(results) > 1:
-        console.print(_comparison(results))
+        console.print(_as_table(f"{len(results)} systems: olympic means", comparison(results), _SYSTEMS))
     for result in results:
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
     console.print(verdict(results))
 
 
-def _runs(result: Result) -> Table:
-    table = new_table(
-        safe(f"Runs in {result.system.folder}"), ("run", "status"), ("time", "samples", "accuracy", "samples/s")
-    )
-    for run in result.runs:
-        mark = result.marks.get(run.name)
-        table.add_row(
-            safe(run.name),
-            safe(run.status if mark is None else f"{run.status}: {mark}"),
-            duration(run.seconds),
-            count(run.samples),
-            "-" if run.accuracy is None else f"{run.accuracy:.4f}",
-            speed(run.samples_per_second),
-        )
-    return table
-
-
-def _comparison(results: Sequence[Result]) -> Table:
-    numbers = ("time", "runs", "batch", "accel.", "samples", "/s")
-    table = new_table(f"{len(results)} systems: olympic means", ("system",), numbers)
-    for result in results:
-        table.add_row(
-            safe(result.system.name),
-            time_to_train(result),
-            f"{result.num_converged}/{len(result.runs)}",
-            count(result.batch),
-            count(result.accelerators) if result.accelerators else "-",
-            count(result.mean_samples),
-            speed(result.samples_per_second),
-        )
-    return table
+def _as_table(title: str, table: ReportTable, headers: Mapping[str, str]) -> Table:
+    """Return some columns of a report's table, given with the shorter headers that a terminal has room for."""
+    places = [table.columns.index(name) for name in headers]
+    num_texts = sum(place < table.texts for place in places)
+    found = new_table(safe(title), list(headers.values())[:num_texts], list(headers.values())[num_texts:])
+    for row in table.rows:
+        cells = (row[place] for place in places)
+        found.add_row(*(safe(cell.text if isinstance(cell, Cell) else cell) for cell in cells))
+    return found
