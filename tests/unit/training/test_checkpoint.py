@@ -163,7 +163,7 @@ def snapshots(checkpoints, numel=1000):
         flat=flat,
         model=SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None),
         loss_scale=None,
-        source=SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None),
+        source=SimpleNamespace(load_state_dict=lambda state: None),
     )
     state = TrainState()
     return Snapshots(checkpoints, method, state, 1, World()), state, flat.data
@@ -187,10 +187,10 @@ def test_training_continues_while_its_state_of_before_is_written(tmp_path):
     run.prepare()
     weights.fill_(1.0)
     state.step = 1
-    run.save()
+    run.save({})
     weights.fill_(2.0)
     state.step = 2
-    second = threading.Thread(target=run.save)
+    second = threading.Thread(target=run.save, args=({},))
     second.start()
     second.join(0.3)
     assert second.is_alive(), "it may not change the copies that are being written"
@@ -209,7 +209,7 @@ def test_saving_reuses_its_memory(tmp_path):
     run, _, _ = snapshots(folder(tmp_path), 10_000_000)
     run.prepare()
     before = page_faults()
-    run.save()
+    run.save({})
     assert page_faults() - before < 10_000, "the 120 MB are 29,297 pages"
     run.wait()
 
@@ -222,8 +222,8 @@ def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
     run, state, _ = snapshots(saved(tmp_path))
     (tmp_path / "checkpoints/.partial_step_00000004").write_text("in the way")
     state.step = 4
-    run.save()
-    for call in (run.save, run.wait):
+    run.save({})
+    for call in (lambda: run.save({}), run.wait):
         with user_error("file.unwritable", tmp_path / "checkpoints/step_00000004"):
             call()
     run.close()
@@ -242,7 +242,7 @@ while time.monotonic() - started < 4:
         run, state, weights = snapshots(target, 500_000)
         for state.step in range(newest + 1, newest + 1000):
             weights.fill_(state.step)
-            run.save()
+            run.save({})
     time.sleep(dice.uniform(0.02, 0.3))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
