@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 import tracemalloc
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -46,6 +49,12 @@ def rows(folder: Path) -> list[list[int]]:
     return [np.frombuffer(row["tokens"], "<i8").tolist() for row in iter(MdsReader(folder))]
 
 
+def parquet_of(columns: dict[str, list]) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue()
+
+
 def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
     lines = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
     for name in ("a.jsonl", "a.json"):
@@ -54,6 +63,8 @@ def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
     with gzip.open(folder / "b.jsonl.gz", "wt") as file:
         file.write(lines)
     yield folder / "b.jsonl.gz"
+    (folder / "c.parquet").write_bytes(parquet_of({"other": [1] * len(texts), "text": texts}))
+    yield folder / "c.parquet"
     many = folder / "many"
     (many / "deep").mkdir(parents=True)
     for number, text in enumerate(texts):
@@ -169,6 +180,10 @@ BAD = [
     ("deep.jsonl", b"[" * 100_000, "data.row", "line 1 "),
     ("cut.txt.gz", gzip.compress(LONG.encode())[:-20], "data.damaged", ""),
     ("no.txt.gz", b"no gzip at all", "data.damaged", ""),
+    ("no.parquet", b"no Parquet at all", "data.damaged", ""),
+    ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has columns body,"),
+    ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in text"),
+    ("cut.parquet", parquet_of({"text": [LONG] * 9})[:-9], "data.damaged", ""),
 ]
 OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}
 

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -189,9 +191,11 @@ def test_text_files(tmp_path):
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip), max_size=6))
 def test_any_text_comes_back(tmp_path_factory, texts):
-    path = tmp_path_factory.mktemp("lines") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    assert [*read_texts(path)] == texts
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
+    parquet.write_table(table, folder / "texts.parquet", row_group_size=2)
+    assert [[*read_texts(path)] for path in sorted(folder.iterdir())] == [texts, texts]
 
 
 @pytest.mark.parametrize(

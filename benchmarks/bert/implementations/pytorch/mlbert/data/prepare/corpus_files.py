@@ -2,6 +2,7 @@
 
 =================================  ===============================================================================
 ``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document
+``.parquet``                       one document per row, in the column ``text``; needs the package pyarrow
 a folder saved by ``datasets``     one document per row, in the same way; needs the package
 other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``: a file is a document or several
 =================================  ===============================================================================
@@ -27,14 +28,17 @@ from mlbert.data.formats.mds_files import zstandard_module
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import text_in_line
 
-PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), (".gz", ".zst")
+PLAIN_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".gz", ".zst")
+ROW_SUFFIXES = (".jsonl", ".json", ".parquet")
 SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
 TEXT, TRAIN = "text", "train"
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
+_ROWS = 1024  # of a Parquet file, read at a time
+_INSTALL = "Run: pip install 'mlbert[bert]'"
 _MOST_LINE = 64 << 20  # maximum bytes of a JSON line
-_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
+_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files"
 
 
@@ -99,7 +103,7 @@ def _raise(error: OSError) -> None:
 
 def _is_text(name: str) -> bool:
     # A .json file in a mixed folder is rarely text.
-    return suffix_of(name) in (*PLAIN_SUFFIXES, LINES_SUFFIXES[0])
+    return suffix_of(name) in (*PLAIN_SUFFIXES, *ROW_SUFFIXES) and suffix_of(name) != ".json"
 
 
 def _source(path: Path) -> CorpusSource:
@@ -121,8 +125,8 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
     Raises UserError: not UTF-8 or not JSON (names the line), no ``text``, damaged, or unreadable.
     """
     limit = piece if is_cut else MOST_DOCUMENT
-    if source.path.is_dir() or source.suffix in LINES_SUFFIXES:
-        texts = _rows(source.path) if source.path.is_dir() else json_texts(source.path)
+    if source.path.is_dir() or source.suffix in ROW_SUFFIXES:
+        texts = _rows(source.path) if source.path.is_dir() else row_texts(source.path)
         return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
     if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
         limit = piece
@@ -215,13 +219,35 @@ def _not_text(path: Path, line: int, raw: bytes) -> UserError:
     return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
 
 
-def json_texts(path: Path) -> Iterator[str]:
-    """Yield the ``text`` of every JSON line of a file. Raises UserError, which names the line that is not UTF-8 or
-    JSON, or has no text."""
+def row_texts(path: Path) -> Iterator[str]:
+    """Yield the ``text`` of every row of a Parquet file, or of every JSON line of another file. Raises UserError, which
+    names the line that is not UTF-8 or JSON, or has no text."""
+    if suffix_of(path.name) == ".parquet":
+        yield from _parquet_texts(path)
+        return
     remedy = 'Give one JSON object per line, with its text as "text"'
     for number, line in enumerate(text_lines(path, remedy), 1):
         if line.strip():
             yield text_in_line(path, number, line, remedy)
+
+
+def _parquet_texts(path: Path) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowException, parquet, types
+    except ImportError:
+        raise UserError("package.missing", path, "needs the package pyarrow to be read", _INSTALL) from None
+    remedy = f"Give Parquet with a column {TEXT} of text"
+    with opened(path) as file:
+        try:
+            rows = parquet.ParquetFile(file)
+            names = rows.schema_arrow.names
+            kind = rows.schema_arrow.field(TEXT).type if TEXT in names else None
+            if kind is None or not (types.is_string(kind) or types.is_large_string(kind)):
+                raise UserError("data.columns", path, f"has columns {', '.join(names)}, and no text in {TEXT}", remedy)
+            for batch in rows.iter_batches(_ROWS, columns=[TEXT]):
+                yield from (text for text in batch.column(0).to_pylist() if text)
+        except (ArrowException, OSError) as error:
+            raise UserError("data.damaged", path, f"cannot be read by pyarrow ({error})", remedy) from None
 
 
 def text_lines(path: Path, remedy: str) -> Iterator[str]:
@@ -244,8 +270,7 @@ def _rows(folder: Path) -> Iterator[str]:
     try:
         import datasets
     except ImportError:
-        reason = "needs the package datasets to be read"
-        raise UserError("package.missing", folder, reason, "Run: pip install 'mlbert[bert]'") from None
+        raise UserError("package.missing", folder, "needs the package datasets to be read", _INSTALL) from None
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))

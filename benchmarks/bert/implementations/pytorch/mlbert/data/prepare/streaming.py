@@ -32,7 +32,7 @@ from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
-from mlbert.data.prepare.corpus_files import LINES_SUFFIXES, PACKED, json_texts, suffix_of, text_lines
+from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_lines
 from mlbert.data.prepare.jobs import SILENT, WORK_FOLDER, Progress
 from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
 from mlbert.host.errors import UserError
@@ -127,7 +127,7 @@ def _part(text: str) -> str:
 def text_files(path: Path) -> list[Path]:
     """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
     kind."""
-    kinds = (*TEXT_SUFFIXES, *LINES_SUFFIXES)
+    kinds = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
     remedy = f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
     if not path.exists():
         raise UserError("file.missing", path, "there is no such file or folder", remedy)
@@ -144,10 +144,9 @@ def text_files(path: Path) -> list[Path]:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file, else ``text`` of every JSON
-    line. Raises UserError, which names the line that is not UTF-8 or JSON, or has no text."""
-    if suffix_of(path.name) in LINES_SUFFIXES:
-        yield from (text for text in json_texts(path) if text.strip())
+    """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file, else as `row_texts`."""
+    if suffix_of(path.name) in ROW_SUFFIXES:
+        yield from (text for text in row_texts(path) if text.strip())
         return
     block: list[str] = []
     for line in text_lines(path, "Cut it into several"):
