@@ -32,6 +32,9 @@ def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
     }
     assert stage(tree_root, source, target).returncode == 0
     assert copied() == first, "a complete copy is kept"
+    (target / "below/it's two").unlink()  # by a clean-up of the disk
+    assert stage(tree_root, source, target).returncode == 0
+    assert set(copied()) == set(first)
     (source / "one").write_bytes(b"another")
     assert stage(tree_root, source, target).returncode == 0
     assert copied()["one"][0] == b"another"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Copy a data set to this node's own disk: stage.sh SOURCE TARGET. A file's copy is read back and its SHA-256 compared with
-# that of the bytes that were read. A complete copy of an unchanged source is kept: TARGET.staged lists its files.
+# that of the bytes that were read. A complete copy of an unchanged source is kept: TARGET.staged lists its files, which must
+# still be there, because clusters delete old files of such disks.
 set -euo pipefail
 
 source_dir="$(realpath -m "$1")"
@@ -11,9 +12,16 @@ complain() {
     exit 2
 }
 
-# Print path, size and time of each file.
+# Print path, size and time of each file in folder $1.
 list_files() {
-    (cd "${source_dir}" && find -L . -type f -printf '%P\t%s\t%T@\n' | sort)
+    (cd "$1" && find -L . -type f -printf '%P\t%s\t%T@\n' | LC_ALL=C sort)
+}
+
+# Whether each of the listed files has a copy of its size.
+is_complete() {
+    local copies
+    copies="$(list_files "${target}" 2>/dev/null)" || return 1
+    [[ -z "$(LC_ALL=C comm -23 <(cut -f 1,2 <<<"${files}" | LC_ALL=C sort) <(cut -f 1,2 <<<"${copies}" | LC_ALL=C sort))" ]]
 }
 
 # Copy the file $1.
@@ -32,10 +40,10 @@ export -f copy_file
 export source_dir target
 
 [[ -d "${source_dir}" ]] || complain "$1" "not a folder"
-files="$(list_files)" || complain "$1" "it cannot be read"
+files="$(list_files "${source_dir}")" || complain "$1" "it cannot be read"
 [[ -n "${files}" ]] || complain "$1" "it is empty"
 { mkdir -p "${target%/*}" && exec 9>"${target}.lock" && flock 9; } 2>/dev/null || complain "$1" "the folder cannot be written"
-if [[ "$(cat "${target}.staged" 2>/dev/null)" == "${files}" ]]; then
+if [[ "$(cat "${target}.staged" 2>/dev/null)" == "${files}" ]] && is_complete; then
     exit 0
 fi
 rm -rf "${target}" "${target}.staged"
