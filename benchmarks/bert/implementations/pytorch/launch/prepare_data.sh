@@ -60,7 +60,7 @@ while (($#)); do
     esac
     shift 2
 done
-[[ "${slurm}" =~ ^[0-9]{1,4}$ ]] || fail "--slurm ${slurm}: not a number of jobs from 1 to 9999."
+[[ "${slurm}" =~ ^(0|[1-9][0-9]{0,3})$ ]] || fail "--slurm ${slurm}: not a number of jobs from 1 to 9999."
 if ((slurm)); then
     command -v sbatch >/dev/null || fail "--slurm: sbatch is not in PATH. Run this where jobs are submitted."
     ((workers)) || workers=8
