@@ -322,9 +322,12 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
-    if any(leaf.startswith("loggers.wandb") for leaf in leaves):
+    if any(leaf.startswith("loggers.wandb") and leaves.is_given(leaf) for leaf in leaves):
         layer.put("wandb_project", leaves.text("loggers.wandb.project", "uncategorized"))
         given = {one: leaves[f"loggers.wandb.{one}"].value for one in WANDB if leaves.is_given(f"loggers.wandb.{one}")}
         more = leaves.get("loggers.wandb.init_kwargs")
+        if more and not isinstance(more.value, dict | None):
+            reason = f"loggers.wandb.init_kwargs {more.value!r} is not a mapping"
+            raise UserError("config.value", more.origin, reason, "Write names and values")
         if options := given | ((more and more.value) or {}):
             layer.put("wandb_options", json.dumps(options), "loggers.wandb")
