@@ -185,6 +185,37 @@ def test_weights_are_fetched_once_with_what_belongs_to_them(proxy: Proxy, tmp_pa
         store.pipe(ADDRESS, CONTENT)
 
 
+def test_a_copy_is_not_made_without_what_belongs_to_it(proxy: Proxy) -> None:
+    s3fs.S3FileSystem().pipe("bucket/vocab.txt", b"[PAD]")
+    source = address("http")
+    proxy.faults = ["", *["503"] * 4]
+    with pytest.raises(AddressError, match=r"bert_config\.json"):
+        local_copy(source)
+    assert local_copy(source).with_name("vocab.txt").read_bytes() == b"[PAD]"
+
+
+def test_a_transfer_that_only_begins_again_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Handler, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
+        usual(self, status, headers | {"ETag": str(self.server.reads)}, content, end)
+
+    usual = Handler.answer
+    monkeypatch.setattr(Handler, "answer", answer)
+    proxy.always = "cut"
+    with pytest.raises(AddressError):
+        read_address(address("http"))
+    assert 4 <= proxy.reads <= 8
+
+
+def test_files_without_a_version_are_told_apart_by_query(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Handler, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
+        kept = {name: value for name, value in headers.items() if name.lower() not in ("etag", "last-modified")}
+        usual(self, status, kept, content, end)
+
+    usual = Handler.answer
+    monkeypatch.setattr(Handler, "answer", answer)
+    assert len({local_copy(f"{address('http')}&number={number}") for number in range(2)}) == 2
+
+
 @pytest.mark.slow
 def test_main_trains_from_a_store_and_logs_no_secret(proxy: Proxy, tmp_path: Path, tree_root: Path) -> None:
     """Texts and starting weights in a store that fails now and then."""

@@ -128,9 +128,7 @@ class World(RankPlace):
 
     def hosts(self) -> list[str]:
         """Return the machine of each rank, under its launcher's name; the same list on every rank."""
-        if self.world_size == 1:
-            return [self.host]
-        return self.rendezvous.gather("hosts", self.host)
+        return [self.host] if self.world_size == 1 else self.rendezvous.gather("hosts", self.host)
 
     def stop(self) -> None:
         """Leave the group. Does nothing if `start` was not called."""

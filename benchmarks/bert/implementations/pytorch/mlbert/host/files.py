@@ -137,16 +137,15 @@ def read_pieces(
     Args:
         address: a path, or an address: ``file``, ``http``, ``https``, or a scheme of fsspec such as ``s3``.
         offset: bytes that are already there.
-        attempts: how often to try without receiving anything.
+        attempts: how often to try without receiving more than before.
         seconds: how long a server may be silent.
 
     Raises:
         AddressError: the file cannot be read.
         UserError: a package for this scheme is not installed.
     """
-    version, failed = None, 0
+    version, failed, most = None, 0, offset
     while True:
-        begun = offset
         try:
             with _open_address(address, offset, seconds) as (stream, first):
                 if first.offset and version not in (None, first.version):
@@ -164,7 +163,8 @@ def read_pieces(
             raise
         except Exception as error:  # each service has its own exception types
             found = AddressError(address, error)
-            failed = 1 if offset > begun else failed + 1
+            # Compared with the most so far: transfers that begin again and end early would be repeated forever.
+            failed, most = (1, offset) if offset > most else (failed + 1, most)
             if failed >= attempts or found.is_lasting or local_path(address) is not None:
                 raise found from None
             pause = PAUSES_SECONDS[min(failed, len(PAUSES_SECONDS)) - 1]
@@ -209,11 +209,9 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
         with response:
             found, length = response.headers, response.headers.get("Content-Length")
             version = found.get("ETag") or found.get("Last-Modified", "")
-            ranged = re.match(r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", ""))
-            if response.status == 206 and ranged:
-                yield response, Piece(int(ranged[1]), b"", int(ranged[2]), version)
-            else:
-                yield response, Piece(0, b"", int(length) if length else None, version)
+            ranged = response.status == 206 and re.match(r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", ""))
+            start, total = (int(ranged[1]), int(ranged[2])) if ranged else (0, int(length) if length else None)
+            yield response, Piece(start, b"", total, version)
     else:
         try:
             import fsspec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from functools import cache
@@ -36,14 +35,18 @@ def local_copy(source: Path | str) -> Path:
     def address(file: str) -> str:
         return urlunsplit(parts._replace(path=f"{folder}/{file}"))
 
-    version = next(read_pieces(address(name))).version
+    found = next(read_pieces(address(name)))
+    version = found.version or f"{parts.query} {found.total}"  # a signature in a query differs each time
     key = hashlib.sha256("\0".join([parts.scheme, parts.netloc, folder, name, version]).encode())
     copy = cache_folder() / "weights" / key.hexdigest()[:32] / name
     with locked(copy):
         if not copy.exists():
             for companion in _COMPANIONS:
-                with contextlib.suppress(AddressError):
+                try:
                     fetch_file(address(companion), copy.with_name(companion))
+                except AddressError as error:
+                    if not error.is_lasting:  # else the copy would stay incomplete
+                        raise
             fetch_file(address(name), copy)
     return copy
 
@@ -91,8 +94,7 @@ def _files(path: Path) -> list[Path]:
         newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
         file = path / (newest[1] if newest else "")
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", file.name)
-    parts = [part for part in file.parent.glob("*") if re.fullmatch(_part_of(prefix), part.name)]
-    return sorted(parts) or [file]
+    return sorted(part for part in file.parent.glob("*") if re.fullmatch(_part_of(prefix), part.name)) or [file]
 
 
 def _part_of(prefix: str) -> str:

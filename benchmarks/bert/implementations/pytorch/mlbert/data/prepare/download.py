@@ -207,7 +207,7 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
     """Append the missing bytes to ``partial``; return the MD5 of the complete file."""
-    state = hashlib.md5(usedforsecurity=False)
+    state, target = hashlib.md5(usedforsecurity=False), Path(entry.name).name
     with _written(partial) as file, ExitStack() as stack:
         while piece := file.read(CHUNK):
             state.update(piece)
@@ -220,8 +220,7 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
                 file.truncate()
                 state = hashlib.md5(usedforsecurity=False)
             if advance is None:
-                task = progress.task(Path(entry.name).name, entry.size or total or 0, "bytes")
-                advance = stack.enter_context(task)
+                advance = stack.enter_context(progress.task(target, entry.size or total or 0, "bytes"))
                 advance(offset)
             file.write(content)
             state.update(content)
