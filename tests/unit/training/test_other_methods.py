@@ -87,8 +87,8 @@ class Sentences:
         self._step += 1
         return [self.batch(self._step, 32)]
 
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self._step}
+    def state_dict(self, back: int = 0) -> dict[str, int]:
+        return {"step": self._step - back}
 
     def __iter__(self) -> Iterator[HostBatch]:
         return iter([self.batch(0, 100), self.batch(10**6, 28)])

@@ -19,10 +19,11 @@ class NumberedSteps:
     is_preparing = False
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self.positions = 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
+    def state_dict(self, back: int = 0) -> dict[str, int]:
+        self.positions += 1
+        return {"step": self.step - back}
 
     def next_step(self) -> list[HostBatch]:
         self.step += 1
@@ -36,7 +37,8 @@ def test_steps_and_positions_do_not_depend_on_reading_ahead(plan: list[tuple[boo
     objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
     model = SimpleNamespace(training_flops=lambda batch: 1)
     watch = Lifecycle(World(), lambda *_: None).watch
-    reader = BatchReader(NumberedSteps(), objective, model, World(), watch, lambda: warned)
+    source = NumberedSteps()
+    reader = BatchReader(source, objective, model, World(), watch, lambda: warned)
     for step, (begins, warned, evaluates) in enumerate(plan):
         assert reader.position() == {"step": step}
         assert reader.take(step).counts.tokens == step + 1
@@ -47,3 +49,4 @@ def test_steps_and_positions_do_not_depend_on_reading_ahead(plan: list[tuple[boo
         assert following is None or (following.warned, following.seconds) == (warned, step / 8)
         if evaluates:
             reader.read_ahead(step)
+    assert source.positions == len(plan), "a position may be a collective"

@@ -102,6 +102,16 @@ def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_positions_of_earlier_steps_are_known(folder, mode):
+    source, states = opened(folder, mode), []
+    for _ in range(6):
+        states.append(source.state_dict())
+        source.next_step()
+    assert [source.state_dict(back) for back in range(6, 0, -1)] == states
+    source.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
     source = opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))
     found = steps([source], 100)

@@ -47,8 +47,8 @@ class Source(Protocol):
     def next_step(self) -> Sequence[HostBatch]:
         """Return this rank's micro-batches of the next step."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position, JSON-serializable."""
+    def state_dict(self, back: int = 0) -> dict[str, Any]:
+        """Return the position ``back`` steps ago, JSON-serializable. All ranks call it together."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a position. Raises UserError if it belongs to other data or settings."""

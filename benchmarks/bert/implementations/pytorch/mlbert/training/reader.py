@@ -37,14 +37,6 @@ class Upcoming:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A step that was read, and the source's position before it."""
-
-    position: dict[str, Any]
-    batches: Sequence[HostBatch]
-
-
 class BatchReader:
     """Reads the steps of a source in order.
 
@@ -68,14 +60,14 @@ class BatchReader:
     ) -> None:
         self._source, self._objective, self._model = source, objective, model
         self._world, self._watch, self._is_warned = world, watch, is_warned
-        self._read: deque[_Read] = deque()  # the steps that were read and not taken
+        self._read: deque[Sequence[HostBatch]] = deque()  # the steps that were read and not taken
         self._counting: Callable[[], Upcoming] | None = None
         self._ready: Upcoming | None = None
         watch.expect_long_reads(lambda: source.is_preparing)
 
     def position(self) -> dict[str, Any]:
         """Return the source's position before the first step that was not taken."""
-        return self._read[0].position if self._read else self._source.state_dict()
+        return self._source.state_dict(back=len(self._read))
 
     def take(self, step: int) -> Upcoming:
         """Return the step that follows ``step`` completed steps. Waits for its counts unless `finish_count` did."""
@@ -94,7 +86,7 @@ class BatchReader:
         """Read the next step unless it has been read, and start to sum its counts. ``seconds``: rank 0's clock."""
         if not self._read:
             self._read_next(step, Stage.READ)
-        batches = self._read[0].batches
+        batches = self._read[0]
         for_loss = [sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)]
         samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
         flops, clock_ms = sum(map(self._model.training_flops, batches)), round(seconds * 1000)
@@ -113,8 +105,7 @@ class BatchReader:
 
     def _read_next(self, step: int, stage: Stage) -> None:
         self._watch.mark(step, stage)
-        position = self._source.state_dict()
-        self._read.append(_Read(position, self._source.next_step()))
+        self._read.append(self._source.next_step())
 
     def _begin_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
         """Start a sum over the ranks, and return a function that waits for it."""

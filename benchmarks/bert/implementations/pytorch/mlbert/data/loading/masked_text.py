@@ -166,10 +166,10 @@ class TextSource(StepSource):
             for first in range(0, self.share.units, size)
         ]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, back: int = 0) -> dict[str, Any]:
         """See `StepSource.state_dict`; if texts are split, includes the position of every lane: then a collective."""
-        lanes = self._position if self._opened is None else self._opened.lanes.state(self._step)
-        return {**super().state_dict(), "lanes": lanes}
+        lanes = self._position if self._opened is None else self._opened.lanes.state(self._step - back)
+        return {**super().state_dict(back), "lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `StepSource.load_state_dict`."""

@@ -168,9 +168,9 @@ class StepSource:
         self._step += 1
         return batches
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the JSON-serializable position: the number of steps taken, and the source's identity."""
-        return {"step": self._step, **self._identity}
+    def state_dict(self, back: int = 0) -> dict[str, Any]:
+        """Return the position ``back`` steps ago: the number of steps taken by then, and the source's identity."""
+        return {"step": self._step - back, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position. Raises UserError if it was saved with other data, another seed or another
