@@ -149,7 +149,7 @@ class Step:
         self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        # Around the micro-batches of a step; none if they cannot be told from the rest of it.
+        # Around the micro-batches of a step; none if one graph covers the whole step.
         num_events = 2 if device.type == "cuda" and not (graphs and graphs.mode is GraphMode.FULL_ITERATION) else 0
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(num_events)]
         example = HostBatch.dummy(1)

@@ -30,7 +30,7 @@ from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 _JUMP = 0.3
 _BEYOND = 0.02  # above the target when a run ends
 _SAME = 1e-6  # two accuracies on one line, perhaps as float32
-_ROUNDED, _MIN_ROUNDED = 4, 8  # digits of all accuracies of a log, and the fewest accuracies to tell
+_ROUNDED, _MIN_ROUNDED = 4, 8  # digits of all accuracies of a log, and the fewest accuracies to judge by
 _FLAT, _MIN_DIGITS = 3, 4
 _MANY_SAMPLES = 1000
 _TRIVIAL_TARGET = 0.1
@@ -100,7 +100,7 @@ def _other_accuracy(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Compla
 def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     if len(evaluations) >= _MIN_ROUNDED and all(significant_digits(one.accuracy) <= _ROUNDED for one in evaluations):
         text = f"{log.path.name}: {evaluations[0].where}: no accuracy has more than {_ROUNDED} digits"
-        yield Complaint(Outcome.WARN, f"{text}, so what reached the target cannot be told exactly")
+        yield Complaint(Outcome.WARN, f"{text}, so it is not exact which evaluation reached the target")
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:

@@ -288,7 +288,7 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _step_numbers(log: Log) -> Iterable[Complaint]:
-    """Check that the steps logged beside an accuracy are those of its samples."""
+    """Check that the steps logged with an accuracy match its samples."""
     batch = _number(log, _BATCH)
     for event in log.all("eval_accuracy"):
         steps, samples = ((event.metadata or {}).get(key) for key in ("step_num", "epoch_num"))
