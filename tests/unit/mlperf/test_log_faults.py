@@ -141,8 +141,8 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], str, Outcome, str]] = {
     "rate": (_set("opt_base_learning_rate", 0.96), RULES, Outcome.ERROR, "nothing is learnt above 0.1"),
     "chosen seeds": (_seeds, "seeds", Outcome.WARN, "the seeds 1 to 10 are evenly spaced"),
     "two seeds": (_two_seeds, "seeds", Outcome.WARN, "seed 5, but"),
-    "sorted": (_sort_by_time, "series", Outcome.WARN, "in the order of their times"),
-    "ten of twenty": (_set("experiments", 20), "series", Outcome.WARN, "the series has 20 runs, here are 10"),
+    "sorted": (_sort_by_time, "series", Outcome.WARN, "sorted by time to train"),
+    "ten of twenty": (_set("experiments", 20), "series", Outcome.WARN, "the series has 20 runs, but 10 are here"),
     "steps": (_set_metadata("eval_accuracy", "step_num", lambda number: 7), "values", Outcome.WARN, "step_num 7 of"),
     "samples of eval_start": (
         _set_metadata("eval_start", "epoch_num", lambda number: number), ORDER, Outcome.WARN, "every eval_start has"

@@ -14,7 +14,7 @@
 # --shards N           shards of the packed set or of each bin
 # --workers N          processes (default: one per core; with --slurm 8 in each job)
 # --slurm N            submit the steps to Slurm, each after the one before; those that can be divided run as arrays of N
-#                      jobs. A job that is killed runs again, up to 3 times. SBATCH_PARTITION etc. choose where
+#                      jobs. A job that is killed runs again, up to 3 times. SBATCH_PARTITION etc. apply to all
 # --parts N            text parts to make of a WikiExtractor folder (default 500)
 # --eval-articles N    articles to withhold from a WikiExtractor folder (default 10000)
 # --eval-samples N     samples of the evaluation set (default 10000)

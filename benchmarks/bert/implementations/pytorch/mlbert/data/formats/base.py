@@ -119,7 +119,7 @@ class Store(Protocol):
         raise AssertionError("a set of single sequences")
 
     def expect_random_reads(self) -> None:
-        """Stop the kernel from reading ahead of each access: from now on few sequences in random order are read."""
+        """Turn off the kernel's read-ahead: from now on, a few sequences are read at a time, in random order."""
         return
 
 

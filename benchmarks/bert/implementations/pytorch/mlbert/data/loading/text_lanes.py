@@ -68,7 +68,7 @@ class EpochOrders:
 
     @property
     def is_computing(self) -> bool:
-        """Whether a thread waits for an order."""
+        """Return True while a thread computes an order or waits for it."""
         return self._lock.locked()
 
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ def _other_accuracy(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Compla
 def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     if len(evaluations) >= _MIN_ROUNDED and all(significant_digits(one.accuracy) <= _ROUNDED for one in evaluations):
         text = f"{log.path.name}: {evaluations[0].where}: no accuracy has more than {_ROUNDED} digits"
-        yield Complaint(Outcome.WARN, f"{text}, so it is not exact which evaluation reached the target")
+        yield Complaint(Outcome.WARN, f"{text}, so it is not certain what reached the target")
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:

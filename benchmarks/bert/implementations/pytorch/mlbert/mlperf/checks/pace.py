@@ -74,7 +74,7 @@ def check_clock(results: ResultSet) -> Complaints:
 
 
 def _too_regular(log: Log) -> Complaints:
-    """Find time stamps that no clock gives: whole seconds only, or evaluations equally far apart to a millisecond."""
+    """Find time stamps that no clock produces: only whole seconds, or evaluations evenly spaced to the millisecond."""
     stamps = [event.time_ms for event in log.events]
     if len(stamps) >= _MIN_STAMPS and not any(stamp % _SECOND_MS for stamp in stamps):
         yield Complaint(Outcome.WARN, f"{where(log)}every time_ms is a whole second", _MS)

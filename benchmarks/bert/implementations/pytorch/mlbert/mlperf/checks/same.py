@@ -175,10 +175,10 @@ def check_series(results: ResultSet) -> Complaints:
     """The runs are one series: not chosen or sorted by time, and this code's without duplicates or gaps."""
     minutes = [log.minutes or 0 for log in results.logs]
     if len(minutes) >= _MIN_SERIES and minutes in (sorted(minutes), sorted(minutes, reverse=True)):
-        yield Complaint(Outcome.WARN, "the logs are in the order of their times, not of their runs", _SERIES_RULE)
+        yield Complaint(Outcome.WARN, "the logs are sorted by time to train, not by run", _SERIES_RULE)
     total = max((n for log in results.logs if is_number(n := log.value("experiments"))), default=0)
     if total > max(len(results.logs), _MIN_SERIES):
-        yield Complaint(Outcome.WARN, f"the series has {total} runs, here are {len(results.logs)}", _SERIES_RULE)
+        yield Complaint(Outcome.WARN, f"the series has {total} runs, but {len(results.logs)} are here", _SERIES_RULE)
     runs: dict[int, Log] = {}
     for log in results.logs:
         number = setting(log, "EXPERIMENT")
