@@ -36,7 +36,7 @@ def _parser() -> Parser:
     parser.add_argument("--dataset", required=True, choices=kinds, help=f"the first {len(HUB_SETS)} are downloaded")
     parser.add_argument("--data_subset", help="subset of a downloaded data set; default for c4: en")
     files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (one text per line, as "text")'
-    files = f"{files}, also compressed (.gz, .zst)"
+    files = f"{files} or a .parquet file (column text), also compressed (.gz, .zst)"
     parser.add_argument("--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files")
     parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(SPLITS))
     parser.add_argument("--out_root", type=Path, required=True, help="parent of one folder per split")
