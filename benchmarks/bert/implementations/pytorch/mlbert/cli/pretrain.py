@@ -23,7 +23,7 @@ def pretrain(
     texts: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TEXT", help="Files (txt, md, jsonl, parquet, also .gz), folders, or data sets of the datasets library."
+            metavar="TEXT", help="Files (txt, md, jsonl, parquet, also .gz), folders, or sets of the datasets library."
         ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")] = None,
