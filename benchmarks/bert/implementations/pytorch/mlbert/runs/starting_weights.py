@@ -42,13 +42,17 @@ def local_copy(source: Path | str) -> Path:
     with locked(copy):
         if not copy.exists():
             for companion in _COMPANIONS:
-                try:
-                    fetch_file(address(companion), copy.with_name(companion))
-                except AddressError as error:
-                    if not error.is_lasting:  # else the copy would stay incomplete
-                        raise
+                _fetch_if_there(address(companion), copy.with_name(companion))
             fetch_file(address(name), copy)
     return copy
+
+
+def _fetch_if_there(address: str, path: Path) -> None:
+    try:
+        fetch_file(address, path)
+    except AddressError as error:
+        if not error.is_lasting:  # it may be there, and the copy would stay incomplete
+            raise
 
 
 def weights_file(source: Path | str) -> Path:
