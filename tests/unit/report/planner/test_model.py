@@ -109,7 +109,7 @@ def test_flops_are_those_of_the_published_figures():
 
 def test_sweep_gets_faster_and_a_budget_buys_the_fastest_that_it_pays():
     def sized(gpus, batch):
-        return ask(TrainingJob("h200", gpus, request.nodes_for(gpus, 8), batch), prices=Prices(3.5))
+        return ask(TrainingJob("h200", gpus, -(-gpus // 8), batch), prices=Prices(3.5))
 
     found = request.sweep(sized)
     assert [item.job.gpus for item in found] == list(request.GPU_COUNTS)

@@ -108,8 +108,7 @@ def _findings(result: Result) -> list[Finding]:
     system = result.system
     logs = [run.source.log for run in result.runs]
     findings = run_checks(ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name)
-    order = list(Outcome)
-    return sorted(findings, key=lambda finding: -order.index(finding.outcome))
+    return sorted(findings, key=lambda finding: -finding.severity)
 
 
 @cache

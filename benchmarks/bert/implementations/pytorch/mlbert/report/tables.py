@@ -268,16 +268,12 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _run(result: Result, run: ReportedRun) -> dict[str, Any]:
+    numbers = ("status", "seconds", "samples", "samples_to_target", "accuracy", "samples_per_second")
     return {
         "run": run.name,
         "log": str(run.source.log.path),
-        "status": run.status,
         "mark": result.marks.get(run.name),
-        "seconds": run.seconds,
-        "samples": run.samples,
-        "samples_to_target": run.samples_to_target,
-        "accuracy": run.accuracy,
-        "samples_per_second": run.samples_per_second,
+        **{name: getattr(run, name) for name in numbers},
         "times": asdict(run.times) if run.times else None,
         "evaluations": [asdict(evaluation) for evaluation in run.evaluations],
         "speeds": [list(pair) for pair in run.speeds],

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mlbert.host.errors import UserError
 from mlbert.report.planner import timing
 from mlbert.report.planner.timing import GPUS, Parameters
@@ -74,14 +76,11 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     sizes = [run.batch / run.ranks for run in runs]
     if max(sizes) == min(sizes):
         return statistics.median(run.step_ms / size for run, size in zip(runs, sizes, strict=True)), 0.0
-    weights = [1 / run.step_ms**2 for run in runs]
-    total = sum(weights)
-    mean_size = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
-    mean_step = sum(w * r.step_ms for w, r in zip(weights, runs, strict=True)) / total
-    above = sum(w * (s - mean_size) * (r.step_ms - mean_step) for w, s, r in zip(weights, sizes, runs, strict=True))
-    each = above / sum(w * (s - mean_size) ** 2 for w, s in zip(weights, sizes, strict=True))
-    each = min(max(each, 0.0), mean_step / mean_size)
-    return each, mean_step - each * mean_size
+    steps = np.array([run.step_ms for run in runs])
+    mean_size, mean_step = np.average([sizes, steps], axis=1, weights=steps**-2)
+    each = np.polyfit(sizes, steps, 1, w=1 / steps)[0]
+    each = float(np.clip(each, 0.0, mean_step / mean_size))
+    return each, float(mean_step - each * mean_size)
 
 
 def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]) -> Parameters:

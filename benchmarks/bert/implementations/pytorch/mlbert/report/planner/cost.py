@@ -123,7 +123,7 @@ def estimate(
     Raises:
         UserError: the batch is beyond the reference points, samples are unknown, or the weights do not fit.
     """
-    point = _reference_point(job.batch)
+    point = timing.reference_point(job.batch)
     if needed is None and not shape.is_large:
         remedy = "Give the samples that this model needs to reach its target"
         raise UserError("plan.impossible", "--samples", "is known only for BERT-large", remedy)
@@ -160,14 +160,6 @@ def estimate(
         dollars=None if prices.dollars_per_gpu_hour is None else hours * prices.dollars_per_gpu_hour,
         kilowatt_hours=None if prices.watts_per_gpu is None else hours * prices.watts_per_gpu / 1e3,
     )
-
-
-def _reference_point(batch: int) -> rules.ReferencePoint:
-    point = rules.reference_point(batch)
-    if point is None:
-        largest = rules.REFERENCE_POINTS[-1].global_batch_size
-        raise UserError("config.range", "--batch", f"{batch} is beyond the reference points", f"Give at most {largest}")
-    return point
 
 
 def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -34,11 +34,6 @@ def sweep(ask: Callable[[int, int], Estimate]) -> list[Estimate]:
     return [found for gpus in GPU_COUNTS if (found := fastest(gpus, ask)) is not None]
 
 
-def nodes_for(gpus: int, per_node: int) -> int:
-    """Return the nodes needed for this many GPUs."""
-    return math.ceil(gpus / per_node)
-
-
 def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate]:
     """Return the cheapest and the fastest estimate that cost at most ``budget`` dollars.
 
@@ -124,7 +119,7 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
         UserError: the options contradict each other.
     """
     gpus = given.gpus or (given.nodes or 1) * given.per_node
-    nodes = given.nodes or nodes_for(gpus, given.per_node)
+    nodes = given.nodes or math.ceil(gpus / given.per_node)
     if gpus % nodes:
         reason = f"{gpus} GPUs cannot be divided evenly over {nodes} nodes"
         raise UserError("config.conflict", "--nodes", reason, "Give a divisor of --gpus")

@@ -190,16 +190,22 @@ def step(job: TrainingJob, parameters: Parameters) -> StepTime:
     return StepTime(compute, compute * (job.imbalance - 1), constant, network)
 
 
+def reference_point(batch: int) -> rules.ReferencePoint:
+    """Return the rules' point for a batch. Raises UserError if the batch is beyond all of them."""
+    point = rules.reference_point(batch)
+    if point is None:
+        largest = rules.REFERENCE_POINTS[-1].global_batch_size
+        raise UserError("config.range", "--batch", f"{batch} is beyond the reference points", f"Give at most {largest}")
+    return point
+
+
 def samples(job: TrainingJob, parameters: Parameters) -> float:
     """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
 
-    Raises:
-        ValueError: the batch is beyond the reference points.
+    Raises UserError as `reference_point` does.
     """
-    point, p = rules.reference_point(job.batch), parameters
-    if point is None:
-        raise ValueError(f"no reference point at or above batch {job.batch}")
-    mean = p.samples_share * point.mean_samples
+    p = parameters
+    mean = p.samples_share * reference_point(job.batch).mean_samples
     if job.round == OLD_ROUND and job.sequences > PACKED_UP_TO:
         mean *= p.old_samples
     if job.gpu in ("b200", "gb200") and job.batch > BLACKWELL_ABOVE:
