@@ -231,9 +231,10 @@ def make_method(
     Args:
         config, compute, update: of the run.
         inputs: `mlbert.training.protocols.Inputs`.
-        identity: what a checkpoint of the recipe must match besides the shape, the data and the fixed settings.
+        identity: what a checkpoint of the recipe must match besides shape, optimizer, data and fixed settings.
         objects: the other fields of `Method`.
     """
+    same = {"model": inputs.shape.to_json(), "optimizer": update.optimizer.name}
     data = {"train_data": inputs.train_data, "eval_data": inputs.eval_data}
     return Method(
         **objects,
@@ -241,7 +242,7 @@ def make_method(
         schedule=schedules.make(config[ScheduleConfig]),
         precision=compute.precision,
         ops=compute.ops,
-        identity={"model": inputs.shape.to_json(), **identity, **data, **config.fixed_on_resume()},
+        identity={**same, **identity, **data, **config.fixed_on_resume()},
     )
 
 

@@ -124,7 +124,7 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
         inputs,
         compute,
         update,
-        identity={"optimizer": update.optimizer.name, "train_batch_size": data.train_batch_size},
+        identity={"train_batch_size": data.train_batch_size},
         model=model,
         objective=objective,
         source=source,

@@ -10,10 +10,9 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.world import World
-from mlbert.models.bert import AnyBert
-from mlbert.models.objectives import MaskedLM, PreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.recipes import assembly
-from mlbert.training.protocols import EvaluationSet, Method
+from mlbert.training.protocols import Method
 
 
 def build(
@@ -24,17 +23,9 @@ def build(
     model, compute = assembly.start_model(assembly.make_pre_training, config, inputs.shape, world, seed, warn)
     clip_buckets = functools.partial(BucketClippingReducer, accumulation=data.gradient_accumulation_steps)
     update = assembly.build_replicated_update(config, model, world, "ddp_adam", clip_buckets)
-    identity = {
-        "optimizer": update.optimizer.name,
-        "train_batch_size": data.train_batch_size,
-        "ranks": world.world_size,
-    }
+    identity = {"train_batch_size": data.train_batch_size, "ranks": world.world_size}
     run = config, inputs, world, seed, compute
     return assembly.make_stored_method(*run, update, identity, model=model, objective=objective)
 
 
-def build_evaluation(
-    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """See `mlbert.recipes.assembly.build_stored_evaluation`."""
-    return assembly.build_stored_evaluation(assembly.make_pre_training, PreTraining, config, world, seed, warn)
+build_evaluation = functools.partial(assembly.build_stored_evaluation, assembly.make_pre_training, PreTraining)

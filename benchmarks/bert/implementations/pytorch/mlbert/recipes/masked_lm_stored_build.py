@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from mlbert.config.sections import Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.world import World
-from mlbert.models.bert import AnyBert
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
 from mlbert.recipes import assembly
-from mlbert.training.protocols import EvaluationSet, Method
+from mlbert.training.protocols import Method
 
 
 def build(
@@ -23,15 +23,10 @@ def build(
     update = assembly.build_replicated_update(config, model, world, "masked_lm_stored")
     identity = {
         "model_implementation": config[ModelConfig].model_implementation,
-        "optimizer": update.optimizer.name,
         "global_batch_size": config[DataConfig].train_batch_size * world.world_size,  # on any number of ranks
     }
     run = config, found, world, seed, compute
     return assembly.make_stored_method(*run, update, identity, model=model, objective=MaskedLM(scope="step"))
 
 
-def build_evaluation(
-    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """See `mlbert.recipes.assembly.build_stored_evaluation`."""
-    return assembly.build_stored_evaluation(assembly.make_masked_lm, MaskedLM, config, world, seed, warn)
+build_evaluation = functools.partial(assembly.build_stored_evaluation, assembly.make_masked_lm, MaskedLM)

@@ -40,7 +40,6 @@ def build(
     update = assembly.build_replicated_update(config, model, world, "masked_lm_text")
     identity = {
         "model_implementation": model_config.model_implementation,
-        "optimizer": update.optimizer.name,
         "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
     }
     evaluation, place = config[EvaluationConfig], dict[str, Any](rank=world.rank, world_size=world.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from mlbert.config.sections import Configuration
@@ -12,8 +13,8 @@ from mlbert.distributed.groups import ShardGroups
 from mlbert.distributed.sharding import ShardedReducer, ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
-from mlbert.models.bert import AnyBert, BertForPreTraining
-from mlbert.models.objectives import MaskedLM, PreTraining
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import optimizers as methods
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
@@ -21,7 +22,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Update
-from mlbert.training.protocols import EvaluationSet, Method
+from mlbert.training.protocols import Method
 
 
 def build(
@@ -30,20 +31,12 @@ def build(
     """Return the method's objects. The data sets are not read before their ``open``."""
     model, compute = assembly.start_model(assembly.make_pre_training, config, inputs.shape, world, seed, warn)
     update, objective = _update(config, model, world), PreTraining(scope="step")
-    identity = {
-        "optimizer": update.optimizer.name,
-        "train_batch_size": config[DataConfig].train_batch_size,
-        "ranks": world.world_size,
-    }
+    identity = {"train_batch_size": config[DataConfig].train_batch_size, "ranks": world.world_size}
     run = config, inputs, world, seed, compute
     return assembly.make_stored_method(*run, update, identity, model=model, objective=objective)
 
 
-def build_evaluation(
-    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """See `mlbert.recipes.assembly.build_stored_evaluation`."""
-    return assembly.build_stored_evaluation(assembly.make_pre_training, PreTraining, config, world, seed, warn)
+build_evaluation = functools.partial(assembly.build_stored_evaluation, assembly.make_pre_training, PreTraining)
 
 
 def _update(config: Configuration, model: BertForPreTraining, world: World) -> Update:
