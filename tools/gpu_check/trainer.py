@@ -60,7 +60,7 @@ class Trainer:
             self.flat = FlatParameters(self.model.ordered_parameters())
         else:
             self.model, self.flat = start.model, start.flat
-        self.model.use_products(products)
+        self.model.bert.use_linears(products)
         self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb)
         # The profile tells these from the rest of the step.
         self.flat.zero_grad = record_function(OPTIMIZER_RANGE)(type(self.flat).zero_grad.__get__(self.flat))

@@ -198,5 +198,5 @@ def test_the_model_exports_no_derived_tensors() -> None:
         assert torch.equal(again.derived_state()[name], tensor), name
     assert plain.is_calibrated
     plain.load_derived_state(model.derived_state())
-    again.use_products(None)
+    again.bert.use_linears(None)
     assert again.derived_state() == {}

@@ -220,10 +220,6 @@ class BertBase(nn.Module):
         alibi = self.config.position_embedding_type == "alibi"
         return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi, max_seqlen)
 
-    def use_products(self, products: Products | None) -> None:
-        """Switch these products to FP8 (None: no product). Scales start uncalibrated."""
-        self.bert.use_linears(products)
-
     def weights_changed(self) -> None:
         """Mark the FP8 copies of the weights as outdated, on the host. They are rebuilt when next needed."""
         self.bert.linears.weights_changed()

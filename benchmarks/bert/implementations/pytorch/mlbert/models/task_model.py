@@ -23,8 +23,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.loading.tasks import TaskEvalSet
-from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import write_atomically, writing
 from mlbert.host.schema import Document, read_model
 from mlbert.models.bert import AnyBert, BertForSequenceClassification
 from mlbert.models.weights.export import write_weights
@@ -115,17 +114,13 @@ def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarr
         UserError: the file cannot be written.
     """
     lines = list(_prediction_lines(parts, predicted, card))
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".jsonl":
-                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-            elif lines:
-                writer = csv.DictWriter(file, list(lines[0]))
-                writer.writeheader()
-                writer.writerows(lines)
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", path, reason, "Name another place") from None
+    with writing(path, "Name another place"), path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        elif lines:
+            writer = csv.DictWriter(file, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
 
 
 def _prediction_lines(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlbert.data.prepare.jobs import Progress
-from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 
 _MOST_CHARACTERS = 2000  # per text from a file
 
@@ -49,12 +49,9 @@ def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> 
 
 def write_page(path: Path, page: str) -> None:
     """Write an HTML page. Raises UserError if it cannot be written."""
-    try:
+    with writing(path, "Name a file in a writable folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", path, reason, "Name a file in a writable folder") from None
 
 
 LINE_SECONDS = 10.0

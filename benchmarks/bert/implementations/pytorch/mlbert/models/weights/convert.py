@@ -162,7 +162,6 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
     configuration in the checkpoint, else of ``bert_config.json`` in its folder, with MosaicBERT's parts if the
     tensors have them. Raise UserError if the file is damaged,
     contains a forbidden object, or has another architecture."""
-    check_target(target)
     weights = read_composer(source)
     given = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
     shape = composer_shape(given, weights.tensors)
@@ -172,7 +171,6 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
 
 def torch_to_composer(source: Path, target: Path) -> Report:
     """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
-    check_target(target)
     shape = BertConfig.from_json(source / CONFIG)
     tensors = read_weights_folder(source)
     checkpoint = _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape))
@@ -187,7 +185,6 @@ def torch_to_composer(source: Path, target: Path) -> Report:
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:
     """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
-    check_target(target)
     shape = read_config(source / "config.json")
     is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
     file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
@@ -214,7 +211,6 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
     """Convert our format to a folder that transformers loads."""
-    check_target(target)
     checkpoint = read_own(source)
     config = json.dumps(huggingface_config(checkpoint.shape), indent=2) + "\n"
     write_weights_folder(checkpoint, target, "config.json", config)
@@ -223,14 +219,12 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
 
 def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
     """Convert a TensorFlow 1 checkpoint to our format. Raise UserError as `read_tensorflow`."""
-    check_target(target)
     return write_own(read_tensorflow(prefix, config, object_based=False), target)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
     """Convert an object-based TensorFlow 2 checkpoint of Google's model garden to our format. Raise UserError as
     `read_tensorflow`."""
-    check_target(target)
     return write_own(read_tensorflow(prefix, config, object_based=True), target)
 
 
@@ -267,20 +261,17 @@ def _tensorflow(prefix: Path) -> Any:
 
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
     """Convert a ``.pt`` file to our format. Raise UserError as `read_nvidia_pt` and `own_state`."""
-    check_target(target)
     shape = find_shape(config, source.parent)
     return write_own(_own(read_nvidia_pt(source), shape, source), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
     """Convert our format to a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
-    check_target(target)
     return _write(read_own(source), target)
 
 
 def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Report:
     """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file. Raise UserError as `read_tensorflow`."""
-    check_target(target)
     return _write(with_heads(read_tensorflow(prefix, config, object_based=False)), target)
 
 

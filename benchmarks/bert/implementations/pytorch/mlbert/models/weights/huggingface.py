@@ -17,7 +17,13 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
-from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
+from mlbert.models.weights.modernbert import (
+    MODEL_TYPE,
+    SHARED_NAMES,
+    modernbert_config,
+    modernbert_state,
+    shape_of_modernbert,
+)
 
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -41,23 +47,13 @@ def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraini
     """Return the content of a Hugging Face ``config.json``. Raise UserError if it cannot express the shape."""
     if why_not := obstacle(config):
         raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
+    own = ("attention_probs_dropout_prob", "hidden_dropout_prob", "layer_norm_eps", "type_vocab_size")
     return {
         "architectures": [architecture],
         "model_type": "bert",
-        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
         "hidden_act": _ACTIVATIONS[config.hidden_act],
-        "hidden_dropout_prob": config.hidden_dropout_prob,
-        "hidden_size": config.hidden_size,
-        "initializer_range": config.initializer_range,
-        "intermediate_size": config.intermediate_size,
-        "layer_norm_eps": config.layer_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
         "pad_token_id": 0,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "type_vocab_size": config.type_vocab_size,
-        "vocab_size": config.vocab_size,
+        **{name: getattr(config, name) for name in (*SHARED_NAMES, *own)},
     }
 
 

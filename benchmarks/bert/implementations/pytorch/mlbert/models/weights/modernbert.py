@@ -18,6 +18,11 @@ from mlbert.models.weights.checkpoint_state import parameter_shapes
 
 MODEL_TYPE = "modernbert"
 ARCHITECTURE = "ModernBertForMaskedLM"
+# Fields of `BertConfig` with the same name in the config.json of a BERT and of a ModernBERT.
+SHARED_NAMES = (
+    *("hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "num_attention_heads"),
+    *("num_hidden_layers", "tie_word_embeddings", "vocab_size"),
+)
 _LAYER = r"^bert\.encoder\.layer\.(\d+)\."
 _NAMES = (
     (r"^bert\.embeddings\.word_embeddings\.", "model.embeddings.tok_embeddings."),
@@ -54,18 +59,11 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
         "global_attn_every_n_layers": 1,
         "global_rope_theta": shape.rope_theta,
         "hidden_activation": activation,
-        "hidden_size": shape.hidden_size,
-        "initializer_range": shape.initializer_range,
-        "intermediate_size": shape.intermediate_size,
-        "max_position_embeddings": shape.max_position_embeddings,
         "mlp_bias": True,
         "mlp_dropout": shape.hidden_dropout_prob,
         "norm_bias": True,
         "norm_eps": shape.layer_norm_eps,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-        "vocab_size": shape.vocab_size,
+        **{name: getattr(shape, name) for name in SHARED_NAMES},
         # IDs in our vocabularies; ModernBERT's defaults would be out of range.
         **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None},
     }
