@@ -33,11 +33,11 @@ def log(tmp_path: Path) -> MLPerfLogger:
 
 def test_file_and_line_of_the_caller(log: MLPerfLogger) -> None:
     log.event("seed", 3)
-    with log.interval(constants.EVAL_START, constants.EVAL_STOP, {"epoch_num": 5}):
-        pass
+    log.start(constants.EVAL_START, metadata={"epoch_num": 5})
+    log.end(constants.EVAL_STOP, metadata={"epoch_num": 5})
     log.close()
     source = HERE.read_text().splitlines()
-    texts = ['log.event("seed", 3)', "with log.interval(", "with log.interval("]
+    texts = ['log.event("seed", 3)', "log.start(", "log.end("]
     events = _events(log.path)
     assert [event["key"] for event in events] == ["seed", "eval_start", "eval_stop"]
     for event, text in zip(events, texts, strict=True):

@@ -170,8 +170,8 @@ with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": 
     log.end("init_stop")
     log.start("run_start")
     log.start("epoch_start", metadata={{"epoch_num": 0}})
-    with log.interval("eval_start", "eval_stop", {{"epoch_num": 10}}):
-        pass
+    log.start("eval_start", metadata={{"epoch_num": 10}})
+    log.end("eval_stop", metadata={{"epoch_num": 10}})
     log.event("eval_accuracy", 0.2, {{"epoch_num": 10}})
     log.end("epoch_stop", metadata={{"epoch_num": 10}})
     log.event("train_samples", 10)

@@ -54,7 +54,7 @@ def recipe_file(name: str) -> str:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed distributions that affect a run, by name."""
-    return {name: found for name in _DISTRIBUTIONS if (found := _version(name)) is not None}
+    return {name: found for name in _DISTRIBUTIONS if (found := installed_version(name)) is not None}
 
 
 def command_line() -> str:
@@ -66,7 +66,7 @@ def version() -> str:
     """Return the package version and the tree's commit, for ``mlbert --version``."""
     commit, modified = git_state(tree_root())
     changed = ", changed" if modified else ""
-    return f"mlbert {_version('mlbert') or 'not installed'} ({commit}{changed})"
+    return f"mlbert {installed_version('mlbert') or 'not installed'} ({commit}{changed})"
 
 
 def git_state(root: Path) -> tuple[str, bool]:
@@ -75,12 +75,12 @@ def git_state(root: Path) -> tuple[str, bool]:
     An exported tree has no git: there the exported statement (``source.json``) is used. Without either, the commit is
     `tree_digest`.
     """
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is not None and Path(top).resolve() == root.resolve():
-        commit = _git(root, "rev-parse", "HEAD")
+    top = git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top.strip()).resolve() == root.resolve():
+        commit = git(root, "rev-parse", "HEAD")
         if commit is not None:
-            changed = _git(root, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", ".", *_WRITTEN) or ""
-            return commit, any(name.endswith(_READ_BY_RUNS) for name in changed.split("\0"))
+            changed = git(root, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", ".", *_WRITTEN) or ""
+            return commit.strip(), any(name.endswith(_READ_BY_RUNS) for name in changed.split("\0"))
     try:
         statement = read_json(root / SOURCE_STATEMENT, "Restore it")
         return str(statement["commit"]), bool(statement["dirty"])
@@ -98,16 +98,18 @@ def tree_digest(root: Path) -> str:
     return f"tree:sha256:{digest.hexdigest()}"
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def git(root: Path, *arguments: str) -> str | None:
+    """Return git's output with its final newline, or None if it fails."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):  # invalid file name: a surrogate or a null byte
         return None
-    return done.stdout.strip()
+    return done.stdout.decode("utf-8", errors="replace")
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

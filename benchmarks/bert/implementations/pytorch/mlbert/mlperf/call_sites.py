@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from mlbert.host import provenance
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
@@ -20,19 +21,12 @@ from mlbert.mlperf.logs import Log
 from mlbert.mlperf.mllog import constants
 from mlbert.mlperf.tree_export import differs, stated_digests
 
-_SECONDS = 60.0
 _DECLARATIONS = f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
 
 
 def git(tree: Path, *words: str) -> str | None:
     """Return git's output with its final newline, or None if it fails or the tree is not a checkout."""
-    if not (tree / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, timeout=_SECONDS, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):  # invalid file name: a surrogate or a null byte
-        return None
-    return done.stdout.decode("utf-8", errors="replace")
+    return provenance.git(tree, *words) if (tree / ".git").exists() else None
 
 
 def has_commit(tree: Path, commit: object) -> bool:

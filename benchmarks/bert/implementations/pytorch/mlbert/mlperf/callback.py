@@ -31,6 +31,7 @@ from mlbert.host.json_files import read_json
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.mlperf.keys import CLOSED_KEYS
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 __all__ = ["MLPerfCallback"]
@@ -40,10 +41,7 @@ REQUIRED = (
     *("seed", "global_batch_size", "gradient_accumulation_steps", "opt_name", "opt_base_learning_rate"),
     *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
 )
-REQUIRED_IN_CLOSED = (
-    *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
-    *("num_warmup_steps", "start_warmup_step"),
-)
+REQUIRED_IN_CLOSED = tuple(key for key in CLOSED_KEYS if key not in REQUIRED)
 # Argument and log value -> value in the system description.
 STATUS = {
     "onprem": "Available on-premise",
@@ -263,7 +261,7 @@ class MLPerfCallback:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
-            return _ignore
+            return lambda *_, **__: None
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     # Helpers
@@ -301,10 +299,6 @@ class MLPerfCallback:
 
     def _samples_of(self, state: Any) -> int:
         return int(state.global_step) * int(self._known["global_batch_size"])
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Ignore a Trainer event that is not logged."""
 
 
 def _out_of_order(call: str) -> UserError:

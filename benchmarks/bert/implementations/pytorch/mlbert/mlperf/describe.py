@@ -17,7 +17,6 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.host.machine import NONE, gpu_driver, processor_name, read_processors, read_text
 from mlbert.host.native import openmp_runtime
+from mlbert.host.provenance import installed_version
 from mlbert.mlperf.keys import DISTRIBUTIONS_OF
 
 FOLDER = "templates"
@@ -82,6 +82,8 @@ def unfilled(description: Mapping[str, object]) -> list[str]:
 
 NOT_THERE = "N/A"
 UNKNOWN = "unknown"
+_ACCELERATOR_FIELDS = [name for name in FIELDS if name.startswith("accelerator_")]
+NO_ACCELERATORS = {"accelerators_per_node": "0", **dict.fromkeys(_ACCELERATOR_FIELDS, NOT_THERE)}
 
 _GPU_QUERY = "name,memory.total,clocks.max.sm,pcie.link.gen.max"
 _NOTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
@@ -213,8 +215,7 @@ def describe_accelerators(ask: Ask) -> dict[str, str]:
     listed = ask(["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader"])
     gpus = [[part.strip() for part in line.split(",")] for line in listed.splitlines() if line.count(",") == 3]
     if not gpus:
-        absent = [name for name in FIELDS if name.startswith("accelerator_")]
-        return {"accelerators_per_node": "0", **dict.fromkeys(absent, NOT_THERE)}
+        return NO_ACCELERATORS
     name, memory, clock, link = gpus[0]
     linked = "NVLink" in ask(["nvidia-smi", "nvlink", "--status"]) if len(gpus) > 1 else False
     return {
@@ -242,12 +243,12 @@ _PACKAGES = ("numpy", "h5py", "tokenizers", "safetensors", "triton", "nvidia-dal
 def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
     """Return the framework (imported if installed), its software stack and the operating system."""
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.MULTILINE)
-    found = [version for name in DISTRIBUTIONS_OF[framework] if (version := _version(name))]
+    found = [version for name in DISTRIBUTIONS_OF[framework] if (version := installed_version(name))]
     stack = {"Python": platform.python_version(), "C compiler": ask(["cc", "--version"]).partition("\n")[0]}
     stack |= _framework_parts(framework) if found else {}
     stack |= {"NVIDIA driver": gpu_driver(root).replace(NONE, "") or _asked_driver(ask)}
     stack |= {"glibc": platform.libc_ver()[1], "kernel": f"{platform.system()} {platform.release()}"}
-    stack |= {name: _version(name) for name in _PACKAGES}
+    stack |= {name: installed_version(name) or "" for name in _PACKAGES}
     pairs = [f"{name}: {version.replace(', ', ' ')}" for name, version in stack.items() if version]
     return {
         "framework": f"{framework} {' or '.join(found) or UNKNOWN}",
@@ -284,13 +285,6 @@ def _asked_driver(ask: Ask) -> str:
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     return match[1] if match else ""
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 STATUS = "Research, Development, or Internal (RDI)"

@@ -109,16 +109,6 @@ class MLPerfLogger:
         """
         self._log(constants.POINT_IN_TIME, key, value, metadata, _caller())
 
-    def interval(self, start_key: str, stop_key: str, metadata: Metadata = None) -> Any:
-        """Return a context manager that logs the start of an interval and, unless an exception escapes, its end."""
-        return self._interval(start_key, stop_key, metadata, _caller())
-
-    @contextmanager
-    def _interval(self, start_key: str, stop_key: str, metadata: Metadata, call_site: CallSite) -> Iterator[None]:
-        self._log(constants.INTERVAL_START, start_key, None, metadata, call_site)
-        yield
-        self._log(constants.INTERVAL_END, stop_key, None, metadata, call_site)
-
     def run_stop(self, status: str, metadata: Metadata = None) -> bool:
         """Log the end of the run once, with status "success" or "aborted".
 

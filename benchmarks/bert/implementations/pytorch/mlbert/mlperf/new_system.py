@@ -12,7 +12,7 @@ from mlbert.config.sources import check_exports, parse_config_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json
-from mlbert.mlperf.describe import FIELDS, FOLDER, MARK, NOT_THERE, template
+from mlbert.mlperf.describe import FOLDER, MARK, NO_ACCELERATORS, NOT_THERE, template
 
 IMPLEMENTATIONS = Path("benchmarks/bert/implementations")
 STUBS = ("run.sub", "run_pretraining.py")
@@ -114,9 +114,8 @@ def _choose_config(source: Path, config: str | None) -> Path:
         return in_bf16[0]
     if config is None:
         reason = f"has {len(configs)} configs" if configs else "has no config"
-        raise UserError(
-            "config.ambiguous", source, reason, f"Choose with --config: {names}" if configs else "Choose another system"
-        )
+        remedy = f"Choose with --config: {names}" if configs else "Choose another system"
+        raise UserError("config.ambiguous", source, reason, remedy)
     for path in configs:
         if path.name == config:
             return path
@@ -140,18 +139,14 @@ def _known(exports: dict[str, str], tree: Path, other: str) -> dict[str, str]:
     known = {"number_of_nodes": exports["DGXNNODES"], "division": exports.get("MLPERF_DIVISION", "")}
     if exports["DGXNNODES"] == "1":
         known["host_networking_topology"] = NOT_THERE
-    if _without_accelerators(tree, other):
-        known |= {field: NOT_THERE for field in FIELDS if field.startswith("accelerator")}
-        return known | {"accelerators_per_node": "0"}
-    return known | {"accelerators_per_node": exports["DGXNGPU"]}
+    has_none = _without_accelerators(tree, other)
+    return known | (NO_ACCELERATORS if has_none else {"accelerators_per_node": exports["DGXNGPU"]})
 
 
 def _without_accelerators(tree: Path, other: str) -> bool:
-    for folder in (tree / "systems", tree / "systems" / FOLDER):
-        path = folder / f"{other}.json"
-        if path.is_file():
-            return read_json(path, "Fix it").get("accelerators_per_node") == "0"
-    return False
+    paths = (folder / f"{other}.json" for folder in (tree / "systems", tree / "systems" / FOLDER))
+    found = next((path for path in paths if path.is_file()), None)
+    return found is not None and read_json(found, "Fix it").get("accelerators_per_node") == "0"
 
 
 def _write(folder: Path, files: dict[str, str], description: Path, text: str) -> None:

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports
@@ -153,13 +152,9 @@ def _settings(log: Log) -> Iterator[tuple[str, str]]:
         if log.value("recipe") == TENSORFLOW2 and origin.startswith(("recipe ", "not set")):
             continue
         if value is not None:
-            yield env, _as_export(value)
+            yield env, str(int(value) if isinstance(value, bool) else value)
         elif known is None or known.optional:
             yield env, "none"
-
-
-def _as_export(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _model_shape(log: Log, code: Path) -> Path:

@@ -132,12 +132,12 @@ class CodeSearch:
 
     def fields(self, name: str) -> list[tuple[str, str]]:
         """Return the class fields of this name whose line carries a comment."""
-        return [
-            (place, text)
-            for file in self.reachable.files
-            for place, text in self.lines(file, lambda node: _declares(node, name))
-            if "#" in text
-        ]
+
+        def declares(node: ast.AST) -> bool:
+            return isinstance(node, ast.AnnAssign) and terminal_name(node.target) == name
+
+        found = (place for file in self.reachable.files for place in self.lines(file, declares))
+        return [(place, text) for place, text in found if "#" in text]
 
     def docstrings(self, name: str) -> list[tuple[str, str]]:
         """Return the first paragraph of each docstring of the functions with this name."""
@@ -302,10 +302,6 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
 
 
 _NO_CALL = ast.Call(ast.Name(""), [], [])
-
-
-def _declares(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.AnnAssign) and terminal_name(node.target) == name
 
 
 def _is_text(statement: ast.stmt) -> bool:
