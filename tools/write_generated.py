@@ -12,9 +12,9 @@ from pathlib import Path
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting, settings_of
-from mlbert.config.sections import settings_by_env
+from mlbert.config.sections import settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
-from mlbert.config.words import markdown_table
+from mlbert.config.words import default_words
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.recipes.registry import RECIPES
 
@@ -53,7 +53,6 @@ when the wording changes. Written by `tools/write_generated.py` from `mlbert/hos
 
 """
 USUAL_STATUS = 2
-CELL_BORDER = re.compile(r"(?<!\\)\|")
 PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with one, which would be an HTML tag
 
 
@@ -65,28 +64,25 @@ def reset_text() -> str:
 
 def settings_text() -> str:
     """Return the text of settings.md."""
-    launchers = [(one, launcher_default(one)) for one in settings_of(LaunchConfig)]
-    table = markdown_table(recipes(), launchers).splitlines()[2:]
-    rows = [[cell.strip() for cell in CELL_BORDER.split(line)[1:-1]] for line in table]
-    sections = [setting.section for setting in settings_by_env().values()]
+    defaults = [(one, default_words(one, recipes())) for one in settings_by_key().values()]
+    defaults += [(one, launcher_default(one)) for one in settings_of(LaunchConfig)]
     text, last = SETTINGS_HEADER, None
-    for row, section in zip(rows, sections, strict=True):
-        if section != last:
-            text += f"\n## {section.__name__.removesuffix('Config')}\n\n"
-        text, last = text + setting_line(row), section
+    for setting, default in defaults:
+        if setting.section != last:
+            text += f"\n## {setting.section.__name__.removesuffix('Config')}\n\n"
+        text, last = text + setting_line(setting, default), setting.section
     return text + SETTINGS_FOOTER
 
 
-def setting_line(row: list[str]) -> str:
+def setting_line(setting: Setting, defaults: str) -> str:
     """Return a setting in one line, without what follows from its name, its default or its meaning."""
-    name, flag, kind, defaults, unit, meaning = row
     usual, *others = defaults.split("; ")
-    shown = name if usual in ("required", "not set") else f"{name[:-1]}={usual}`"
-    if flag.startswith("`") and flag[3:-1] != name[1:-1].lower():
-        shown += f" {flag}"
-    choices = [one for one in kind.removesuffix(" or none").split(" \\| ") if "|" in kind and one != usual]
-    known = f"{name} {meaning}".lower()
-    meaning = PLACEHOLDER.sub(r"`\g<0>`", meaning)
+    shown = f"`{setting.env}`" if usual in ("required", "not set") else f"`{setting.env}={usual}`"
+    if setting.key not in ("", setting.env.lower()):
+        shown += f" `{setting.flag}`"
+    choices = [one for one in setting.choices if one != usual]
+    unit, known = setting.unit, f"{setting.env} {setting.meaning}".lower()
+    meaning = PLACEHOLDER.sub(r"`\g<0>`", setting.meaning)
     notes = [
         "required" if usual == "required" else "",
         unit if unit not in known else "",

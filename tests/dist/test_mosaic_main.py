@@ -140,7 +140,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["global_train_batch_size=100000"], "fewer than one step's"),
         (["global_train_batch_size=0.5"], "global_train_batch_size 0.5"),
         (["precision=int3"], "precision 'int3' is unknown"),
-        (["mlm_probability=1.5"], "must be below 1"),
+        (["mlm_probability=1.5"], "must be less than 1"),
         (["load_path=nowhere.pt"], "nowhere.pt"),
         (["max_seq_len=9000"], "positions"),
         (["callbacks.speed_moniter={}"], "The nearest known one is callbacks.speed_monitor"),

@@ -6,10 +6,8 @@ import pytest
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import split_arguments
-from mlbert.config.section import settings_of
-from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
-from mlbert.config.shell import LaunchConfig
-from mlbert.config.words import _OTHERS, default_words, hint_at, markdown_table
+from mlbert.config.sections import COMMON, settings_by_key
+from mlbert.config.words import _OTHERS, default_words, hint_at
 from mlbert.host.errors import name_shape
 from mlbert.training.config import RunConfig
 from user_errors import user_error
@@ -48,12 +46,3 @@ def test_a_default_names_the_recipes_that_differ() -> None:
     assert default_words(known["seed"], [a, b, c]) == "none; c: 5"
     assert default_words(known["learning_rate"], [b, a, c]) == "required; a: 1.0"
     assert default_words(known["resume"], [a]) == "no"
-
-
-def test_the_documentation_table_names_everything_with_its_default() -> None:
-    launchers = [(one, "not set") for one in settings_of(LaunchConfig)]
-    table = markdown_table([Recipe("a", SECTIONS, lambda config: None, "")], launchers)
-    assert all(f"| `{env}` |" in table for env in settings_by_env())
-    cells = [line.replace("\\|", "").split("|") for line in table.splitlines()]
-    assert {len(row) for row in cells} == {8}
-    assert all(row[4].strip() for row in cells)

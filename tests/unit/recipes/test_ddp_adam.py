@@ -25,9 +25,9 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
         ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of ddp_adam updates everything"),
         ({"weights_allgather": "bf16"}, "WEIGHTS_ALLGATHER=bf16: every rank of ddp_adam updates everything"),
         ({"gradient_clipping": "sometimes"}, "after, before, buckets"),
-        ({"bucket_mib": "0"}, "must be at least 1"),
-        ({"bucket_mib": "1000000"}, "must be at most 4096"),
-        ({"loss_scale": "1e9"}, "must be at most"),
+        ({"bucket_mib": "0"}, "must be greater than or equal to 1"),
+        ({"bucket_mib": "1000000"}, "must be less than or equal to 4096"),
+        ({"loss_scale": "1e9"}, "must be less than or equal to"),
         ({"recipe": "packed_lamb", "gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
     ],
 )

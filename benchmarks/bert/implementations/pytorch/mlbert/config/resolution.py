@@ -73,6 +73,7 @@ Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
+_SHOULD_BE = "Input should be "  # how pydantic begins the sentence about a limit
 _NOT_SET = "not set"  # origin of a setting without a value from any source
 _RECIPE = "recipe "  # prefix of the origin of a recipe's value
 _ARGUMENT = "argument "  # prefix of the origin of a name=value word
@@ -251,18 +252,9 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
 
 def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
     """Return the error for a value of the right type that pydantic rejected."""
-    limits = {
-        "greater_than_equal": ("ge", "must be at least {:g}"),
-        "less_than_equal": ("le", "must be at most {:.15g}"),
-        "greater_than": ("gt", "must be above {:g}"),
-        "less_than": ("lt", "must be below {:g}"),
-    }
-    if setting.choices:
-        code, reason = "config.choice", f"must be one of {', '.join(setting.choices)}"
-    else:
-        limit, words = limits[error["type"]]
-        code, reason = "config.range", words.format(error["ctx"][limit])
-    reason = f"{str(value).strip()} is not legal, it {reason}"
+    words = f"one of {', '.join(setting.choices)}" if setting.choices else error["msg"].removeprefix(_SHOULD_BE)
+    reason = f"{str(value).strip()} is not legal, it must be {words}"
+    code = "config.choice" if setting.choices else "config.range"
     return UserError(code, _subject(setting, origin), reason, setting.meaning)
 
 

@@ -47,14 +47,6 @@ class Configuration:
         assert isinstance(section, kind)
         return section
 
-    def __contains__(self, kind: type[Section]) -> bool:
-        return kind in self._sections
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Configuration) and self._sections == other._sections
-
-    __hash__ = None  # type: ignore[assignment]
-
     def get(self, setting: Setting) -> object:
         """Return the value of a setting; None if the recipe does not have its section."""
         section = self._sections.get(setting.section)

@@ -140,18 +140,3 @@ def value_words(value: object) -> str:
     if value is None:
         return "none"
     return ("no", "yes")[value] if isinstance(value, bool) else hide_credentials(str(value))
-
-
-def markdown_table(recipes: Sequence[Recipe], launchers: Sequence[tuple[Setting, str]]) -> str:
-    """Return the table of all settings in Markdown, for the documentation.
-
-    Args:
-        recipes: all of them.
-        launchers: launcher-only settings, each with its default.
-    """
-    lines = ["| variable | flag and YAML key | type | default | unit | meaning |", "|---|---|---|---|---|---|"]
-    rows = [(one, f"`{one.flag}`", default_words(one, recipes)) for one in settings_by_key().values()]
-    for one, flag, default in [*rows, *((one, "launchers only", default) for one, default in launchers)]:
-        kind = one.type_name.replace("|", "\\|")
-        lines.append(f"| `{one.env}` | {flag} | {kind} | {default} | {one.unit} | {one.meaning} |")
-    return "\n".join(lines) + "\n"
