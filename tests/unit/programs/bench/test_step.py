@@ -32,7 +32,7 @@ def test_both_sides_compute_the_same_first_loss():
 
 
 def test_record_is_complete_and_consistent():
-    record = step.run(SHAPE, packs=4, pairs=5, dtype=torch.float32, versus=True)
+    record = step.run(SHAPE, 4, 5, torch.float32, True, None, 1, torch.device("cpu"))
     assert json.loads(json.dumps(record)) == record
     assert len(record["pair_ratios"]) == 5
     assert sorted(record["pair_ratios"])[2] == record["ratio"] > 0

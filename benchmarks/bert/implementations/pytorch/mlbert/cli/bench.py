@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.provenance import shipped
-from mlbert.programs.console import standard_output
+from mlbert.programs.console import new_table, standard_output
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -109,9 +108,8 @@ def _write(record: dict[str, object], json_file: str | None) -> bool:
 
 
 def _print(record: dict) -> None:
-    table = Table(title=f"One training step, {record['precision']}, {record['threads']} threads")
-    for column in ("side", "median s", "sequences/s", "model GFLOP/s", "of GEMM peak"):
-        table.add_column(column, justify="right")
+    title = f"One training step, {record['precision']}, {record['threads']} threads"
+    table = new_table(title, ("side",), ("median s", "sequences/s", "model GFLOP/s", "of GEMM peak"))
     for name, side in record["sides"].items():
         table.add_row(
             name,

@@ -23,6 +23,7 @@ from mlbert.cli.launch import local_command
 from mlbert.config.sections import settings_by_env
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf.compare import (
     FEWEST_RUNS,
@@ -51,7 +52,6 @@ from mlbert.mlperf.repeat import (
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.programs.console import new_table, safe, standard_output
 
-_SAME = "same"
 _LARGEST_SEED = 2**31 - 1
 _EXIT_TIMEOUT_SECONDS = 30.0  # for an interrupted child, before it is killed
 _TORCH = "from mlbert.cli.main import main; main()"
@@ -62,13 +62,13 @@ def repeat_command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt of this code.")],
     out: Annotated[Path | None, typer.Option(help="New folder for the run; without it the run is deleted.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data folder; default: the one in env.sh.")] = None,
-    seed: Annotated[str, typer.Option(help="A new seed, or same.", metavar="N")] = _SAME,
+    seed: Annotated[int | None, typer.Option(help="A new seed; default: the log's.", min=0, max=_LARGEST_SEED)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Run the code at the log's commit.")] = False,
 ) -> None:
     """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
     old = read_repeatable(log)
     siblings = alike(old)
-    number = _seed(seed, old)
+    number = int(old.value("seed")) if seed is None else seed
     if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
         reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
@@ -88,15 +88,6 @@ def repeat_command(
         raise typer.Exit(1)
 
 
-def _seed(word: str, log: Log) -> int:
-    if word == _SAME:
-        return int(log.value("seed"))
-    if not word.isdecimal() or int(word) > _LARGEST_SEED:
-        reason = f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}"
-        raise UserError("config.value", "--seed", reason, "Give one")
-    return int(word)
-
-
 @contextlib.contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
     """Yield the run's LOGDIR: ``out`` (removed again if the run fails), or a temporary folder."""
@@ -106,11 +97,8 @@ def _folder(out: Path | None) -> Iterator[Path]:
         return
     if out.exists():
         raise UserError("file.exists", out, "already exists", "Name a new folder with --out")
-    try:
+    with writing(out, "Name another folder with --out"):
         out.mkdir(parents=True)
-    except OSError as error:
-        reason = f"cannot be created ({error.strerror})"
-        raise UserError("file.unwritable", out, reason, "Name another folder with --out") from None
     try:
         yield out.resolve()
     except (KeyboardInterrupt, UserError):
@@ -183,12 +171,6 @@ _METHOD = (
     "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
     "Runs that missed the target count for speed only."
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``diff`` and ``repeat`` to ``mlbert submission``."""
-    app.command("diff")(diff_command)
-    app.command("repeat")(repeat_command)
 
 
 def diff_command(

@@ -10,7 +10,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 from typer import completion
@@ -54,7 +54,7 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "Name a shorter one",
 }
 COMPLETION = ("--install-completion", "--show-completion")
-SHELLS = ("bash", "zsh", "fish")
+Shell = Literal["bash", "zsh", "fish"]
 HELP_WIDTH = 110  # columns, if the terminal is that wide
 
 
@@ -100,14 +100,8 @@ def _calling_shell() -> str:
     try:
         return str(shellingham.detect_shell()[0])
     except shellingham.ShellDetectionFailure:
-        reason = "cannot detect the shell"
-        raise UserError("config.missing", "completion", reason, f"Name it: {', '.join(SHELLS)}") from None
-
-
-def _known_shell(shell: str | None) -> str | None:
-    if shell is not None and shell not in SHELLS:
-        raise UserError("config.choice", "completion", f"does not support {shell}", f"Name one of {', '.join(SHELLS)}")
-    return shell
+        remedy = f"Name it: {', '.join(get_args(Shell))}"
+        raise UserError("config.missing", "completion", "cannot detect the shell", remedy) from None
 
 
 _root = typer.Typer(
@@ -126,16 +120,11 @@ def _options(
     version: Annotated[bool, typer.Option("-V", "--version", help="Show version and commit.")] = False,
     _debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")] = False,
     install: Annotated[
-        str | None,
-        typer.Option(
-            COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish.", callback=_known_shell
-        ),
+        Shell | None,
+        typer.Option(COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish."),
     ] = None,
     show: Annotated[
-        str | None,
-        typer.Option(
-            COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead.", callback=_known_shell
-        ),
+        Shell | None, typer.Option(COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead.")
     ] = None,
 ) -> None:
     """BERT pre-training as an MLPerf-style benchmark."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +85,7 @@ def plan(
         raise UserError("config.conflict", option, "needs --sweep", "Give --sweep too")
     found = estimator(job_of(given, estimator))
     if as_json:
-        _print(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(found.as_dict(), indent=2))
     else:
         standard_output().print(request.answers(found))
     return 0
@@ -177,11 +176,11 @@ def _run_sweep(given: Given, estimator: _Estimator, budget: float | None, pictur
         request.draw(picture, found)
     if as_json:
         choice = {} if chosen is None else {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()}
-        _print(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
+        typer.echo(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
         return 0
     standard_output().print(request.table(found))
     if chosen is not None:
-        _print(request.choice(*chosen))
+        typer.echo(request.choice(*chosen))
     return 0
 
 
@@ -210,7 +209,3 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     except ValueError as error:
         reason = f"has no usable speed: {error}"
         raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")

@@ -179,7 +179,8 @@ def export_command(
         raise typer.Exit(1)
 
 
-compare.register(app)
+app.command("diff")(compare.diff_command)
+app.command("repeat")(compare.repeat_command)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:

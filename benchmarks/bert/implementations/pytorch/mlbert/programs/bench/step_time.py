@@ -161,9 +161,9 @@ def run(
     pairs: int,
     dtype: torch.dtype,
     versus: bool,
-    data: Path | None = None,
-    seed: int = 1,
-    device: torch.device | None = None,
+    data: Path | None,
+    seed: int,
+    device: torch.device,
 ) -> dict[str, object]:
     """Run the benchmark and return a JSON-able record; times in seconds, rates per second.
 
@@ -175,9 +175,8 @@ def run(
         versus: also measure Hugging Face.
         data: prepared set to read sequences from.
         seed: seed of weights, data and dropout.
-        device: where to compute; the CPU if None.
+        device: where to compute.
     """
-    device = device or torch.device("cpu")
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed)
     model = BertForPreTraining(config, dtype)
