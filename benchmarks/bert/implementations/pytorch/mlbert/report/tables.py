@@ -174,11 +174,9 @@ def machines(results: Sequence[Result]) -> ReportTable | None:
         texts = [_text((result.system.facts or {}).get(key, "")) for result in known]
         if any(text not in ("", "N/A") for text in texts):
             rows.append([key.replace("_", " "), *texts])
-    return (
-        ReportTable(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True)
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    return ReportTable(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True)
 
 
 def provenance(results: Sequence[Result]) -> ReportTable:
