@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlbert.distributed.health import HANG_SECONDS, HealthMonitor
+from mlbert.distributed.health import HANG_SECONDS, LOOK_SECONDS, HealthMonitor
 from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:  # the command line needs the constants without torch
@@ -180,7 +180,7 @@ class Lifecycle:
 
         Python runs handlers in the main thread only, between two bytecode instructions, so never while it hangs in a
         collective. But the C-level handler writes the signal's number to a socket at once, and a thread waits on it.
-        So the log line is written as soon as the signal arrives, and the process ends even if the main thread hangs.
+        So the log line is written soon after the signal arrives, and the process ends even if the main thread hangs.
         """
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
@@ -192,6 +192,8 @@ class Lifecycle:
                 # Only the main thread handles a warning: if it hangs, there is nothing to save.
                 if signum in replaced and signum != WARNING:
                     self.watch.take_signal()
+                    # Slurm sends it when a rank is lost. The watch, which looks this often, is to name that rank first.
+                    left.wait(2 * LOOK_SECONDS * self.watch.joined)
                     self._abort_on_rank_0(signal.Signals(signum).name)
                     if not left.wait(UNWIND_SECONDS):
                         os._exit(BY_SIGNAL + signum)
