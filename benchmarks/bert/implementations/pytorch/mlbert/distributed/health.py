@@ -223,7 +223,12 @@ class HealthMonitor:
         try:
             yield
         except BaseException as error:
-            self._report_failure(error)
+            try:
+                self._report_failure(error)
+            except BaseException as interruption:  # a signal, while it waits for the cause of the failure
+                if not isinstance(error, UserError):
+                    self._report_failure(interruption)
+                raise
             raise
         finally:
             self.say_farewell()
