@@ -18,7 +18,7 @@ from training_settings import train_arguments
 def outcome(
     function: Callable[..., None], arguments: tuple[object, ...], folder: Path, size: int = 2, stopped: int = -1
 ) -> tuple[list[int | None], list[str]]:
-    """Return the exit codes and all error lines; kill the stopped rank at the end."""
+    """Return the exit codes and all error lines but gloo's own; kill the stopped rank at the end."""
     port = free_port()
     ranks = [
         Rank(function, arguments, rank_environment(rank, size, port), folder / f"{port}_{rank}.txt")
@@ -26,7 +26,8 @@ def outcome(
     ]
     ending = sorted(range(size), key=lambda rank: rank == stopped)
     lines = [line for rank in ending for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()]
-    return [rank.returncode for rank in ranks], [line for line in lines if "error" in line.lower()]
+    errors = [line for line in lines if "error" in line.lower() and "/gloo/" not in line]
+    return [rank.returncode for rank in ranks], errors
 
 
 @pytest.mark.parametrize(
