@@ -8,6 +8,7 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
+from mlbert.programs.bench import expert
 from mlbert.programs.bench import step_time as step
 from user_errors import user_error
 
@@ -23,19 +24,44 @@ SHAPE = BertConfig(
 )
 
 
-def test_both_sides_compute_the_same_first_loss():
-    batch = step.make_batch(SHAPE, 4, None, seed=1)
+def test_all_sides_compute_the_same_losses():
+    """Of the second step too, after each optimizer's first update, for Hugging Face's model in both uses."""
+    batch = step.make_batch(SHAPE, 5, None, seed=1)
     model = BertForPreTraining(SHAPE, torch.float32)
     model.initialize(seed=1)
     theirs = step.their_side(SHAPE, batch, torch.float32, model)
-    assert theirs.step() == pytest.approx(step.our_side(batch, model, seed=1).step(), abs=1e-5)
+    choices = [expert.Choice(1), expert.Choice(2, "eager"), expert.Choice(5)]
+    experts = [expert.expert_side(SHAPE, batch, torch.float32, model, choice) for choice in choices]
+    losses = [theirs.step(), theirs.step()]
+    for side in experts:
+        assert [side.step(), side.step()] == pytest.approx(losses, abs=1e-5)
+    assert step.our_side(batch, model, seed=1).step() == pytest.approx(losses[0], abs=1e-5)
 
 
-def test_record_is_complete_and_consistent():
-    record = step.run(SHAPE, 4, 5, torch.float32, True, None, 1, torch.device("cpu"))
+def test_groups_have_every_sequence_and_masked_token_once():
+    batch = step.make_batch(SHAPE, 5, None, seed=1)
+    groups = expert.make_groups(batch, 2, torch.device("cpu"))
+    assert [len(group.encoder["input_ids"]) for group in groups] == [3, 2]
+    real = [group.encoder.get("attention_mask", group.encoder["input_ids"] * 0 + 1).sum(1) for group in groups]
+    assert torch.cat(real).tolist() == sorted(batch.cu_seqlens.diff().tolist())
+    assert sum(len(group.labels) for group in groups) == batch.num_masked
+    widths = [group.encoder["input_ids"].shape[1] for group in groups]
+    assert widths == [int(lengths.max()) for lengths in real]
+
+
+@pytest.mark.parametrize("peers", [(), ("huggingface",), ("huggingface", "expert")])
+def test_record_is_complete_and_consistent(monkeypatch, peers):
+    monkeypatch.setattr(expert, "_COMPILED", (False,))  # the compiler takes a minute
+    record = step.run(SHAPE, 4, 5, torch.float32, peers, None, 1, torch.device("cpu"))
     assert json.loads(json.dumps(record)) == record
-    assert len(record["pair_ratios"]) == 5
-    assert sorted(record["pair_ratios"])[2] == record["ratio"] > 0
+    assert tuple(record["ratios"]) == peers
+    for ratio in record["ratios"].values():
+        assert len(ratio["pair_ratios"]) == 5
+        assert sorted(ratio["pair_ratios"])[2] == ratio["ratio"] > 0
+    if "expert" in peers:
+        choice, trials = record["expert"]["choice"], record["expert"]["trials"]
+        assert min(trials, key=lambda trial: trial["seconds"]).items() >= choice.items()
+        assert {trial["groups"] for trial in trials} == {1, 2, 4}
     ours = record["sides"]["mlbert"]
     assert ours["sequences_per_second"] * ours["median_seconds"] == pytest.approx(record["sequences"])
     assert 0 < ours["share_of_gemm_peak"] < 1

@@ -32,7 +32,10 @@ def bench() -> None:
 @app.command()
 def step(
     config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
-    vs: Annotated[Literal["huggingface"] | None, typer.Option(help="Measure this peer in the same run.")] = None,
+    vs: Annotated[
+        Literal["huggingface", "expert", "both"] | None,
+        typer.Option(help="Measure Hugging Face's model too: in plain use, or as an expert runs it."),
+    ] = None,
     packs: Annotated[
         int | None, typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096)
     ] = None,
@@ -58,7 +61,8 @@ def step(
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config))
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
-    record = run(shape, size, pairs, compute_dtype(precision, place), vs is not None, data, seed, place)
+    peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
+    record = run(shape, size, pairs, compute_dtype(precision, place), peers, data, seed, place)
     if not _write(record, json_file):
         _print(record)
     return 0
@@ -120,5 +124,7 @@ def _print(record: dict) -> None:
         )
     console = standard_output()
     console.print(table)
-    if "ratio" in record:
-        console.print(f"ratio (median of pairs): {record['ratio']:.2f}")
+    if chosen := record.get("expert"):
+        console.print(f"expert: {', '.join(f'{name} {value}' for name, value in chosen['choice'].items())}")
+    for name, ratio in record["ratios"].items():
+        console.print(f"ratio to {name} (median of pairs): {ratio['ratio']:.2f}")

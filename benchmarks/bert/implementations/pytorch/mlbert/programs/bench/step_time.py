@@ -1,8 +1,9 @@
 """Time one training step (forward, backward, optimizer), ours against Hugging Face's, in one run.
 
-Both sides train on the same sequences. Ours: packed tokens and LAMB. Theirs: `transformers.BertForPreTraining` padded
-to the batch's longest sequence, vocabulary logits at every position, `torch.optim.AdamW`. Each side uses the best
-precision that it supports on this processor. Steps alternate, so that drifting machine speed affects both.
+All sides train on the same sequences. Ours: packed tokens and LAMB. "huggingface", plain use:
+`transformers.BertForPreTraining` padded to the batch's longest sequence, vocabulary logits at every position,
+`torch.optim.AdamW`. "expert": the same class as an expert would use it, see `mlbert.programs.bench.expert`. Each side
+uses the best precision that it supports on this processor. Steps alternate, so that drifting machine speed affects all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,18 +99,11 @@ def trained_side(
     return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
 
 
-def their_side(
-    config: BertConfig,
-    batch: HostBatch,
-    dtype: torch.dtype,
-    start: BertForPreTraining,
-    attention: str | None = None,
-) -> Side:
-    """Return Hugging Face's model with AdamW, with the same weights and the same sequences, padded.
+def peer_model(config: BertConfig, start: BertForPreTraining, attention: str | None = None) -> Any:
+    """Return Hugging Face's model for training, with the weights of ``start``, on its device.
 
     ``attention`` is its ``attn_implementation`` ("eager", "sdpa"); None keeps the default.
     """
-    device = next(start.parameters()).device
     try:
         import transformers
     except ImportError:
@@ -119,10 +113,22 @@ def their_side(
     del values["architectures"], values["model_type"]
     if attention:
         values["attn_implementation"] = attention
-    with device:
+    with next(start.parameters()).device:
         model = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.load_state_dict(to_huggingface(start), strict=False)
-    model.train()
+    return model.train()
+
+
+def their_side(
+    config: BertConfig,
+    batch: HostBatch,
+    dtype: torch.dtype,
+    start: BertForPreTraining,
+    attention: str | None = None,
+) -> Side:
+    """Return Hugging Face's model (see `peer_model`) with AdamW on the same sequences, padded."""
+    device = next(start.parameters()).device
+    model = peer_model(config, start, attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu")).items()}
 
@@ -160,7 +166,7 @@ def run(
     packs: int,
     pairs: int,
     dtype: torch.dtype,
-    versus: bool,
+    versus: Sequence[str],
     data: Path | None,
     seed: int,
     device: torch.device,
@@ -172,7 +178,7 @@ def run(
         packs: packs of the prepared set, or number of dummy sequences.
         pairs: measured steps per side.
         dtype: dtype of the matrix products on both sides.
-        versus: also measure Hugging Face.
+        versus: peers to measure too: "huggingface", "expert".
         data: prepared set to read sequences from.
         seed: seed of weights, data and dropout.
         device: where to compute.
@@ -182,13 +188,21 @@ def run(
     model = BertForPreTraining(config, dtype)
     model.initialize(seed)
     model = model.to(device)
-    sides = [our_side(batch, model, seed), *([their_side(config, batch, dtype, model)] if versus else [])]
+    peers, record = [], {}
+    if "huggingface" in versus:
+        peers.append(their_side(config, batch, dtype, model))
+    if "expert" in versus:
+        from mlbert.programs.bench.expert import fastest_side
+
+        side, record["expert"] = fastest_side(config, batch, dtype, model)
+        peers.append(side)
+    sides = [our_side(batch, model, seed), *peers]
     peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
     peak = max(peak_before, gemm_peak_flops(dtype, device))
     work = BatchWork.of(batch)
     flops = training_flops(config, work)
-    record = {
+    record |= {
         **common_record(config, batch, dtype, device, implementations),
         "max_seq_length": config.max_position_embeddings,
         "padded_tokens": work.sequences * batch.max_seqlen,
@@ -205,7 +219,7 @@ def run(
             for name, times in seconds.items()
         },
     }
-    return record | (pair_ratios(seconds["mlbert"], seconds["huggingface"]) if versus else {})
+    return record | {"ratios": {side.name: pair_ratios(seconds["mlbert"], seconds[side.name]) for side in peers}}
 
 
 def common_record(
