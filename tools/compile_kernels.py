@@ -83,6 +83,7 @@ class Report:
     arch: int
     shared: int
     warps: int
+    ttir: str
     ptx: str
     cubin: bytes
     arguments: dict[str, Any]
@@ -138,7 +139,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     ptx = compiled.asm["ptx"]
     name, told = launch.kernel.fn.__name__, compiled.metadata
-    return Report(name, case, arch, told.shared, told.num_warps, ptx, compiled.asm["cubin"], launch.arguments)
+    code = compiled.asm["ttir"], ptx, compiled.asm["cubin"]
+    return Report(name, case, arch, told.shared, told.num_warps, *code, launch.arguments)
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
@@ -221,10 +223,11 @@ def _cast(tokens: int = 4096) -> None:
         cast.gelu_backward_cast_transpose(x, x, bias, is_gradient, scale, amax, dtype)
 
 
-def _update(optimizer: type[CompiledOptimizer], odd: int) -> None:
-    """`odd` extra elements make the buffers unaligned."""
-    sizes = {"a.weight": 1 << 20, "a.bias": 1024 + odd}
-    flat = FlatParameters((name, torch.nn.Parameter(_tensor(size))) for name, size in sizes.items())
+def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
+    """Update parameters of these sizes; by default the last two elements are unaligned, as in BERT."""
+    flat = FlatParameters(
+        (f"{i}.weight", torch.nn.Parameter(_tensor(size))) for i, size in enumerate(sizes or (1 << 20, 1024, 2))
+    )
     settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
     layout, kinds = ShardLayout.whole(flat.numel), {"formulas": optimizer.FORMULAS, "scaling": optimizer.SCALING}
     pieces = pieces_of(layout.parts, flat.segments)
@@ -264,13 +267,13 @@ def cases() -> dict[str, Callable[[], None]]:
         "embedding one token": lambda: _embedding(half, tokens=1),
         "cast fp8 one token": lambda: _cast(tokens=1),
         "expand": _expand,
-        "LAMB": lambda: _update(Lamb, 0),
-        "LAMB unaligned": lambda: _update(Lamb, 1),
-        "AdamW": lambda: _update(AdamW, 0),
-        "StableAdamW": lambda: _update(StableAdamW, 0),
-        "ACClip": lambda: _update(ACClip, 0),
-        "MADGRAD": lambda: _update(Madgrad, 0),
-        "SGD": lambda: _update(SGD, 0),
+        "LAMB": lambda: _update(Lamb),
+        "LAMB unaligned": lambda: _update(Lamb, 4097),
+        "AdamW": lambda: _update(AdamW),
+        "StableAdamW": lambda: _update(StableAdamW),
+        "ACClip": lambda: _update(ACClip),
+        "MADGRAD": lambda: _update(Madgrad),
+        "SGD": lambda: _update(SGD),
     }
 
 

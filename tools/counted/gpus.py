@@ -6,8 +6,8 @@ Sustained rates are for products and copies of this model's sizes, not from the 
     products      675 (bfloat16) and 980 (FP8) TFLOP/s on an H200: an expert's estimate for products with inner
                   dimensions of 1,024 and 4,096; the H100 has the same multiprocessors and is assumed to be as fast
     clock         1.75 GHz; 64 x 64 elements of 4 bytes take 900 clocks of a multiprocessor's share of 4.2 TB/s
-    attention     103 us per sequence of 254.4 tokens, forward and backward with dropout: an expert's estimate of
-                  150 us for kernels whose instructions took at least 108.5 us, scaled to the 74.7 us of the current
+    attention     104 us per sequence of 254.4 tokens, forward and backward with dropout: an expert's estimate of
+                  150 us for kernels whose instructions took at least 108.5 us, scaled to the 75.2 us of the current
                   kernels (tools/attention_model.py)
 
 None of these has been measured with this program. Unknown rates are None, and such GPUs are not modelled.
@@ -50,7 +50,7 @@ class Gpu:
         return int(FACTS[self.fact].memory_gb * 1e9)
 
 
-_SECONDS_A_TOKEN = 150e-6 * 74.7 / 108.5 / 254.4
+_SECONDS_A_TOKEN = 150e-6 * 75.2 / 108.5 / 254.4
 # Multiprocessors, bandwidths and capabilities are from the data sheets.
 GPUS: Mapping[str, Gpu] = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", "a100-sxm", 80, 108),

@@ -24,6 +24,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +80,6 @@ class TritonUpdate:
     ) -> None:
         self._layout, self._formulas, self._scaling = layout, int(formulas), int(scaling)
         self._numel, self._known_norm = layout.spans[-1][1], known_norm
-        self._alignment = math.gcd(MAX_ALIGNMENT, *(n for p in pieces for n in (p.start, p.stop)))
         self._fill_tables(Blocks.of(pieces, num_owners, BLOCK), device)
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
@@ -94,9 +95,11 @@ class TritonUpdate:
         def table(values: np.ndarray, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(values).to(device=device, dtype=dtype, copy=True)
 
-        def tables(first: int, last: int) -> tuple[Tensor, ...]:
+        def tables(first: int, last: int) -> _Tables:
             columns = (cut.offsets, torch.int64), (cut.lengths, torch.int32), (cut.decays, torch.int32)
-            return tuple(table(values[first:last], dtype) for values, dtype in (*columns, (cut.owners, torch.int32)))
+            columns = (*columns, (cut.owners, torch.int32))
+            runs = aligned_runs(cut.offsets[first:last], cut.lengths[first:last])
+            return _Tables(tuple(table(values[first:last], dtype) for values, dtype in columns), runs)
 
         # Each block of the layout has separate tables: a slice's address may be less aligned than a tensor's, and
         # Triton would recompile.
@@ -135,26 +138,46 @@ class TritonUpdate:
             *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
-        options |= {"ALIGNMENT": self._alignment}
         adam = options | {"SCALING": self._scaling}
         if self._scaling:
-            first_pass_kernel[(len(self._all[0]),)](*buffers, None, *self._block_sums, *self._all[:3], *common, **adam)
+            self._all.launch(
+                first_pass_kernel, *buffers, None, *self._block_sums, *self._all.columns[:3], *common, **adam
+            )
             owners = (self._sums.shape[1],)
             owner_sums_kernel[owners](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
             self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
-            grid = (len(tables[0]),)
-            if not grid[0]:
-                pass  # a part may consist of padding only
-            elif self._formulas != ADAM.value:
+            if self._formulas != ADAM.value:
                 states = (*state, *(None,) * (3 - len(state)))
-                arguments = (data, grad, *states, copy, self.updates, *tables[:3], *common)
-                one_pass_kernel[grid](*arguments, FORMULAS=self._formulas, **options)
+                arguments = (data, grad, *states, copy, self.updates, *tables.columns[:3], *common)
+                tables.launch(one_pass_kernel, *arguments, FORMULAS=self._formulas, **options)
             elif self._scaling:
-                second_pass_kernel[grid](data, *state, copy, *self._sums, *tables, *common, **adam)
+                tables.launch(second_pass_kernel, data, *state, copy, *self._sums, *tables.columns, *common, **adam)
             else:
-                first_pass_kernel[grid](*buffers, copy, None, None, *tables[:3], *common, **adam)
+                tables.launch(first_pass_kernel, *buffers, copy, None, None, *tables.columns[:3], *common, **adam)
             after_block(index)
+
+
+def aligned_runs(offsets: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return (first block, number of blocks, common divisor of their elements) of the blocks before the first that is
+    not a multiple of `MAX_ALIGNMENT`, and of the others. One odd parameter must not slow down those before it."""
+    units = np.gcd(np.gcd(offsets, lengths), MAX_ALIGNMENT)
+    first_odd = int(np.argmax(np.append(units, 0) < MAX_ALIGNMENT))
+    runs = (0, first_odd, MAX_ALIGNMENT), (first_odd, len(units) - first_odd, int(np.gcd.reduce(units[first_odd:])))
+    return [run for run in runs if run[1]]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Offsets, lengths, decays and owners of some blocks on the device, and their `aligned_runs`."""
+
+    columns: tuple[Tensor, ...]
+    runs: list[tuple[int, int, int]]
+
+    def launch(self, kernel: Any, *arguments: Any, **options: Any) -> None:
+        """Queue the kernel for all blocks; none if a part consists of padding only."""
+        for first, count, alignment in self.runs:
+            kernel[(count,)](*arguments, first, ALIGNMENT=alignment, **options)
 
 
 @triton.jit
@@ -194,9 +217,8 @@ def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: 
 
 
 @triton.jit
-def _block_places(offsets, lengths, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Return the elements of this program's block, int64 [BLOCK], and the mask of those that exist."""
-    block = tl.program_id(0)
+def _block_places(offsets, lengths, block, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Return the elements of a block, int64 [BLOCK], and the mask of those that exist."""
     lanes = tl.arange(0, BLOCK)
     # Known alignment lets a thread move 16 bytes at once.
     offset = tl.multiple_of(tl.load(offsets + block), ALIGNMENT)
@@ -219,19 +241,20 @@ def _store_weight(data, copy, place, inside, weight):
         tl.store(copy + place, weight.to(copy.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_block"])
 def first_pass_kernel(
     data, grad, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
-    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+    first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Update the moments of one block, then write its two sums (with scaling) or its new weights. Grid: B.
+    """Update the moments of one block, then write its two sums (with scaling) or its new weights. Grid: blocks.
 
     data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, also receives new weights; sums_1, sums_2: float32
     [B], None if SCALING is 0; offsets: int64 [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] =
-    beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay.
+    beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay; first_block: of this launch.
     """
     if tl.load(grad_norm) < float("inf"):
-        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        block = first_block + tl.program_id(0)
+        place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
         m = tl.load(exp_avg + place, mask=inside, other=0.0) * tl.load(numbers) + tl.load(numbers + 1) * g
         v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * tl.load(numbers + 2) + tl.load(numbers + 3) * (g * g)
@@ -241,16 +264,16 @@ def first_pass_kernel(
             eps = tl.load(numbers + 4)
             share = g * g / tl.maximum(v * tl.load(scalars + 2), eps * eps)
             # Masked elements have g = 0 and v = 0, which gives NaN if eps is 0.
-            tl.store(sums_1 + tl.program_id(0), tl.load(lengths + tl.program_id(0)).to(tl.float32))
-            tl.store(sums_2 + tl.program_id(0), tl.sum(tl.where(inside, share, 0.0), 0))
+            tl.store(sums_1 + block, tl.load(lengths + block).to(tl.float32))
+            tl.store(sums_2 + block, tl.sum(tl.where(inside, share, 0.0), 0))
         else:
             weight = tl.load(data + place, mask=inside, other=0.0)
-            is_decayed = tl.load(decays + tl.program_id(0)) != 0
+            is_decayed = tl.load(decays + block) != 0
             # Likewise: masked elements have an update of 0 / eps.
             update = tl.where(inside, _direction(weight, m, v, scalars, numbers, is_decayed), 0.0)
             if SCALING:
-                tl.store(sums_1 + tl.program_id(0), tl.sum(weight * weight, 0))
-                tl.store(sums_2 + tl.program_id(0), tl.sum(update * update, 0))
+                tl.store(sums_1 + block, tl.sum(weight * weight, 0))
+                tl.store(sums_2 + block, tl.sum(update * update, 0))
             else:
                 _store_weight(data, copy, place, inside, weight - tl.load(lr) * update)
 
@@ -264,20 +287,21 @@ def _cube_root(x):
     return tl.where(x < float("inf"), root, x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_block"])
 def one_pass_kernel(
     data, grad, state_1, state_2, state_3, copy, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
-    BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
+    first_block, BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Update state and weights of one block, element by element. Grid: B.
+    """Update state and weights of one block, element by element. Grid: blocks.
 
     state_1, state_2, state_3: float32 [n], None if the optimizer has fewer; updates: int64, includes this one; the
     others as in `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
-        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        block = first_block + tl.program_id(0)
+        place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
         beta, share, eps, rate = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 4), tl.load(lr)
-        decay = tl.where(tl.load(decays + tl.program_id(0)) != 0, tl.load(numbers + 5), 0.0)
+        decay = tl.where(tl.load(decays + block) != 0, tl.load(numbers + 5), 0.0)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
         weight = tl.load(data + place, mask=inside, other=0.0)
         first = tl.load(state_1 + place, mask=inside, other=0.0)
@@ -324,24 +348,25 @@ def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, 
     tl.store(sums_2 + owner, tl.sum(total_2, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_block"])
 def second_pass_kernel(
     data, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
-    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+    first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute data -= lr * scale * update for one block. Grid: B.
+    """Compute data -= lr * scale * update for one block. Grid: blocks.
 
     data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as in
     `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
-        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        block = first_block + tl.program_id(0)
+        place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
         m = tl.load(exp_avg + place, mask=inside, other=0.0)
         v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
         weight = tl.load(data + place, mask=inside, other=0.0)
-        is_decayed = tl.load(decays + tl.program_id(0)) != 0
+        is_decayed = tl.load(decays + block) != 0
         update = _direction(weight, m, v, scalars, numbers, is_decayed)
-        owner = tl.load(owners + tl.program_id(0))
+        owner = tl.load(owners + block)
         sum_1 = tl.load(sums_1 + owner)
         sum_2 = tl.load(sums_2 + owner)
         if SCALING == RMS:

@@ -52,11 +52,12 @@ class AttentionBlocks:
 
 
 # Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Chosen from the compiler's report
-# (tools/compile_kernels.py: no spills, most warps per multiprocessor), not by measurement. BLOCK_K must be a multiple
+# (tools/compile_kernels.py: no spills, most warps per multiprocessor; with three stages, tiles are copied one iteration
+# ahead, with two they are awaited as soon as they are requested), not by measurement. BLOCK_K must be a multiple
 # of 64 in the forward pass, which writes 64 mask bits together, and of 32 in the others.
 _HOPPER = {
     32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
-    64: (AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
+    64: (AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3)),
     128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
 }
 _AMPERE = {

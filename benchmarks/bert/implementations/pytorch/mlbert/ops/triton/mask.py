@@ -108,10 +108,11 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if INTERPRETED or weights.dtype.primitive_bitwidth == 32:
         half = (tl.arange(0, COLUMNS) & 1) << 4
         return tl.where((masks >> half[None, :]) & 1 != 0, weights, 0.0), masks
-    # Two adjacent weights share a register. Return the masks too, to have them in the weights' layout.
+    # Two adjacent weights share a register. Return the masks too, to have them in the weights' layout. "&": written
+    # before the last input is read.
     return tl.inline_asm_elementwise(
         "and.b32 $0, $3, $4; mov.b32 $1, $4; mov.b32 $2, $5;",
-        "=r,=r,=r,r,r,r", [weights, masks], (weights.dtype, tl.int32), True, 2,
+        "=&r,=&r,=r,r,r,r", [weights, masks], (weights.dtype, tl.int32), True, 2,
     )  # fmt: skip
 
 
