@@ -75,7 +75,12 @@ def test_a_value_has_the_place_where_it_was_given(tmp_path: Path) -> None:
         (["tasks.rte.seed=x"], "tasks.rte.seed is an unknown name"),
         (["model.name"], "is not of the form name=value"),
         (["data=${nothing}"], "cannot be resolved"),
-        (["data=[1"], "cannot be resolved"),
+        (["data=[1"], "is not a value for data"),
+        (["data=" + "[" * 99_999 + "]" * 99_999], "nested more than 64 deep"),
+        ([f"model.config{'.a' * 5000}=1"], "nested more than 64 deep"),
+        (["loader.dataset=[1]"], "is not a value for loader.dataset"),
+        (["loader.dataset=5"], "loader.dataset is 5, not names with values"),
+        (["model.config=5"], "model.config is 5, not names with values"),
     ],
 )
 def test_mistakes_are_named(path: Path, words: list[str], said: str) -> None:
@@ -93,7 +98,7 @@ def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
     assert "loader.dataset.local" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "\x00", "text"])
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "\x00", "text", "data: " + "[" * 99_999 + "]" * 99_999])
 def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text, encoding="utf-8")

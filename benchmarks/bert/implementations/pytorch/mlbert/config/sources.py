@@ -17,6 +17,7 @@ from mlbert.host.files import read_plain
 from mlbert.host.provenance import tree_relative
 
 _SITE_FILE = "env.sh"
+_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 1 << 20, 64
 _EXPORT = re.compile(r"export\s+([A-Za-z_]\w*)=(.*)")
 _EXPANSION = re.compile(r"\$\(.*\)|\$\{[^}]*\}|\$\w+|`.*`")
 _SOURCE = re.compile(r"(?:source|\.)\s+(.+)")
@@ -121,9 +122,10 @@ def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
     from omegaconf.errors import OmegaConfBaseException
 
     remedy = "Write one value per line, name: value"
-    content = read_plain(path, "Name a readable YAML file")
+    content = read_plain(path, "Name a readable YAML file", _MOST_YAML_BYTES)
     try:
         text = content.decode()
+        check_yaml_depth(text)
         tree = OmegaConf.load(io.StringIO(text))
         nodes = yaml.compose(text)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
@@ -132,6 +134,17 @@ def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
     if not is_mapping or not all(isinstance(name, str) for name in tree):
         raise UserError("config.file", path, "is not a list of names with values", remedy)
     return tree, dict(_lines(nodes, "")) if nodes else {}
+
+
+def check_yaml_depth(text: str, depth: int = 0) -> None:
+    """Raise ValueError if YAML text, itself at ``depth``, is nested so deep that a recursive parser could exhaust the
+    stack, which ends the process; or yaml.YAMLError."""
+    import yaml
+
+    for event in yaml.parse(io.StringIO(text), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_YAML_DEPTH:
+            raise ValueError(f"nested more than {_MOST_YAML_DEPTH} deep")
 
 
 def _lines(node: Any, above: str) -> Iterator[tuple[str, int]]:
@@ -149,7 +162,7 @@ def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, i
     loaded, lines = load_yaml(path)
     try:
         tree = OmegaConf.to_container(loaded, resolve=True)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError) as error:
         reason = f"is not valid YAML ({' '.join(str(error).split())})"
         raise UserError("config.file", path, reason, "Write one value per line, name: value") from error
     assert isinstance(tree, dict)

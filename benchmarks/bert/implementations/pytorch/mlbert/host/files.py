@@ -54,15 +54,16 @@ def open_plain(path: Path) -> BinaryIO:
         raise
 
 
-def read_plain(path: Path, remedy: str = "Restore it") -> bytes:
-    """Read a regular file of at most 256 MiB. Raises UserError if it is unreadable, too large or not a regular file."""
+def read_plain(path: Path, remedy: str = "Restore it", most: int = _MOST_BYTES) -> bytes:
+    """Read a regular file of at most ``most`` bytes. Raises UserError if it is unreadable, too large or not a regular
+    file."""
     try:
         with open_plain(path) as file:
-            content = file.read(_MOST_BYTES + 1)  # read to measure: /proc reports wrong sizes
+            content = file.read(most + 1)  # read to measure: /proc reports wrong sizes
     except OSError as error:
         raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
-    if len(content) > _MOST_BYTES:
-        raise UserError("file.too-large", path, f"cannot be read (larger than {_MOST_BYTES >> 20} MiB)", remedy)
+    if len(content) > most:
+        raise UserError("file.too-large", path, f"cannot be read (larger than {most >> 20} MiB)", remedy)
     return content
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.config.sources import load_yaml
+from mlbert.config.sources import check_yaml_depth, load_yaml
 from mlbert.host.errors import UserError, nearest
+from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_relative
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -38,7 +39,8 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
         known: legal dotted names; ``*`` matches one part of a name, ``.**`` at the end everything below.
 
     Raises:
-        UserError: an unreadable file, a malformed word, an unknown name, or a ``${...}`` that does not resolve.
+        UserError: an unreadable file, a malformed word, an unknown name, a value in place of names, or a ``${...}``
+            that does not resolve.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -51,11 +53,16 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
             remedy = "Write for example model.name=mosaic_bert"
             raise UserError("config.syntax", word, "is not of the form name=value", remedy)
         _check(match[1], known, word)
+        try:
+            check_yaml_depth(match[2], depth=match[1].count("."))
+            tree = OmegaConf.merge(tree, OmegaConf.from_dotlist([word]))
+        except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
+            reason = f"is not a value for {shown(match[1])[1:-1]} ({' '.join(str(error).split())})"
+            raise UserError("config.value", shown(word)[1:-1], reason, "Write it as in the YAML file") from None
     try:
-        merged = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(words)))
-        content = OmegaConf.to_container(merged, resolve=True)
-        unresolved = dict(_leaves(OmegaConf.to_container(merged), "", known))
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        content = OmegaConf.to_container(tree, resolve=True)
+        unresolved = dict(_leaves(OmegaConf.to_container(tree), "", known))
+    except (OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
         reason = f"cannot be resolved ({' '.join(str(error).split())})"
         raise UserError("config.file", path, reason, "Define the name in ${...}, or write the value") from None
     given = {name.split("=", 1)[0] for name in words}
@@ -69,6 +76,9 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
         if override is None:
             _check(name, known, place)
         found[name] = YamlValue(value, f"argument {override}=" if override else place)
+        if not isinstance(value, dict | None) and not _takes_value(name, known):
+            reason = f"{name} is {shown(value)}, not names with values"
+            raise UserError("config.value", found[name].origin, reason, f"Write {name}.NAME=VALUE, or remove it")
     return found
 
 
@@ -98,6 +108,11 @@ def _matches(name: str, pattern: str) -> bool:
     if len(parts) < len(wanted):
         wanted = wanted[: len(parts)]
     return len(parts) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
+
+
+def _takes_value(name: str, known: Collection[str]) -> bool:
+    """Return True if a pattern is as long as the name: otherwise the name stands for what is below it."""
+    return any(pattern.count(".") == name.count(".") and _matches(name, pattern) for pattern in known)
 
 
 Default = YamlValue | str | float | bool | None
