@@ -15,6 +15,7 @@ from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import shown
+from mlbert.host.numbers import is_count
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted
 from mlbert.programs.console import standard_output
@@ -171,7 +172,7 @@ def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.
     from mlbert.distributed.world import World
     from mlbert.programs.bench.network import measure
 
-    sizes_mib = [int(size) if size.strip().isdecimal() else 0 for size in sizes[:_MOST_MIB].split(",")]
+    sizes_mib = [int(size) if is_count(size.strip()) else 0 for size in sizes[:_MOST_MIB].split(",")]
     if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
         reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
         raise UserError("config.value", "--sizes", reason, "Give for example 1,16,64")

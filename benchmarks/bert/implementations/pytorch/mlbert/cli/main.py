@@ -10,6 +10,8 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import typer
@@ -19,6 +21,7 @@ from typer.main import get_command
 
 from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
+from mlbert.host.numbers import parse_number
 
 # name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -50,6 +53,7 @@ _REMEDIES = {
     errno.ENOTDIR: "A part of the path is a file: name another folder",
     errno.EISDIR: "It is a folder: name a file",
     errno.EEXIST: "Name another place",
+    errno.EINVAL: "Name a plain file",
     errno.ELOOP: "Its links form a loop: name another place",
     errno.ENAMETOOLONG: "Name a shorter one",
 }
@@ -68,6 +72,7 @@ class _Lazy(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Load the command and return its context; a group without a subcommand prints its help and fails."""
         command = get_command(importlib.import_module(self._module).app)
+        _check_texts(command)
         for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():
             subcommand.short_help = (subcommand.help or "").split("\n\n")[0]  # Typer would cut it to fit
         is_bare = isinstance(command, TyperGroup) and not args
@@ -75,6 +80,30 @@ class _Lazy(TyperCommand):
         if is_bare and not context.resilient_parsing:
             _show_help(context)
         return context
+
+
+def _check_texts(command: Any) -> None:
+    """Let a command and its subcommands refuse texts that Typer reads as something else: `mlbert.host.numbers` says
+    which numbers, and an empty path is the current folder."""
+    for inner in command.commands.values() if isinstance(command, TyperGroup) else ():
+        _check_texts(inner)
+    for parameter in command.params:
+        parameter.process_value = partial(_process_value, parameter, parameter.process_value)
+
+
+def _process_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
+    found = convert(context, given)
+    name = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
+    texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
+    for text, value in zip(texts, values, strict=False):
+        if isinstance(text, str) and isinstance(value, Path) and not text.strip():
+            raise UserError("config.value", name, "is an empty path", "Name a file or folder; . is the current one")
+        if isinstance(text, str) and isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                parse_number(text, float)
+            except ValueError as error:
+                raise UserError("config.value", name, str(error), "Write it with the digits 0 to 9") from None
+    return found
 
 
 class _Root(TyperGroup):

@@ -31,7 +31,7 @@ from mlbert.report.run_plan import planned_world_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gb|gb/s|gbps|g)?", re.IGNORECASE)
+_NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gb|gb/s|gbps|g)?", re.ASCII | re.IGNORECASE)
 MOST_GBPS = 10_000.0  # per GPU port
 
 

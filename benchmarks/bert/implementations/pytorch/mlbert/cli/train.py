@@ -30,6 +30,7 @@ from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.machine import threads_per_rank
+from mlbert.host.numbers import parse_number
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
@@ -227,7 +228,7 @@ def _take_speed(words: list[str]) -> float | None:
         if not has_value:
             value = words.pop(index) if index < len(words) else ""
         try:
-            speed = float(value)
+            speed = parse_number(value, float)
         except ValueError:
             speed = 0.0
         if not 0 < speed < float("inf"):

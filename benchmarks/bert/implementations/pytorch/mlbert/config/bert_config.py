@@ -13,6 +13,7 @@ from pydantic import Field, create_model
 
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import read_json
+from mlbert.host.numbers import parse_number
 from mlbert.host.schema import Document, parse_model
 
 VOCAB_MULTIPLE = 8
@@ -160,7 +161,7 @@ class BertConfig:
             if name in changes:
                 raise UserError("config.duplicate", subject, f"{name!r} is given twice", "Remove one of them")
             try:
-                changes[name] = _BOOLEANS[value.lower()] if kinds[name] is bool else kinds[name](value)
+                changes[name] = _parsed(value, kinds[name])
             except (KeyError, ValueError):
                 kind = {bool: "true or false", int: "an integer", float: "a number"}[kinds[name]]
                 raise UserError("config.value", subject, f"{name} is {value!r}", f"Give {kind}") from None
@@ -174,6 +175,12 @@ class BertConfig:
         defaults = {f.name: f.default for f in fields(self)}
         values = {k: v for k, v in asdict(self).items() if k not in _OPTIONS or v != defaults[k]}
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def _parsed(text: str, kind: type) -> object:
+    if kind is bool:
+        return _BOOLEANS[text.lower()]
+    return parse_number(text, kind) if kind in (int, float) else text
 
 
 def _check(values: Mapping[str, Any], subject: Path | str) -> None:

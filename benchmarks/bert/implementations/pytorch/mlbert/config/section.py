@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
 
+from mlbert.host.numbers import parse_number
+
 # Every number has an upper bound, so that a typing error cannot hang or crash the machine.
 MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
 MOST_PACKS, MOST_IN_PACK, MOST_CPUS = 2**20, 512, 4096
@@ -137,7 +139,7 @@ class Setting:
         text = str(value)
         if not text or _UNPRINTABLE.search(text):
             raise ValueError(value)
-        parsed = self.kind(text)
+        parsed = parse_number(text, self.kind) if self.kind in (int, float) else self.kind(text)
         if isinstance(parsed, float) and not math.isfinite(parsed):
             raise ValueError(value)
         return parsed

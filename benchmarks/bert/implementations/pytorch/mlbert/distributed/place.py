@@ -20,6 +20,7 @@ from typing import Self
 
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.numbers import is_count
 
 DEFAULT_PORT = 29500
 # Below the range that Linux uses for outgoing connections (32768 and up).
@@ -41,7 +42,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal():
+    if not is_count(text):
         raise _mistake(name, f"'{text}' is not a whole number of at least 0")
     return int(text)
 
@@ -68,7 +69,7 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         last = last or first
-        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+        if not (is_count(first) and is_count(last)) or int(first) > int(last):
             raise _no_hosts(text)
         names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return names
@@ -78,7 +79,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
     """Expand Slurm's task counts: `4(x2),3` -> 4, 4, 3."""
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part, re.ASCII)
         if match is None:
             raise _mistake("SLURM_STEP_TASKS_PER_NODE", f"'{text}' is not a list of task counts")
         counts += [int(match[1])] * int(match[2] or 1)

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -38,16 +39,16 @@ _SILENCE_SECONDS = 60.0  # that a server may be silent
 _S3_OPTIONS = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """Open a regular file for reading bytes. Raises OSError, also for folders, pipes and devices: a pipe could block
     forever."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError:  # a zero byte
-        raise OSError(errno.EINVAL, "not a file name") from None
+        raise OSError(errno.EINVAL, "not a file name", str(path)) from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "a folder, pipe or device, not a plain file")
+            raise OSError(errno.EINVAL, "a folder, pipe or device, not a plain file", str(path))
         return os.fdopen(handle, "rb")
     except OSError:
         os.close(handle)
@@ -196,7 +197,7 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
     """Yield a file from ``offset`` on, or from 0 if the server cannot do that."""
     scheme = urlsplit(address).scheme
     if (path := local_path(address)) is not None:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(offset)
             yield file, Piece(offset, b"", None, "")
     elif scheme in ("http", "https"):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.mlperf.rules import BENCHMARK
@@ -119,7 +120,7 @@ def _description(folder: Path) -> str:
 
 def _sign(sums: Path, key: Path) -> Path:
     """Sign the checksums with the program for the key, and return the signature. Raises UserError on failure."""
-    if b"minisign" in key.read_bytes()[:100]:
+    if b"minisign" in read_plain(key, "Name a private key")[:100]:
         signature, program = sums.with_name(_MINISIGN_SIGNATURE), "minisign"
         command = [program, "-S", "-s", str(key), "-m", str(sums), "-x", str(signature)]
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from mlbert.config.section import MOST_STEPS, Contradiction, Section, setting
+from mlbert.host.numbers import parse_number
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {
@@ -176,7 +177,7 @@ class ScheduleConfig(Section):
         """LR_MILESTONES as numbers. Raises ValueError: they are not ascending whole numbers above 0."""
         if self.lr_milestones is None:
             return None
-        steps = tuple(int(word) for word in self.lr_milestones.split(","))
+        steps = tuple(parse_number(word, int) for word in self.lr_milestones.split(","))
         if list(steps) != sorted(set(steps)) or steps[0] <= 0:
             raise ValueError(self.lr_milestones)
         return steps

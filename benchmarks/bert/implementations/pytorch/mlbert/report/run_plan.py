@@ -19,13 +19,14 @@ from mlbert.config.sources import parse_config_name
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
+from mlbert.host.numbers import is_count
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
 
-_WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
 _MOST_STEPS_OVER = 1.05  # batches can differ from the nominal size, because packs are not equally full
 
@@ -84,7 +85,7 @@ def make_plan(
 def planned_world_size(environ: Mapping[str, str]) -> int | None:
     """Return DGXNNODES x DGXNGPU of a sourced config, or None."""
     counts = [environ.get(name, "") for name in ("DGXNNODES", "DGXNGPU")]
-    if not all(count.isdecimal() and int(count) > 0 for count in counts):
+    if not all(is_count(count) and int(count) > 0 for count in counts):
         return None
     return int(counts[0]) * int(counts[1])
 
@@ -221,7 +222,7 @@ def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: i
 def _time(
     config: RunConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
 ) -> tuple[list[str], list[str]]:
-    runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
+    runs = int(environ["NEXP"]) if is_count(environ.get("NEXP", "")) else 1
     given = environ.get("WALLTIME", "")
     walltime = walltime_minutes(given) if given else None
     limit_text = f"WALLTIME {given}" if given else "WALLTIME is not set"

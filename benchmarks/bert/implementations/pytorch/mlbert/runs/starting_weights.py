@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
-from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces
+from mlbert.host.files import AddressError, fetch_file, local_path, open_plain, read_pieces, read_plain
 from mlbert.host.native import cache_folder
 
 CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
@@ -94,7 +94,7 @@ def _files(path: Path) -> list[Path]:
     """Return one file, or all files of a TensorFlow checkpoint given by its prefix, one of its files or its folder."""
     file = weights_file(path)
     if path.is_dir() and not file.is_file() and (path / "checkpoint").is_file():
-        text = (path / "checkpoint").read_text(encoding="utf-8", errors="replace")
+        text = read_plain(path / "checkpoint").decode(errors="replace")
         newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
         file = path / (newest[1] if newest else "")
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", file.name)
@@ -106,5 +106,5 @@ def _part_of(prefix: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

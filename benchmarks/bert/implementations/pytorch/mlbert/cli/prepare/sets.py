@@ -15,6 +15,7 @@ from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
 from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.host.errors import UserError
+from mlbert.host.numbers import parse_number
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()
@@ -34,7 +35,7 @@ Edges = Annotated[str, typer.Option(help="Maximum sequence length of each bin, t
 
 def _numbers(edges: str) -> list[int]:
     try:
-        return [int(edge) for edge in edges.split(",")]
+        return [parse_number(edge, int) for edge in edges.split(",")]
     except ValueError:
         reason = f"{edges} is not a list of numbers"
         raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512") from None

@@ -51,6 +51,8 @@ def text_command(
     corpus.keep_out(folder, out)
     options, source = given.text(), corpus.source_name(folder, one_per_line)
     documents = corpus.documents(folder, one_per_line)
+    if note := corpus.name_note(folder):
+        say(f"warning: {note}")
     summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=console_progress())
     _report(out, summary)
 

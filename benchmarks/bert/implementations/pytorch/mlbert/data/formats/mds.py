@@ -27,11 +27,12 @@ import numpy as np
 
 from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.manifest import make_folder, no_folder, reading
+from mlbert.data.formats.manifest import make_folder, no_folder
 from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
-from mlbert.host.files import local_path, write_atomically
+from mlbert.host.files import local_path, read_plain, write_atomically
+from mlbert.host.numbers import is_count
 
 UINT32 = np.dtype("<u4")
 _RESTORE = "Restore the file, or write the set again"
@@ -102,9 +103,7 @@ class MdsReader:
     def _read_index(self) -> bytes:
         if self._folder is None:
             raise UserError("config.conflict", self._remote, "is on another machine", "Give a cache folder on this one")
-        path = self._folder / INDEX
-        with reading(path):
-            return path.read_bytes()
+        return read_plain(self._folder / INDEX, _RESTORE)
 
     def _open(self, number: int) -> _Shard:
         with self._lock:
@@ -295,7 +294,7 @@ def compression_level(compression: str | None) -> int | None:
     if compression is None:
         return None
     name, colon, level = compression.partition(":")
-    if name != "zstd" or (colon and not level.isdecimal()):
+    if name != "zstd" or (colon and not is_count(level)):
         raise UserError("config.choice", f"compression {compression!r}", "is not known", "Use zstd, or zstd:LEVEL")
     zstandard = mds_files.zstandard_module()
     if colon and not 1 <= int(level) <= zstandard.MAX_COMPRESSION_LEVEL:

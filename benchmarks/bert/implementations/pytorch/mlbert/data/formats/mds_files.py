@@ -24,9 +24,9 @@ import xxhash
 from pydantic import AfterValidator, Field
 
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.manifest import make_folder, reading
+from mlbert.data.formats.manifest import make_folder
 from mlbert.host.errors import UserError
-from mlbert.host.files import local_path, read_address, write_atomically
+from mlbert.host.files import local_path, read_address, read_plain, write_atomically
 from mlbert.host.json_files import parse_object
 from mlbert.host.schema import Count, Document, parse_model
 
@@ -182,10 +182,9 @@ def fetch_index(remote: str, cache: Path) -> bytes:
         with locked(path):
             if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
-    with reading(path):
-        if path.read_bytes() != raw:
-            reason = f"is the cache of another set than {remote}"
-            raise UserError("data.mixed", cache, reason, "Choose another cache folder")
+    if read_plain(path, _RESTORE) != raw:
+        reason = f"is the cache of another set than {remote}"
+        raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return raw
 
 

@@ -42,6 +42,7 @@ from mlbert.data.formats.mds_files import BYTES, INDEX, MdsIndex, ShardInfo, par
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
+from mlbert.host.files import open_plain, read_plain
 
 COLUMNS = tuple(sorted(NAMES))  # in the order in a sample
 _ITEM = 4  # bytes of every value
@@ -65,7 +66,7 @@ def accepts(folder: Path) -> bool:
 def describe(folder: Path) -> StoreInfo:
     """Describe a folder from its index and the head of the first shard. Raises UserError if the index is damaged or has
     other columns, or if the first shard is missing."""
-    index, identity = _read_index(folder)
+    index, identity = read_index(folder)
     widths = _widths(folder, index.shards[0])
     return StoreInfo(
         folder=Path(folder),
@@ -91,7 +92,7 @@ class MdsSamples(IndexedStore):
         self.info = describe(folder)
         self._sizes = _sizes_of(Widths(self.info.max_seq_length, self.info.max_predictions))
         self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
-        shards = _read_index(folder)[0].shards
+        shards = read_index(folder)[0].shards
         with ThreadPoolExecutor(_THREADS) as pool:
             self._paths = list(pool.map(lambda shard: _unpacked(folder, shard), shards))
         self._map = FileMap(self._paths)
@@ -169,11 +170,10 @@ class MdsSamples(IndexedStore):
         return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
 
 
-def _read_index(folder: Path) -> tuple[MdsIndex, str]:
+def read_index(folder: Path) -> tuple[MdsIndex, str]:
     """Return the index and its SHA-256. Raises UserError if it is damaged or has other columns."""
     path = Path(folder) / INDEX
-    with reading(path):
-        raw = path.read_bytes()
+    raw = read_plain(path, _RESTORE)
     index = parse_index(path, raw)
     if {(column.name, column.encoding, column.size) for column in index.columns} != {(c, BYTES, None) for c in COLUMNS}:
         found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
@@ -202,10 +202,10 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
     """Return at most ``num_bytes`` first bytes (uint8) of a shard's uncompressed form."""
     path = folder / shard.raw.name
     if path.exists() or shard.zipped is None:
-        with reading(path), path.open("rb") as file:
+        with reading(path), open_plain(path) as file:
             return np.frombuffer(file.read(num_bytes), np.uint8)
     path = folder / shard.zipped.name
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_plain(path) as file:
         return np.frombuffer(mds_files.decompressed(file, path, num_bytes), np.uint8)
 
 

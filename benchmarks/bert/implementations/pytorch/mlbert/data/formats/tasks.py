@@ -26,10 +26,12 @@ import numpy as np
 
 from mlbert.data.formats import glue
 from mlbert.host.errors import UserError, nearest
-from mlbert.host.files import reading
+from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json, shown, whole_characters
+from mlbert.host.numbers import is_count, parse_number
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
+_MOST_BYTES = 1 << 30  # of a file, which is read into memory
 _OBJECT_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
 
@@ -82,8 +84,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def _text_of(path: Path) -> str:
-    with reading(path, "Name an existing file"):
-        content = path.read_bytes()
+    content = read_plain(path, "Name an existing file", _MOST_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -259,7 +260,7 @@ def read_texts(path: Path, form: TaskForm) -> TaskRows:
 
 def file_identity(path: Path) -> str:
     """Return "sha256:..." of a file."""
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(read_plain(path, most=_MOST_BYTES)).hexdigest()}"
 
 
 def _table(path: Path, form: TaskForm, with_labels: bool) -> tuple[TaskTable, list[str]]:
@@ -273,7 +274,7 @@ def _classes(path: Path, table: TaskTable, words: Sequence[str], declared: int |
     found = {word.strip(): line for word, line in zip(reversed(words), reversed(table.lines), strict=True)}
     if "" in found:
         raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
-    if all(word.isdecimal() for word in found):
+    if all(is_count(word) for word in found):
         numbers = sorted(int(word) for word in found)
         if declared and numbers[-1] < declared:
             return tuple(str(number) for number in range(declared))
@@ -297,7 +298,7 @@ def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, .
     labels = np.empty(len(words), np.float32)
     for row, word in enumerate(words):
         name = word.strip()
-        number = known.get(name, known.get(str(int(name))) if name.isdecimal() else None)
+        number = known.get(name, known.get(str(int(name))) if is_count(name) else None)
         if number is None:
             guess = nearest(name, classes)
             remedy = f"Did you mean {guess}?" if guess else f"The task's classes are {', '.join(classes[:10])}"
@@ -311,7 +312,7 @@ def _numbers(table: TaskTable, words: Sequence[str]) -> np.ndarray:
     labels = np.empty(len(words), np.float32)
     for row, word in enumerate(words):
         try:
-            labels[row] = float(word)
+            labels[row] = parse_number(word, float)
         except ValueError:
             labels[row] = math.nan
         if not math.isfinite(labels[row]):

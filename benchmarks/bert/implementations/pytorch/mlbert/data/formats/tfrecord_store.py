@@ -35,7 +35,7 @@ from mlbert.data.formats.tfrecord import (
 )
 from mlbert.data.formats.tfrecord_plain import read_list
 from mlbert.host.errors import UserError
-from mlbert.host.files import plain_size
+from mlbert.host.files import open_plain, plain_size
 
 _VERSION = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -46,7 +46,7 @@ _GATHERED = 8192  # records read at a time
 def accepts(folder: Path | str) -> bool:
     """Return True if the folder has files that are named like TFRecords and are not HDF5."""
     try:
-        with named_files(Path(folder))[0].open("rb") as file:
+        with open_plain(named_files(Path(folder))[0]) as file:
             return file.read(len(_HDF5)) != _HDF5
     except (UserError, OSError, IndexError):
         return False

@@ -23,6 +23,7 @@ from mlbert.host.files import AddressError, read_pieces
 from mlbert.host.json_files import read_json, shown
 
 VOCAB_FILE, TOKENIZER_CONFIG = "vocab.txt", "tokenizer_config.json"
+VOCABULARY_SHA256 = "vocabulary_sha256"  # in the configuration that a model's folder has
 UNCASED_FILE = Path(__file__).parent / "vocabularies" / "bert-uncased.txt"
 UNCASED_NAMES = ("bert-base-uncased", "bert-large-uncased", "prajjwal1/bert-tiny")
 _OWNER = "google-bert/"
@@ -156,12 +157,16 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 def lower_cases(vocabulary: Path) -> bool:
     """Return ``do_lower_case`` of the tokenizer_config.json next to a vocabulary, or True without one.
 
-    Raises UserError if that file is damaged.
+    Raises UserError if that file is damaged, or names another vocabulary.
     """
     config, remedy = vocabulary.with_name(TOKENIZER_CONFIG), "Restore or remove the file"
     if not config.exists():
         return True
-    found = read_json(config, remedy).get("do_lower_case", True)
+    values = read_json(config, remedy)
+    if values.get(VOCABULARY_SHA256) not in (None, file_sha256(vocabulary)):
+        reason = f"is not the vocabulary whose {VOCABULARY_SHA256} is in {TOKENIZER_CONFIG}"
+        raise UserError("vocabulary.mismatch", vocabulary, reason, "Restore it: the weights belong to its order")
+    found = values.get("do_lower_case", True)
     if not isinstance(found, bool):
         raise UserError("config.value", config, f"do_lower_case is {shown(found)}, not true or false", remedy)
     return found

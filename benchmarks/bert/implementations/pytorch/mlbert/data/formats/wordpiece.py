@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, reading
+from mlbert.data.formats.manifest import MAX_VOCAB_SIZE
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host import native
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 
 UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -89,8 +90,7 @@ def load_vocabulary(path: Path) -> dict[str, int]:
     """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable or
     not UTF-8, or as `numbered`."""
     try:
-        with reading(path, _REMEDY):
-            lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = read_plain(path, _REMEDY).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError("vocabulary.format", path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
     if lines and lines[-1] == "":

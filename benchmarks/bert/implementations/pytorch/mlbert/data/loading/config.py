@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, setting
+from mlbert.host.numbers import is_count
 
 
 class DataConfig(Section):
@@ -89,7 +90,7 @@ class DataConfig(Section):
         if self.bin_counts is None:
             return None
         words = self.bin_counts.replace(",", " ").split()
-        counts = tuple(int(word) for word in words if word.isdecimal())
+        counts = tuple(int(word) for word in words if is_count(word))
         if not words or len(counts) < len(words) or 0 in counts:
             raise ValueError(self.bin_counts)
         return counts

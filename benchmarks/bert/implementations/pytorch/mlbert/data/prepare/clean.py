@@ -29,7 +29,7 @@ from mlbert.data.prepare import jobs, wiki_text
 from mlbert.data.prepare.jobs import SILENT, Progress, expand_inputs, is_whole, keep_apart, read_summary, run_jobs
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
-from mlbert.host.files import whole_file, write_atomically
+from mlbert.host.files import open_plain, whole_file, write_atomically
 from mlbert.host.json_files import add_checksum
 
 FINISHED = "clean.json"
@@ -184,7 +184,7 @@ def file_articles(path: Path) -> Iterator[str]:
     """Yield the cleaned articles of one WikiExtractor file in order, including the empty ones that the benchmark
     counts. Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
-    with reading(path), path.open("rb") as lines:
+    with reading(path), open_plain(path) as lines:
         articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
     yield from articles
 
@@ -349,7 +349,7 @@ def recognise(path: Path) -> str:
 def _is_text(path: Path) -> bool:
     """Return whether the first part is text; TFRecord files may have the same names."""
     try:
-        with expand_inputs([path], skip_bad=True)[0].open("rb") as file:
+        with open_plain(expand_inputs([path], skip_bad=True)[0]) as file:
             return is_text(file.read(_LOOKED_AT))
     except (UserError, OSError):
         return False

@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlbert.data.formats.manifest import file_sha256, no_folder, reading
+from mlbert.data.prepare.jobs import left_out
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -254,6 +255,12 @@ def text_files(folder: Path) -> list[Path]:
     if not files:
         raise UserError("data.missing", folder, "holds no *.txt file", remedy)
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def name_note(folder: Path) -> str:
+    """Return `left_out` for the visible files below a folder that are not `text_files`."""
+    names = (path.name for path in folder.rglob("*") if path.is_file())
+    return left_out((name for name in names if not name.startswith(".")), lambda name: name.endswith(".txt"))
 
 
 def keep_out(folder: Path, out: Path) -> None:

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds_files import zstandard_module
+from mlbert.data.prepare.jobs import left_out
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import text_in_line
 
@@ -87,14 +88,27 @@ def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
     return list(found.values())
 
 
+def name_note(paths: Sequence[Path], without: Path) -> str:
+    """Return `left_out` for the files that `find_sources` skips."""
+    folders = [path for path in paths if path.is_dir() and not _is_saved(path)]
+    return left_out((place.name for folder in folders for place in _files(folder, without.resolve())), _is_text)
+
+
 def _of_folder(folder: Path, without: Path) -> list[Path]:
-    if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
-        return [folder]
-    places = []
+    return [folder] if _is_saved(folder) else sorted(p for p in _files(folder, without) if _is_text(p.name))
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS))
+
+
+def _files(folder: Path, without: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are neither hidden nor in ``without``."""
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without)
-        places += [Path(place, name) for name in names if not name.startswith(".") and _is_text(name)]
-    return sorted(place for place in places if place.is_file() and without not in place.resolve().parents)
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.is_file() and without not in path.resolve().parents:
+                yield path
 
 
 def _raise(error: OSError) -> None:

@@ -41,7 +41,7 @@ from mlbert.data.prepare.corpus_files import CorpusSource, documents
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.data.prepare.pipeline import MAX_ALPHABET, Neighbours, split_words, train_vocabulary
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
 COUNT = 10
@@ -161,9 +161,9 @@ def read_facts(folder: Path) -> Facts | None:
     """Return the facts that `prepare` wrote, or None if it did not finish or the file is damaged and all must be
     rebuilt."""
     try:
-        found = parse_checksummed((folder / _FACTS).read_text(encoding="utf-8", errors="replace"))
+        found = parse_checksummed(read_plain(folder / _FACTS).decode(errors="replace"))
         return None if found is None else Facts(**found)
-    except (OSError, TypeError):
+    except (UserError, TypeError):
         return None
 
 

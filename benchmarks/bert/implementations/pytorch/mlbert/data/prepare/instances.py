@@ -22,6 +22,7 @@ from mlbert.data.formats.masking import MaskingRule, mask_tokens, shuffle, trunc
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.wordpiece import WordPieceTokenizer
 from mlbert.host.errors import UserError
+from mlbert.host.files import open_plain
 
 Document = list[list[int]]
 
@@ -90,7 +91,7 @@ def without_text(path: Path) -> UserError:
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
     """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line),
     or holds no text."""
-    with reading(path, REMEDY), path.open("rb") as file:
+    with reading(path, REMEDY), open_plain(path) as file:
         documents = parse_documents(decoded_lines(path, file), tokenizer)
     if not documents:
         raise without_text(path)

@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -241,6 +242,7 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
             raise UserError("file.in-input", out, f"holds the files that {given} links to", "Choose another --out")
 
 
+_NEXT_TO_TEXT = re.compile(r"eval.*|\..*|.*\.(json|md5|tmp)")
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
 
 
@@ -252,6 +254,20 @@ class TextPart:
     num_bytes: int  # 0 if it cannot be read
     sha256: str  # of its bytes; empty if it cannot be read
     problem: UserError | None = None  # why it cannot be used
+
+
+def left_out(names: Iterable[str], takes: Callable[[str], object]) -> str:
+    """Return a sentence about the files of a folder that a command does not take, or an empty text if it takes all."""
+    names = sorted(names)
+    kinds = Counter(Path(name).suffix or "without suffix" for name in names if not takes(name))
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
+    return f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}" if kinds else ""
+
+
+def folder_note(folder: Path) -> str:
+    """Return `left_out` for a folder given to `expand_inputs`, without files that earlier steps write there."""
+    names = (path.name for path in folder.iterdir() if path.is_file() and not _NEXT_TO_TEXT.fullmatch(path.name))
+    return left_out(names, _IN_FOLDER.fullmatch)
 
 
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:

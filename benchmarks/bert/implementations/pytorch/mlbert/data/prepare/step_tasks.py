@@ -67,7 +67,7 @@ def parse_share(task: str | None, merge: bool) -> Share:
     if merge:
         reason = "exclude each other"
         raise UserError("config.conflict", "--task and --merge", reason, "Use --merge after the tasks of all shares")
-    found = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", task)
+    found = re.fullmatch(r"([0-9]{1,6})/([1-9][0-9]{0,5})", task)
     if not found:
         raise UserError("config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4")
     index, count = map(int, found.groups())

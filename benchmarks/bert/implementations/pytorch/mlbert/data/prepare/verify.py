@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats import nvidia, tfrecord
+from mlbert.data.formats import mds_files, mds_samples, nvidia, tfrecord
 from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.bins import BINS, describe_bins, read_bins
 from mlbert.data.formats.checks import mask_problems, pack_problems, row_problems
@@ -35,6 +35,7 @@ from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
 from mlbert.data.prepare.import_store import gather_rows, read_past_errors
 from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -59,8 +60,8 @@ class Md5List:
         """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows. Raises UserError: it cannot be
         read, or a line is neither."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = read_plain(path, "Give a list of md5 sums").decode().splitlines()
+        except UnicodeDecodeError as error:
             raise UserError("file.unreadable", path, f"cannot be read ({error})", "Give a list of md5 sums") from None
         files: dict[str, str] = {}
         rows: dict[str, str] = {}
@@ -191,8 +192,7 @@ def check_file(job: FileJob) -> FileReport:
             _check_shard(job, tally)
         else:
             report.content = file_sha256(job.path)
-            check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
-            check(job, tally)
+            {"tfrecord": _check_tfrecords, "mds": _check_mds}.get(job.info.kind, _check_nvidia)(job, tally)
         report.xxh3 = file_xxh3(job.path)
         if job.xxh3 not in ("", report.xxh3) and not report.problems:
             if job.shard is None:
@@ -265,6 +265,23 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
             tally.add(rows, sizes if packed else None)
 
 
+def _check_mds(job: FileJob, tally: _Tally) -> None:
+    """Check all shards of a set, whose file is its index. Samples are read only if the files match the index."""
+    folder = job.path.parent
+    for shard in mds_samples.read_index(folder)[0].shards:
+        stored = [file for file in (shard.raw, shard.zipped) if file and (folder / file.name).exists()]
+        try:
+            for file in stored or [shard.raw]:
+                mds_files.check_file(folder / file.name, file)
+        except UserError as error:
+            tally.unreadable(shard.num_samples, str(error))
+    if tally.report.problems:
+        return
+    store = mds_samples.open_folder(folder)
+    for first in range(0, len(store), BLOCK):
+        tally.add(store.gather(np.arange(first, min(first + BLOCK, len(store)))))
+
+
 def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
@@ -307,6 +324,8 @@ def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[File
         if folder.is_dir() and (note := unlisted_note(folder)):
             progress(note)
         return info, _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]), []
+    if info.kind == "mds":
+        return info, [FileJob(folder / mds_files.INDEX, info)], []
     groups = bins_of(folder) or [list_shards(folder)]
     return info, _with_sums(folder, [FileJob(path, info) for group in groups for path in group]), []
 
@@ -320,6 +339,8 @@ def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
 
 def _keep_sums(folder: Path, result: SetReport) -> None:
     """Write the checksum lists of a good set, if it has none. A folder that is not writable stays without."""
+    if result.info is not None and result.info.kind == "mds":  # has sums of its own
+        return
     if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
         return
     prepared = result.info is not None and result.info.is_listed

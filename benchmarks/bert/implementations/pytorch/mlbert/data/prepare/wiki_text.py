@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.manifest import reading
 from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 
 Split = Callable[[str], list[str]]
 
@@ -159,8 +159,7 @@ def read_hashes(path: Path) -> set[bytes]:
     """Return the distinct MD5 sums of an ``eval.md5``, which has 32 hexadecimal digits per line. Raises UserError: the
     file cannot be read, or a line is not an MD5 sum (names it)."""
     remedy = "Give the benchmark's eval.md5"
-    with reading(path, remedy):
-        lines = path.read_bytes().decode("ascii", "replace").split("\n")
+    lines = read_plain(path, remedy).decode("ascii", "replace").split("\n")
     hashes = set()
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -11,7 +11,8 @@ from pathlib import Path
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, lower_cases
+from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, VOCABULARY_SHA256, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.huggingface import export_obstacle, export_state, model_config, to_huggingface
@@ -61,7 +62,7 @@ def _folder(
 def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
     """Return the tokenizer configuration that `transformers` needs."""
     cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
-    return {"tokenizer_class": "BertTokenizer", **cased}
+    return {"tokenizer_class": "BertTokenizer", **cased, VOCABULARY_SHA256: file_sha256(vocabulary)}
 
 
 def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:

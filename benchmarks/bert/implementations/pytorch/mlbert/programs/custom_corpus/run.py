@@ -20,7 +20,7 @@ from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
+from mlbert.data.prepare.corpus_files import CorpusSource, find_sources, name_note
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
@@ -159,6 +159,8 @@ class _Run:
     def go(self, world: World) -> int:
         """Run all steps and return the exit status."""
         notes, summary = self._folder.remembered(), self._folder.finished()
+        if note := name_note(self._asked.texts, self._folder.path):
+            self._say(f"warning: {note}")
         if notes is not None:
             self._compare(notes["asked"])
         if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds:

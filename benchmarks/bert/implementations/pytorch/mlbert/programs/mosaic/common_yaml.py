@@ -25,7 +25,7 @@ from mlbert.runs.starting_weights import local_copy
 
 # Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
 UNITS = ("ba", "sp", "ep", "tok", "dur")
-_FORM = re.compile(r"\s*([\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*")
+_FORM = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*", re.ASCII)
 _MOST_STEPS = 2**40
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from mlbert.config.sources import check_yaml_depth, load_yaml
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown
+from mlbert.host.numbers import parse_number
 from mlbert.host.provenance import tree_relative
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -162,7 +163,7 @@ class Leaves(Mapping[str, YamlValue]):
         value = self._get(name, default)
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
         try:
-            number = value.value if is_number else float(str(value.value).replace("_", ""))
+            number = value.value if is_number else parse_number(str(value.value), float)
             if not math.isfinite(number):
                 raise ValueError
             return YamlValue(number, value.origin)

@@ -1,0 +1,140 @@
+"""Input that no program writes: special files, other digits, empty paths, exchanged and skipped files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nvidia_shards
+from mds_samples import write_mds
+from mlbert.cli.main import main
+from mlbert.config.resolution import Resolved
+from mlbert.config.section import settings_of
+from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.mds_files import fetch_index
+from mlbert.data.formats.tasks import read_columns
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, load_vocabulary
+from mlbert.data.prepare import corpus, corpus_files, jobs
+from mlbert.data.prepare.verify import Md5List, verify
+from mlbert.data.prepare.wiki_text import read_hashes
+from mlbert.host.errors import UserError
+from mlbert.host.numbers import is_count, parse_number
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
+from user_errors import assert_error_line, user_error
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "number"),
+    [("12", int, 12), (" -3 ", int, -3), ("1e3", float, 1000.0), (".5", float, 0.5), ("5.", float, 5.0)]
+    + [(text, float, None) for text in ("1_000", "\u0663", "١٦", "nan", "inf", "", "0x10", "1e", "--1", "1 2")]
+    + [(text, int, None) for text in ("1_0", "1.5", "1e3", "\u0663", "9" * 5000)],
+)
+def test_numbers(text: str, kind: type, number: float | None) -> None:
+    if number is not None:
+        assert parse_number(text, kind) == number
+        return
+    with pytest.raises(ValueError, match=r"not a number|invalid literal|Exceeds the limit"):
+        parse_number(text, kind)
+    assert not is_count(text) or len(text) == 5000
+
+
+@pytest.mark.parametrize("text", ["1_000", "\u0663"])
+def test_settings_and_flags_take_no_other_digits(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (warmup,) = (one for one in settings_of(ScheduleConfig) if one.env == "WARMUP_STEPS")
+    with pytest.raises(ValueError, match="is not a number"):
+        warmup.parse(text)
+    with pytest.raises(SystemExit) as end:
+        main(["prepare", "pack", "--input", "in", "--out", "out", "--workers", text])
+    assert (end.value.code, len(capsys.readouterr().err.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize("words", ["prepare pack --input in --out", "pretrain in --out", "prepare verify", "report"])
+def test_an_empty_path_is_not_the_current_folder(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), ""])
+    assert end.value.code == 2
+    name = words.split()[-1] if "--" in words else {"verify": "FOLDERS", "report": "PATHS"}[words.split()[-1]]
+    assert_error_line(capsys.readouterr().err, "config.value", name)
+
+
+def _fetch(path: Path) -> object:
+    return fetch_index(str(path.parent), path.parent / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("train.csv", lambda path: read_columns(path, ["text"])),
+        ("train.jsonl", lambda path: read_columns(path, ["text"])),
+        ("vocab.txt", load_vocabulary),
+        ("index.json", lambda path: MdsReader(path.parent)),
+        ("index.json", _fetch),
+        ("list.md5", Md5List.read),
+        ("eval.md5", read_hashes),
+    ],
+)
+def test_a_pipe_is_refused(name: str, read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="not a plain file"):  # opening it would block for ever
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_flipped_byte_of_an_mds_set_is_found(tmp_path: Path, compression: str | None) -> None:
+    rows = nvidia_shards.bert_rows(60, max_length=32)
+    folder = write_mds(tmp_path / "set", rows, predictions=6, compression=compression)
+    (whole,) = verify([folder])
+    masked = np.diff(rows.masked_offsets) > 0
+    assert (whole.total("sequences"), whole.total("good")) == (60, masked.sum())
+    shard = sorted(folder.glob("shard.*"))[-1]
+    content = bytearray(shard.read_bytes())
+    content[-20] ^= 1
+    shard.write_bytes(content)
+    (damaged,) = verify([folder])
+    assert (damaged.total("good"), damaged.total("sequences")) == (0, 60)
+    assert f"{shard}: has another sha1 than the index says" in damaged.problems[0]
+
+
+def test_an_exchanged_vocabulary_is_refused(tmp_path: Path) -> None:
+    vocabulary, config = tmp_path / "vocab.txt", tmp_path / "tokenizer_config.json"
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "the", "a"]))
+    config.write_text(json.dumps({"vocabulary_sha256": load_tokenizer(tmp_path).sha256}))
+    assert load_tokenizer(tmp_path).lower_case
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "a", "the"]))
+    with user_error("vocabulary.mismatch", vocabulary):
+        load_tokenizer(tmp_path)
+
+
+def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    for name in ("a.txt", "part-1", "b.log", "c.log", "d", "e.md", ".hidden", "eval.md5"):
+        (tmp_path / name).write_text("text")
+    of_seven = "of 7 files are left out because of their names:"
+    assert corpus_files.name_note([tmp_path], tmp_path / "out") == f"5 {of_seven} 2 .log, 2 without suffix, 1 .md5"
+    assert corpus.name_note(tmp_path) == f"6 {of_seven} 2 .log, 2 without suffix, 1 .md, 1 .md5"
+    assert jobs.folder_note(tmp_path).startswith("4 of 6 files")
+    for name in ("b.log", "c.log", "d", "e.md"):
+        (tmp_path / name).unlink()
+    assert jobs.folder_note(tmp_path) == ""
+
+
+@pytest.mark.parametrize(("text", "threads"), [("1", 1), ("none", None), ("", None)])
+def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CPU_THREADS", text)
+    plan = make_plan(10_000, 3.0, "tiny", None)
+
+    def resolved() -> Resolved:
+        return resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
+
+    assert resolved().config[ComputeConfig].cpu_threads == threads
+    for wrong in ("x", "\u0663", "0"):
+        monkeypatch.setenv("CPU_THREADS", wrong)
+        with user_error("config.value", "CPU_THREADS"):
+            resolved()
