@@ -42,13 +42,28 @@ OPENMPI = {
 }
 
 
-def test_nothing_set_is_a_single_process() -> None:
-    world = World.identify({})
-    assert (world.rank, world.world_size, world.launcher) == (0, 1, "single")
+TWO_TASKS = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+IDENTITIES = {
+    "nothing set": ({}, World(0, 0, 1, 1, "single")),
+    "torchrun": (TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
+    "torchrun inside srun": (SRUN | TWO_TASKS | TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
+    "plain variables on one machine": (
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        World(1, 1, 2, 2, "variables", "127.0.0.1", 29500),
+    ),
+    "Open MPI": (OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
+    "mpirun inside Slurm": (SRUN | TWO_TASKS | OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
+    "MPICH": (
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        World(1, 1, 2, 2, "mpirun"),
+    ),
+}
 
 
-def test_torchrun() -> None:
-    assert World.identify(TORCHRUN) == World(3, 1, 4, 2, "torchrun", "head", 1234)
+@pytest.mark.parametrize("case", IDENTITIES)
+def test_identity(case: str) -> None:
+    environ, world = IDENTITIES[case]
+    assert World.identify(environ) == world
 
 
 def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
@@ -57,11 +72,6 @@ def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
     World.identify({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
     with user_error("distributed.identity", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-
-
-def test_plain_variables_on_one_machine_need_no_local_rank() -> None:
-    world = World.identify({"RANK": "1", "WORLD_SIZE": "2"})
-    assert world == World(1, 1, 2, 2, "variables", "127.0.0.1", 29500)
 
 
 def test_plain_variables_on_several_machines_need_a_local_rank() -> None:
@@ -73,15 +83,6 @@ def test_several_machines_need_an_address() -> None:
     environ = {key: value for key, value in OPENMPI.items() if key != "MASTER_ADDR"}
     with user_error("distributed.identity", "MASTER_ADDR"):
         World.identify(environ)
-
-
-def test_openmpi() -> None:
-    assert World.identify(OPENMPI) == World(2, 0, 4, 2, "mpirun", "head", 29500)
-
-
-def test_mpich() -> None:
-    environ = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-    assert World.identify(environ) == World(1, 1, 2, 2, "mpirun")
 
 
 def test_srun_task() -> None:
@@ -115,16 +116,6 @@ def test_srun_on_one_machine_uses_the_loopback() -> None:
 )
 def test_shell_of_an_allocation_is_a_single_process(environ: dict[str, str]) -> None:
     assert World.identify(environ).world_size == 1
-
-
-def test_torchrun_inside_srun_is_believed() -> None:
-    srun = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
-    assert World.identify(srun | TORCHRUN).launcher == "torchrun"
-
-
-def test_mpirun_inside_slurm_is_believed() -> None:
-    daemon = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
-    assert World.identify(daemon | OPENMPI) == World.identify(OPENMPI)
 
 
 def test_pmi_of_srun_takes_local_ranks_from_slurm() -> None:
