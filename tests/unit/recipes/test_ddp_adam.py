@@ -19,27 +19,6 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
     return read_metrics(folder / name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of ddp_adam updates everything"),
-        ({"weights_allgather": "bf16"}, "WEIGHTS_ALLGATHER=bf16: every rank of ddp_adam updates everything"),
-        ({"gradient_clipping": "sometimes"}, "after, before, buckets"),
-        ({"bucket_mib": "0"}, "must be greater than or equal to 1"),
-        ({"bucket_mib": "1000000"}, "must be less than or equal to 4096"),
-        ({"loss_scale": "1e9"}, "must be less than or equal to"),
-        ({"recipe": "packed_lamb", "gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
-    ],
-)
-def test_contradictory_settings_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, **{**METHOD, **changes}))
-    assert end.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
     """The tiny model is one bucket, a rank alone is its own mean: then the three ways are one."""
     changes = {"gradient_accumulation_steps": 1, "max_grad_norm": 0.5}

@@ -82,26 +82,6 @@ def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
     assert torch.allclose(norm, torch.full_like(norm, expected), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of masked_lm_stored updates everything"),
-        ({"gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
-        ({"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
-        ({"model_options": "dropout=0"}, "MODEL_OPTIONS: 'dropout' is unknown"),
-        ({"max_seq_length": 65}, "MAX_SEQ_LENGTH=65: is more than the model's 64 positions"),
-        ({"model_implementation": "composer"}, "must be one of mlbert, huggingface"),
-    ],
-)
-def test_contradictory_settings_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, **{**METHOD, **changes}))
-    assert end.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["mlbert", "huggingface"])
 def test_evaluating_a_runs_weights_gives_its_last_accuracy(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -30,23 +30,6 @@ def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
     assert implementation(config[OptimizerConfig], config[ComputeConfig]) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"weights_allgather": "bf16"}, "WEIGHTS_ALLGATHER=bf16"),
-        ({"optimizer_implementation": "apex", "sharded_optimizer": "all"}, "apex optimizer: it does not shard"),
-        ({"sharded_optimizer": "yes"}, "off, node, all"),
-    ],
-)
-def test_contradictory_settings_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, **changes))
-    assert end.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("changes", [{"sharded_optimizer": "node"}, {"gradient_clipping": "before"}], ids=str)
 def test_a_single_process_trains_alike(tmp_path: Path, changes: dict[str, str]) -> None:
     """With one rank there is nothing to share out, and the order of clipping and summing does not show."""
