@@ -23,34 +23,22 @@ MULTIPLIERS = json.loads((ASSETS / "multipliers.json").read_text())
 FLOAT32_REFERENCE = 1e-9
 
 
-@pytest.mark.parametrize("name", BENCHMARK)
-def test_polynomial_matches_the_benchmark(name: str) -> None:
-    expected, numbers = BENCHMARK[name]["lr"], BENCHMARK[name]["settings"]
-    assert len(expected) == 201
-    schedule = Polynomial(
-        base_lr=numbers["init_lr"],
-        warmup_steps=numbers["num_warmup_steps"],
-        start_warmup_step=numbers["start_warmup_step"],
-        max_steps=numbers["num_train_steps"],
-        decay_end=numbers["num_train_steps"],
-        power=numbers["poly_power"],
-    )
-    for step, lr in enumerate(expected):
-        assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
+def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: float) -> Polynomial:
+    ends = {"max_steps": max_steps, "decay_end": max_steps}
+    return Polynomial(base_lr=base_lr, warmup_steps=warmup, start_warmup_step=start, power=power, **ends)
 
 
-@pytest.mark.parametrize("name", GOOGLE)
-def test_polynomial_matches_google(name: str) -> None:
-    expected, numbers = GOOGLE[name]["lr_at_step_0_to_200"], GOOGLE[name]["settings"]
+PUBLISHED = [
+    *(pytest.param(case["settings"], case["lr"], id=name) for name, case in BENCHMARK.items()),
+    *(pytest.param(case["settings"], case["lr_at_step_0_to_200"], id=name) for name, case in GOOGLE.items()),
+]
+
+
+@pytest.mark.parametrize(("numbers", "expected"), PUBLISHED)
+def test_polynomial_matches_the_benchmark_and_google(numbers: dict[str, float], expected: list[float]) -> None:
     assert len(expected) == 201
-    steps = numbers["num_train_steps"]
-    schedule = Polynomial(
-        base_lr=numbers["init_lr"],
-        warmup_steps=numbers["num_warmup_steps"],
-        max_steps=steps,
-        decay_end=steps,
-        power=1.0,
-    )
+    start, power = numbers.get("start_warmup_step", 0), numbers.get("poly_power", 1.0)
+    schedule = polynomial(numbers["init_lr"], numbers["num_warmup_steps"], start, numbers["num_train_steps"], power)
     for step, lr in enumerate(expected):
         assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
 
@@ -83,18 +71,6 @@ def test_rates_of_a_composer_run() -> None:
     rates += [0.00015644444444444446, 0.00013466666666666667, 0.00011288888888888891, 9.11111111111111e-05]
     rates += [6.933333333333334e-05, 4.7555555555555553e-05]
     assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
-
-
-def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: float, **more: float) -> Polynomial:
-    return Polynomial(
-        base_lr=base_lr,
-        warmup_steps=warmup,
-        start_warmup_step=start,
-        max_steps=max_steps,
-        decay_end=max_steps,
-        power=power,
-        **more,
-    )
 
 
 def test_benchmark_rate_drops_at_the_end_of_the_warmup() -> None:
