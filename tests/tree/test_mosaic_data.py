@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.tokenizer import load_tokenizer
+from programs import run_quietly
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
+
+
+COMMON = Path("benchmarks/mosaic_bert/common")
 
 
 @pytest.fixture
@@ -22,17 +27,29 @@ def run(tree_root: Path, tmp_path: Path):
     """Return a function that runs a program of benchmarks/mosaic_bert/common from a scratch folder, offline."""
 
     def run(command: str) -> subprocess.CompletedProcess[str]:
-        common = tree_root / "benchmarks" / "mosaic_bert" / "common"
-        words = [word.replace("../common", str(common)) for word in command.split()]
+        words = [word.replace("../common", str(tree_root / COMMON)) for word in command.split()]
         assert words[0] == "python"
         package = tree_root / "benchmarks" / "bert" / "implementations" / "pytorch"
         environment = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
         words[0] = sys.executable
-        return subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        return run_quietly(*words, cwd=tmp_path, env=environment, timeout=120)
 
     return run
+
+
+@pytest.fixture
+def refused(tree_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Return a function that runs such a program in this process, and returns its error; the status must be 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(program: str, flags: str) -> str:
+        monkeypatch.setattr(sys, "argv", [program, *flags.split()])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(tree_root / COMMON / program), run_name="__main__")
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
 
 
 @pytest.fixture
@@ -86,10 +103,8 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus,
         ("--dataset text --path texts.jsonl --tokenizer gpt2", "network.unreachable", "tokenizer 'gpt2'"),
     ],
 )
-def test_invalid_flags_of_a_conversion_are_one_line_errors(run, custom_corpus, tmp_path, flags, code, subject):
-    done = run(f"python ../common/convert_dataset.py --out_root out {flags}")
-    assert done.returncode == 2
-    assert_error_line(done.stderr, code, subject)
+def test_invalid_flags_of_a_conversion_are_one_line_errors(refused, custom_corpus, tmp_path, flags, code, subject):
+    assert_error_line(refused("convert_dataset.py", f"--out_root out {flags}"), code, subject)
     assert list((tmp_path / "out").glob("*")) == []
 
 
@@ -101,13 +116,11 @@ def test_invalid_flags_of_a_conversion_are_one_line_errors(run, custom_corpus, t
         ("--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
     ],
 )
-def test_invalid_flags_of_reading_are_one_line_errors(run, flags, code, subject):
-    done = run(f"python ../common/text_data.py {flags}")
-    assert done.returncode == 2
-    assert_error_line(done.stderr, code, subject)
+def test_invalid_flags_of_reading_are_one_line_errors(refused, flags, code, subject):
+    assert_error_line(refused("text_data.py", flags), code, subject)
 
 
-def test_unknown_flag_is_a_one_line_error(run):
-    done = run("python ../common/convert_dataset.py --dataset text --out_root out --split x")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "unrecognized arguments" in done.stderr
+def test_unknown_flag_is_a_one_line_error(refused):
+    error = refused("convert_dataset.py", "--dataset text --out_root out --split x")
+    assert error.count("\n") == 1
+    assert "unrecognized arguments" in error
