@@ -40,13 +40,18 @@ elif (($#)); then
 else
     # What starts ranks, daemons or jobs of its own mostly waits for them, and runs beside the other files. On a busy
     # machine, another process may get no time: a failure of these counts when it comes twice.
-    of_processes=(python -m pytest --timeout=300 --reruns=1 -rR tests/dist tests/slurm) output="$(mktemp)"
-    "${of_processes[@]}" &>"${output}" &
-    trap 'kill $! 2>/dev/null || true; rm -f "${output}"' EXIT
+    of_processes=(python -m pytest --timeout=300 --reruns=1 -rR) outputs="$(mktemp -d)"
+    "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
+    slurm=$!
+    "${of_processes[@]}" --numprocesses=2 --dist=loadfile tests/dist &>"${outputs}/dist" &
+    dist=$!
+    trap 'kill "${slurm}" "${dist}" 2>/dev/null || true; rm -rf "${outputs}"' EXIT
     check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm
-    echo "== ${of_processes[*]}"
-    wait $! || failed+=("${of_processes[*]: -2}")
-    cat "${output}"
+    for name in dist slurm; do
+        echo "== ${of_processes[*]} tests/${name}"
+        wait "${!name}" || failed+=("tests/${name}")
+        cat "${outputs}/${name}"
+    done
 fi
 
 if ((${#failed[@]})); then
