@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -39,6 +40,7 @@ STUBS = ("run.sub", "run_pretraining.py")
 GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
 
 
+@functools.cache
 def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
     """Return the settings exported after sourcing the given files in this order."""
     names = " ".join(settings_by_env())
