@@ -131,17 +131,6 @@ def test_configs_have_the_published_values(name: str, tree_root: Path) -> None:
     assert (compute.loss_scale, compute.loss_scale_window) == (131_072, 2000)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("update", [1, 65, 66, 67, 82, 83, 178, 179, 180, 299])
-def test_schedule_is_a_warmup_and_a_linear_decay(name: str, update: int, tree_root: Path) -> None:
-    schedule = schedules.make(configuration(exports_of(config_of(name, tree_root)))[ScheduleConfig])
-    top, bottom = 0.00039299421615882676, 0.0000494549100544884
-    rate = top + (min(update, 179) - 82) / (179 - 82) * (bottom - top)
-    if update + 16 < 82:
-        rate = top * (update + 16) / 82
-    assert schedule(update - 1) == pytest.approx(rate, rel=1e-12)
-
-
 def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
     readme = (tree_root / HOME / "samsung_dgxa100_n128/README.md").read_text()
     values = exports_of(config_of("samsung_dgxa100_n128", tree_root))
