@@ -61,28 +61,22 @@ def test_losses_match_one_process(tmp_path, one_process, world_size, accumulatio
 
 
 @pytest.mark.parametrize(
-    ("world_size", "node_size", "sharded"), [(2, 2, "all"), (4, 2, "node")], ids=["over all ranks", "inside two nodes"]
-)
-def test_sharded_optimizer_matches_one_process(tmp_path, one_process, world_size, node_size, sharded):
-    codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, sharded_optimizer=sharded)
-    assert codes == exit_codes(world_size), "\n".join(outputs)
-    for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
-        assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "node_size", "changes"),
+    ("world_size", "node_size", "tolerance", "changes"),
     [
-        (2, 2, {"exchange_padding": "all"}),
-        (4, 2, {"exchange_padding": "group", "exchange_by": "gather", "sharded_optimizer": "node"}),
+        (2, 2, TOLERANCE, {"sharded_optimizer": "all"}),
+        (4, 2, TOLERANCE, {"sharded_optimizer": "node"}),
+        (2, 2, TOLERANCE, {"exchange_padding": "all"}),
+        (4, 2, TOLERANCE, {"exchange_padding": "group", "exchange_by": "gather", "sharded_optimizer": "node"}),
+        # The relative rounding error is a few times 2^-8: far less than a few updates change the loss.
+        (4, 2, 0.01, {"gradient_reduction": "bf16", "sharded_optimizer": "node"}),
     ],
-    ids=["by lengths", "gathered"],
+    ids=["sharded", "sharded inside two nodes", "padding by lengths", "padding gathered", "bf16 reduction"],
 )
-def test_padding_exchange_matches_one_process(tmp_path, one_process, world_size, node_size, changes):
+def test_each_way_matches_one_process(tmp_path, one_process, world_size, node_size, tolerance, changes):
     codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
     assert codes == exit_codes(world_size), "\n".join(outputs)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
-        assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
+        assert ours["loss"] == pytest.approx(alone["loss"], abs=tolerance)
 
 
 def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path, one_process):
@@ -94,14 +88,6 @@ def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path,
     for weight in load_file(tmp_path / "out/run_0/weights/model.safetensors").values():
         if weight.numel() > 1000:
             assert not torch.equal(weight, weight.to(torch.float8_e5m2).float())
-
-
-def test_bf16_gradient_reduction_matches_one_process(tmp_path, one_process):
-    """The relative rounding error is a few times 2^-8: far less than a few updates change the loss."""
-    codes, outputs = train_on(4, tmp_path, "out", node_size=2, gradient_reduction="bf16", sharded_optimizer="node")
-    assert codes == exit_codes(4), "\n".join(outputs)
-    for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
-        assert ours["loss"] == pytest.approx(alone["loss"], abs=0.01)
 
 
 @pytest.mark.parametrize(
