@@ -16,7 +16,6 @@ import pytest
 import transformers
 
 from mlbert.cli.main import main
-from mlbert.programs.custom_corpus.display import final_accuracy
 from user_errors import assert_error_line
 
 WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]
@@ -80,7 +79,9 @@ def test_interrupted_continued_and_made_longer(
     assert not list(out.glob("result_*")), "no MLPerf log"
     tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")
     model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")
-    assert tokenizer.model_max_length == model.config.max_position_embeddings
+    assert tokenizer.model_max_length == model.config.max_position_embeddings == 128, "as trained"
+    card = (out / "model/README.md").read_text()
+    assert all(f in card for f in ("2 layers x 128", "100% Latin", "Guessing")), card
     assert tokenizer("The HOUSE")["input_ids"] == tokenizer("the house")["input_ids"]
     assert "held-out text are predicted" in (out / "report.html").read_text()
     trained = json.loads((out / "run_0/summary.json").read_text())
@@ -101,11 +102,39 @@ def test_interrupted_continued_and_made_longer(
     assert longer["seconds_to_train"] > 1.5 * trained["seconds_to_train"]
     assert "run_stop" in (out / "result_0.txt").read_text()
 
-    # From the model that was made, with its vocabulary.
-    status, output = run(capsys, text, "--out", tmp_path / "more", "--from", out / "model", "--minutes", "0.05")
+    # Another file: from the model that was made, with its vocabulary, as transformers saves it.
+    (tmp_path / "new.txt").write_text("More text.")
+    more = [text, tmp_path / "new.txt"]
+    status, output = run(capsys, *more, *words[1:], "--minutes", "0.05")
+    assert status == 2
+    assert f"1 added (new.txt). To go on from its weights, give --from {out}/model" in output
+    model.save_pretrained(tmp_path / "again")
+    tokenizer.save_pretrained(tmp_path / "again")
+    status, output = run(capsys, *more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05")
     assert status == 0, output
     assert "starting from a model: 2 layers x 128" in output
+    before = float(output.split("before training: held-out accuracy ")[1].split()[0])
+    assert before > 0.05
     assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
+
+
+def test_mended_text_starts_again_where_nothing_was_trained(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "good.txt").write_text(text.read_text())
+    (folder / "bad.txt").write_bytes(b"\xff")
+    words = [folder, "--out", tmp_path / "out", "--size", "tiny", "--minutes", "0.05"]
+    status, output = run(capsys, *words)
+    assert status == 2
+    assert f"{folder / 'bad.txt'}: line 1 is not UTF-8. Convert" in output
+    status, output = run(capsys, folder, "--skip-bad", "--dry-run")
+    assert (status, "files: 1 read (1 .txt); skipped:" in output) == (0, True)
+    (folder / "bad.txt").write_text("mended")
+    status, output = run(capsys, *words)
+    assert status == 0, output
+    assert "nothing was trained yet; starting again" in output
 
 
 @pytest.mark.parametrize(
@@ -124,6 +153,10 @@ def test_interrupted_continued_and_made_longer(
         (["TEXT", "--out", "OUT", "--vocab", "nope.txt"], "file.missing", "nope.txt"),
         (["TEXT", "--out", "OUT", "--from", "FOLDER"], "checkpoint.missing", "FOLDER"),
         (["TEXT", "--out", "OUT", "--size", "huge"], None, "'--size'"),
+        (["TEXT", "--out", "OUT", "--size", "base", "--minutes", "0.05"], "config.range", "--size base"),
+        (["TEXT", "--out", "OUT", "--vocab-size", "5"], "config.range", "--vocab-size"),
+        (["TEXT", "--out", "OUT", "--encoding", "nope"], "config.choice", "--encoding nope"),
+        (["TEXT", "--out", "OUT", "--cased", "--vocab", "TEXT"], "config.conflict", "--cased/--lower-case"),
         (["nope.txt", "--out", "OUT"], "file.missing", "nope.txt"),
         (["nope.yaml"], "file.unreadable", "nope.yaml"),
     ],
@@ -143,10 +176,3 @@ def test_mistakes_are_one_line(
     else:  # wrong usage
         assert (found.count("\n"), subject in found) == (1, True)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["thesis.doc"]
-
-
-def test_the_estimate_follows_the_last_evaluations() -> None:
-    assert final_accuracy([(10.0, 0.1)], 100.0) is None
-    assert final_accuracy([(1.0, 0.0), (10.0, 0.1), (20.0, 0.1301)], 100.0) == pytest.approx(0.2, abs=0.01)
-    assert final_accuracy([(10.0, 0.3), (20.0, 0.2)], 100.0) == 0.2
-    assert final_accuracy([(10.0, 0.2), (11.0, 0.9)], 1e6) == 1.0

@@ -7,12 +7,16 @@ import io
 import json
 import random
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
+from babel import Locale
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -21,7 +25,8 @@ from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import custom_corpus, pipeline
 from mlbert.data.prepare.corpus_files import documents, find_sources
-from mlbert.data.prepare.custom_corpus import RUN, Facts, Request, prepare
+from mlbert.data.prepare.custom_corpus import RUN, Facts, Request, prepare, take_inventory
+from mlbert.data.prepare.jobs import Progress
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -160,6 +165,113 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < peaks[1] + 300_000, peaks  # of 450,000 more characters, 4 times as many bytes
+
+
+def names_of(language: str) -> list[str]:
+    """Names of languages, countries and currencies, of which the sentences are made."""
+    locale = Locale(language)
+    return [
+        name for names in (locale.languages, locale.territories, locale.currencies) for _, name in sorted(names.items())
+    ]
+
+
+def text_in(languages: str, documents: int = 900) -> str:
+    draw, known = random.Random(1), {language: names_of(language) for language in languages.split("+")}
+
+    def sentence(language: str) -> str:
+        gap, end = ("", "。") if language == "zh" else (" ", ". ")
+        return gap.join(draw.choices(known[language], k=5)) + end
+
+    texts = ("".join(sentence(draw.choice(list(known))) for _ in range(8)) for _ in range(documents))
+    return "\n\n".join(texts)
+
+
+@pytest.mark.parametrize("languages", ["de", "zh", "ar", "hi", "de+zh+en"])
+def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) -> None:
+    (tmp_path / "a.txt").write_text(text_in(languages), encoding="utf-8")
+    facts = prepare(Request(find_sources([tmp_path / "a.txt"], tmp_path), None, 2048, None, 64, 0.15), tmp_path / "out")
+    assert facts.held_out_unknown <= 0.005
+    tokenizer = load_tokenizer(tmp_path / "out")
+    assert not tokenizer.lower_case
+    assert "case and accents: kept" in facts.inventory[-1]
+    assert len(facts.sentences) == 10
+    for text, answer in facts.sentences:
+        assert text.count("[MASK]") == 1
+        assert tokenizer.encode(answer) == [tokenizer.vocabulary[answer]]
+    is_chinese = {any("一" <= char <= "鿿" for char in text) for text, _ in facts.sentences}
+    assert is_chinese == ({True, False} if "+" in languages else {languages == "zh"})
+
+
+def test_rare_characters_take_no_entries(tmp_path: Path) -> None:
+    rare = "".join(chr(0x4E00 + number) for number in range(300))
+    (tmp_path / "a.txt").write_text("\n\n".join([*texts_of(3000), rare]), encoding="utf-8")
+    prepared(tmp_path / "out", tmp_path / "a.txt")
+    entries = load_tokenizer(tmp_path / "out").entries
+    assert not [entry for entry in entries if entry in rare]
+    assert "river" in entries, "English gains from losing its case"
+
+
+class Said(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator:
+        yield lambda units: None
+
+
+def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "dirty"
+    folder.mkdir()
+    texts = texts_of(200)
+    for name, content in {
+        "a.txt": "\n\n".join(texts).encode(),
+        "copy.txt": "\n\n".join(texts).encode(),
+        "upper.txt": "\n\n".join(texts).upper().encode(),
+        "tags.md": ("<p>" + "</p>\n<p>".join(sentence(random.Random(n)) for n in range(1500)) + "</p>").encode(),
+        "latin.txt": "Ein schöner Text, öfter größer".encode("cp1252"),
+        "latin2.txt": "Noch ein schöner Text, öfter größer".encode("cp1252"),
+        "rows.jsonl": b'{"text": 3}\n',
+        **dict.fromkeys(("a.pdf", "b.PDF", "c.html", "t.csv", "z.bz2", "README"), b"x"),
+    }.items():
+        (folder / name).write_bytes(content)
+    others: Counter[str] = Counter()
+    sources = find_sources([folder], tmp_path / "out", others)
+    request = Request(sources, None, 400, None, 32, 0.15, others=others)
+    said = Said()
+    with user_error("data.encoding", folder / "latin.txt") as caught:
+        prepare(request, tmp_path / "out", said)
+    assert "2 more cannot be read" in str(caught.value)
+    assert [Path(line.split(": ")[1]).name for line in said.lines] == ["latin.txt", "latin2.txt"]
+    with user_error("data.row", folder / "rows.jsonl"):
+        take_inventory(replace(request, encoding="cp1252"))
+    files, text, markup = take_inventory(replace(request, encoding="cp1252", skip_bad=True))
+    assert files.startswith("files: 6 read (5 .txt, 1 .md); not read: 2 .pdf, ")
+    assert files.endswith(f"skipped: {folder / 'rows.jsonl'}")
+    assert "letters: 100% Latin" in text
+    assert int(text.split(" documents, ")[1].split()[0]) >= 0.4 * int(text.split(" in ")[1].split()[0].replace(",", ""))
+    assert "markup" in markup
+    request = replace(request, encoding="cp1252", skip_bad=True)
+    facts = prepare(request, tmp_path / "out")
+    assert facts.inventory[:3] == [files, text, markup]
+    assert prepare(request, tmp_path / "out", said) == facts
+    assert len(said.lines) == 2, "nothing was read again"
+
+
+def test_held_out_text_of_ones_own(tmp_path: Path) -> None:
+    for name, seed in (("a.txt", 1), ("mine.txt", 2)):
+        (tmp_path / name).write_text("\n\n".join(texts_of(100, seed)))
+    (tmp_path / "b.txt").write_text((tmp_path / "mine.txt").read_text())
+    sources = find_sources([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out")
+    mine = find_sources([tmp_path / "mine.txt"], tmp_path / "out")
+    tokens = [
+        prepare(Request(files, None, 400, True, 32, 0.15, held_out=mine), tmp_path / "out").train_tokens
+        for files in (sources, sources[:1])
+    ]
+    assert tokens[0] == tokens[1], "b.txt is not trained on"
 
 
 LONG = "word " * 10_000

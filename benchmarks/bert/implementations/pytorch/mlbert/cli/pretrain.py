@@ -5,6 +5,7 @@ If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead 
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,7 +37,21 @@ def pretrain(
     vocab: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A vocab.txt to use instead of training one.")
     ] = None,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents in a new vocabulary.")] = False,
+    vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Entries of a new vocabulary; default: by the size and the text.")
+    ] = None,
+    cased: Annotated[
+        bool | None,
+        typer.Option("--cased/--lower-case", help="Keep or remove case and accents; default: by the text."),
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be read.")] = False,
     start: Annotated[
         Path | None, typer.Option("--from", metavar="MODEL_FOLDER", help="A BERT to start from, with its vocabulary.")
     ] = None,
@@ -51,19 +66,34 @@ def pretrain(
         from mlbert.cli.mosaic_bert.main_yaml import pretrain as mosaic  # torch takes a second
 
         return mosaic(texts[0], [str(word) for word in texts[1:]])
-    if out is None:
+    if out is None and not dry_run:
         raise UserError("config.missing", "--out", "is missing", "Name a folder for the model: --out DIR")
     seconds = _seconds(minutes, hours)
-    if start is not None and (vocab is not None or cased or size != "auto"):
+    is_new = vocab is None and start is None
+    if start is not None and (vocab is not None or size != "auto"):
         reason = "already sets the vocabulary and the size"
-        raise UserError("config.conflict", "--from", reason, "Remove --vocab, --cased and --size")
-    if vocab is not None and cased:
-        remedy = 'Remove --cased, and put a tokenizer_config.json with "do_lower_case": false next to the vocabulary'
-        raise UserError("config.conflict", "--cased", "applies only to a new vocabulary", remedy)
+        raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
+    for name, value in (("--cased/--lower-case", cased), ("--vocab-size", vocab_size)):
+        if value is not None and not is_new:
+            remedy = f"Remove {name}; do_lower_case in the tokenizer_config.json next to a vocabulary sets its case"
+            raise UserError("config.conflict", name, "applies only to a new vocabulary", remedy)
+    if vocab_size is not None:
+        from mlbert.data.prepare.pipeline import check_vocab_size
+
+        check_vocab_size(vocab_size)
+    if encoding is not None:
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
+            raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy) from None
     from mlbert.programs.custom_corpus.run import Asked  # torch takes a second
     from mlbert.programs.custom_corpus.run import pretrain as run
 
-    return run(Asked(texts, out, seconds, size, vocab, cased, start, mlperf))
+    out = out or Path("model")
+    return run(
+        Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, encoding, skip_bad, start, mlperf, dry_run)
+    )
 
 
 def _seconds(minutes: float | None, hours: float | None) -> float:

@@ -11,9 +11,11 @@ schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
 
 SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
@@ -22,7 +24,8 @@ LEARNING_RATES = {"muon": 1e-2, "stableadamw": 3e-3}  # at a hidden size of 128
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
 WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
-SEQUENCE_LENGTH = 128
+SEQUENCE_LENGTH, LEAST_SEQUENCES = 128, 16  # per update
+LEAST_UPDATES = 30  # of a size that the user chooses
 HEAD_SIZE = 32
 
 
@@ -57,6 +60,7 @@ class SizeShape:
             num_hidden_layers=self.layers,
             num_attention_heads=self.hidden // HEAD_SIZE,
             intermediate_size=self.intermediate,
+            max_position_embeddings=SEQUENCE_LENGTH,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             initializer_range=INITIALIZER_RANGE,
@@ -97,15 +101,23 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
         seconds: training time.
         size: a name in `SIZES`, or "auto": the largest model that sees 10 tokens per parameter.
         flops_per_second: speed of training.
+
+    Raises UserError: the time is too short for the size.
     """
     shapes = {name: _shape(corpus_tokens, *numbers) for name, numbers in SIZES.items()}
     tokens = {name: seconds * (flops_per_second / shape.flops_a_token) for name, shape in shapes.items()}
+    needed = LEAST_UPDATES * LEAST_SEQUENCES * SEQUENCE_LENGTH
+    if size in ("small", "base") and tokens[size] < needed:
+        fitting = next(name for name in reversed(SIZES) if tokens[name] >= needed or name == "tiny")
+        reason = f"cannot do {LEAST_UPDATES} steps in this time on this machine"
+        remedy = f"Use --size {fitting}, or --minutes {math.ceil(seconds * needed / tokens[size] / 60)}"
+        raise UserError("config.range", f"--size {size}", reason, remedy)
     if size == "auto":
         fitting = [name for name in SIZES if tokens[name] >= 10 * shapes[name].parameters]
         size = fitting[-1] if fitting else "tiny"
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
-    sequences = max(16, min(256, 1 << max(0, round(target)).bit_length()))
+    sequences = max(LEAST_SEQUENCES, min(256, 1 << max(0, round(target)).bit_length()))
     # Muon's products cost about 5 x hidden / (tokens per update) of the training's own. At a third of it Muon wins, at
     # two thirds it does not.
     optimizer = "muon" if 16 * shapes[size].hidden <= sequences * SEQUENCE_LENGTH else "stableadamw"

@@ -35,7 +35,7 @@ MAX_REMEMBERED_WORDS = 2_000_000
 _REMEDY = "Give a BERT WordPiece vocab.txt"
 
 # Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not hangul).
-_CJK_RANGES = (
+CJK_RANGES = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
     (0x20000, 0x2A6DF),
@@ -56,7 +56,7 @@ class _CleanTable(dict[int, str]):
             result = " "
         elif code in (0, 0xFFFD) or unicodedata.category(char) in ("Cc", "Cf"):
             result = ""
-        elif any(low <= code <= high for low, high in _CJK_RANGES):
+        elif is_cjk(char):
             result = f" {char} "
         else:
             result = char
@@ -65,6 +65,11 @@ class _CleanTable(dict[int, str]):
 
 
 _CLEAN = _CleanTable()
+
+
+def is_cjk(char: str) -> bool:
+    """Return True for a character that is a word by itself, as in Chinese."""
+    return any(low <= ord(char) <= high for low, high in CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:

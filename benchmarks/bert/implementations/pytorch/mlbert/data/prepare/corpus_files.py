@@ -18,6 +18,7 @@ import gzip
 import io
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class CorpusSource:
     path: Path
     num_bytes: int  # on disk
     modified: int  # nanoseconds since 1970
+    encoding: str = "utf-8-sig"  # of a plain file
 
     @property
     def identity(self) -> list[str | int]:
@@ -68,19 +70,22 @@ def suffix_of(name: str) -> str:
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
-def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
+def find_sources(paths: Sequence[Path], without: Path, others: Counter[str] | None = None) -> list[CorpusSource]:
     """Return the files and saved sets at these paths, each once, in order. Skips hidden files and everything below the
-    folder ``without``. Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text."""
+    folder ``without``; counts other files by suffix in ``others``. Raises UserError: a path does not exist, is neither
+    a file nor a folder, or holds no text."""
+    others = Counter() if others is None else others
     found: dict[Path, CorpusSource] = {}
     for path in paths:
         with reading(path, _REMEDY):
             if not path.exists():
                 raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
-            places = _of_folder(path, without.resolve()) if path.is_dir() else [path]
+            places = _of_folder(path, without.resolve(), others) if path.is_dir() else [path]
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places:
-            raise UserError("data.empty", path, "holds no text", _REMEDY)
+            found_instead = f", only {format_counts(others)}" if others else ""
+            raise UserError("data.empty", path, f"holds no text{found_instead}", _REMEDY)
         for place in places:
             found.setdefault(place.resolve(), _source(place))
     if not sum(source.num_bytes for source in found.values()):
@@ -88,27 +93,23 @@ def find_sources(paths: Sequence[Path], without: Path) -> list[CorpusSource]:
     return list(found.values())
 
 
-def name_note(paths: Sequence[Path], without: Path) -> str:
-    """Return `left_out` for the files that `find_sources` skips."""
-    folders = [path for path in paths if path.is_dir() and not _is_saved(path)]
-    return left_out((place.name for folder in folders for place in _files(folder, without.resolve())), _is_text)
+def format_counts(counts: Counter[str]) -> str:
+    """Return counts of suffixes in words, such as ``12 .txt, 3 .pdf``."""
+    return ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common())
 
 
-def _of_folder(folder: Path, without: Path) -> list[Path]:
-    return [folder] if _is_saved(folder) else sorted(p for p in _files(folder, without) if _is_text(p.name))
-
-
-def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS))
-
-
-def _files(folder: Path, without: Path) -> Iterator[Path]:
-    """Yield the files below a folder that are neither hidden nor in ``without``."""
+def _of_folder(folder: Path, without: Path, others: Counter[str]) -> list[Path]:
+    if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
+        return [folder]
+    places = []
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without)
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if path.is_file() and without not in path.resolve().parents:
-                yield path
+        for name in (name for name in names if not name.startswith(".")):
+            if _is_text(name):
+                places.append(Path(place, name))
+            else:
+                others[Path(name.lower()).suffix] += 1
+    return sorted(place for place in places if place.is_file() and without not in place.resolve().parents)
 
 
 def _raise(error: OSError) -> None:
@@ -144,7 +145,7 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
         return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
     if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
         limit = piece
-    return (part for part in _pieces(_characters(source.path), limit) if part.strip())
+    return (part for part in _pieces(_characters(source.path, source.encoding), limit) if part.strip())
 
 
 def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
@@ -208,16 +209,16 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or remove the file") from None
 
 
-def _characters(path: Path) -> Iterator[str]:
-    decoder, lines = codecs.getincrementaldecoder("utf-8-sig")(), 0
+def _characters(path: Path, encoding: str) -> Iterator[str]:
+    decoder, lines = codecs.getincrementaldecoder(encoding)(), 0
     with opened(path) as file:
         while True:
             raw = file.read(_CHUNK)
             try:
                 text = decoder.decode(raw, final=not raw)
-            except UnicodeDecodeError as error:
-                line = lines + error.object[: error.start].count(b"\n") + 1
-                raise _not_text(path, line, raw) from None
+            except UnicodeError as error:  # the UTF-16 decoder raises the base class
+                before = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
+                raise _not_text(path, lines + before.count(b"\n") + 1, raw, encoding) from None
             if "\0" in text:
                 raise _not_text(path, lines + text[: text.index("\0")].count("\n") + 1, raw)
             lines += raw.count(b"\n")
@@ -226,10 +227,11 @@ def _characters(path: Path) -> Iterator[str]:
                 return
 
 
-def _not_text(path: Path, line: int, raw: bytes) -> UserError:
+def _not_text(path: Path, line: int, raw: bytes, encoding: str = "utf-8-sig") -> UserError:
+    name = encoding.removesuffix("-sig").upper()
     if b"\0" in raw:
-        return UserError("data.encoding", path, "is binary or not encoded as UTF-8", _REMEDY)
-    reason = f"line {line} is not UTF-8"
+        return UserError("data.encoding", path, f"is binary or not encoded as {name}", _REMEDY)
+    reason = f"line {line} is not {name}"
     return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
 
 

@@ -8,10 +8,10 @@ counts, baselines, masked example sentences
 The text is read twice: once to count words and choose the held-out documents, once to tokenise. Memory does not grow
 with its size.
 
-The held-out documents are those with the smallest SHA-256 of their text, so neither order nor number of files matters
-and equal documents stay together. Training lines that nearly repeat a held-out document are dropped: those with at
-least half of their tokens in runs of `RUN` tokens that also occur in the held-out text. The example sentences show
-users what a model has learnt.
+Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
+SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat a held-out
+document are dropped: those with at least half of their tokens in runs of `RUN` tokens that also occur in the held-out
+text. The example sentences show users what a model has learnt.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import re
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,19 +37,22 @@ from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
-from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, clean_words
+from mlbert.data.formats.wordpiece import CJK_RANGES, MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
-from mlbert.data.prepare.corpus_files import CorpusSource, documents
+from mlbert.data.prepare.corpus_files import CorpusSource, documents, format_counts
 from mlbert.data.prepare.jobs import SILENT, Progress
-from mlbert.data.prepare.pipeline import MAX_ALPHABET, Neighbours, split_words, train_vocabulary
+from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
 COUNT = 10
-_WORDS = range(7, 26)  # allowed number of words in a sentence
-_LEAST_LETTERS = 3  # of the masked word
+_TOKENS, _LONGEST = range(8, 41), 400  # allowed number of tokens in a sentence; characters
+_LEAST_LETTERS = 3  # of the masked word, if its script has blanks
 _LOOKED_AT = 20_000  # sentences examined
+_SENTENCE_END = re.compile(r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])")  # unknown to `split_sentences`
+_CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
+_WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
 
 
 def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
@@ -55,7 +60,7 @@ def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[st
     deterministic for the same texts."""
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
-        if len(sentence.split()) in _WORDS and "[" not in sentence:
+        if "[" not in sentence and len(sentence) < _LONGEST and len(tokenizer.encode(sentence)) in _TOKENS:
             found[hashlib.sha256(sentence.encode()).hexdigest()] = sentence
     masked = (_mask(sentence, int(digest[:8], 16), tokenizer) for digest, sentence in sorted(found.items()))
     return list(islice(filter(None, masked), COUNT))
@@ -64,24 +69,28 @@ def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[st
 def _sentences(texts: Iterable[str]) -> Iterable[str]:
     for text in texts:
         for paragraph in text.split("\n\n"):
-            sentences = split_sentences(paragraph)
+            sentences = [end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end]
             yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
     """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
-    words = sentence.split()
-    places = [
-        place
-        for place, word in enumerate(words)
-        if word.isalpha() and len(word) >= _LEAST_LETTERS and len(tokenizer.encode(word)) == 1
-        if tokenizer.encode(word)[0] not in tokenizer.special_ids
-    ]
+    places = [match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)]
     if not places:
         return None
-    place = places[number % len(places)]
-    masked = [*words[:place], "[MASK]", *words[place + 1 :]]
-    return [" ".join(masked), words[place].lower() if tokenizer.lower_case else words[place]]
+    start, end = places[number % len(places)].span()
+    word = sentence[start:end]
+    return [f"{sentence[:start]}[MASK]{sentence[end:]}", word.lower() if tokenizer.lower_case else word]
+
+
+def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
+    """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
+    word, ids = match.group(), tokenizer.encode(match.group())
+    if len(ids) != 1 or ids[0] in tokenizer.special_ids:
+        return False
+    around = sentence[max(0, match.start() - 1) : match.start()] + sentence[match.end() : match.end() + 1]
+    is_whole = not any(unicodedata.category(char)[0] in "MN" or char in "_-'’" for char in around)
+    return is_whole and (len(word) >= _LEAST_LETTERS or is_cjk(word[0]))
 
 
 LEAST_CHARACTERS = 20_000
@@ -92,6 +101,13 @@ MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_COUNTED, _THINNED = 100_000_000, 16  # characters with all words counted; after that every 16th document
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000
+_LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
+_PLAIN_CASED, _MOST_ACCENTS = 0.5, 0.003  # shares of the letters, see `_case`
+_MOST_KNOWN = 2_000_000  # documents that later ones are compared with
+_LETTERS = re.compile(r"[^\W\d_]+")
+_MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"), 2000  # characters of a document
+_MUCH_MARKUP = 0.02
+_SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
 _TOGETHER = 1 << 20  # characters tokenised at a time
 _SHARD_BYTES = 8 << 20
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
@@ -110,7 +126,10 @@ class Facts:
     held_out_sequences: int
     held_out_tokens: int
     near_repeats: int  # tokens dropped from the training text
-    unknown_share: float
+    unknown_share: float  # of the training text
+    held_out_unknown: float
+    inventory: list[str]  # lines for the user
+    scripts: str
     baselines: dict[str, Any]
     sentences: list[list[str]]  # text with [MASK], and the original word
 
@@ -123,24 +142,36 @@ class Request:
         sources: the input text.
         vocabulary: the tokenizer to use (None trains a vocabulary).
         vocab_size: maximum number of entries of a trained vocabulary.
-        lower_case: whether a trained vocabulary is uncased.
+        lower_case: whether a trained vocabulary is uncased; None decides by the text, see `_case`.
         length: tokens per sequence.
         eval_rate: probability of masking a held-out token, as in the evaluations during training.
+        held_out: text to hold out instead of a part of ``sources``.
+        others: files that are not read, by suffix.
+        encoding: of the files that are not UTF-8.
+        skip_bad: leave out files that cannot be read.
     """
 
     sources: Sequence[CorpusSource]
     vocabulary: Tokenizer | None
     vocab_size: int
-    lower_case: bool
+    lower_case: bool | None
     length: int
     eval_rate: float
+    held_out: Sequence[CorpusSource] = ()
+    others: Counter[str] = field(default_factory=Counter)
+    encoding: str | None = None
+    skip_bad: bool = False
 
     def made_from(self) -> dict[str, Any]:
         """Return a JSON-serializable description; equal descriptions produce equal data."""
-        files = [source.identity for source in self.sources]
+        files = [[source.identity for source in sources] for sources in (self.sources, self.held_out)]
+        reading = [self.encoding, self.skip_bad]
         new = [self.vocab_size, self.lower_case]
         vocabulary = self.vocabulary.identity if self.vocabulary else new
-        return {"sources": files, "vocabulary": vocabulary, "length": self.length, "eval_rate": self.eval_rate}
+        return {
+            **{"sources": files, "reading": reading, "vocabulary": vocabulary},
+            **{"length": self.length, "eval_rate": self.eval_rate},
+        }
 
 
 def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Facts:
@@ -150,11 +181,18 @@ def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Fact
         return found
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    scan = _scan_text(request, progress)
-    tokenizer = _tokenizer(request, scan, folder)
-    facts = _write_sets(request, scan, tokenizer, folder, progress)
+    readable, scan = _scan_text(request, progress)
+    tokenizer = _tokenizer(readable, scan, folder)
+    made_from = json.loads(json.dumps(request.made_from()))
+    facts = replace(_write_sets(readable, scan, tokenizer, folder, progress), made_from=made_from)
     write_json(folder / _FACTS, add_checksum(asdict(facts)))
     return facts
+
+
+def take_inventory(request: Request, progress: Progress = SILENT) -> list[str]:
+    """Read the text and describe it; write nothing. Raises UserError as `prepare`."""
+    request, scan = _scan_text(request, progress)
+    return scan.inventory(request)
 
 
 def read_facts(folder: Path) -> Facts | None:
@@ -204,12 +242,61 @@ class _HeldOut:
 class _Scan:
     """Results of the first reading."""
 
-    held_out: _HeldOut
-    words: Counter[str]  # separated by white space
     piece: int  # characters, see `documents`
     is_cut: bool  # also cut documents that could stay whole
+    held_out: _HeldOut = field(default_factory=_HeldOut)
+    words: Counter[str] = field(default_factory=Counter)  # separated by white space
     characters: int = 0
     documents: int = 0
+    repeats: set[int] = field(default_factory=set)  # numbers of the documents that equal earlier ones
+    sampled: int = 0  # characters searched for markup
+    markup: int = 0  # characters of it
+    bad: dict[CorpusSource, UserError] = field(default_factory=dict)
+    _known: set[int] = field(default_factory=set)
+
+    def add(self, text: str, may_hold_out: bool) -> None:
+        """Count a document, unless its letters are those of an earlier one."""
+        letters = "".join(_LETTERS.findall(text.casefold()))
+        number, key = self.documents, _digest(letters or text)
+        self.documents += 1
+        self.characters += len(text)
+        if key in self._known:
+            self.repeats.add(number)
+            return
+        if len(self._known) < _MOST_KNOWN:
+            self._known.add(key)
+        digest = _digest(text)
+        if may_hold_out:
+            self.held_out.offer(digest, text)
+        if self.characters < _MOST_COUNTED or digest % _THINNED == 0:
+            self.words.update(_words(text))
+            if len(self.words) > _MOST_WORDS:
+                self.words = Counter({word: count for word, count in self.words.items() if count > 1})
+        self.sampled += len(text[:_SAMPLED])
+        self.markup += sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
+
+    def scripts(self) -> str:
+        """Return the scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``."""
+        found: Counter[str] = Counter()
+        for char, count in count_characters(self.words).items():
+            if char.isalpha():
+                found[unicodedata.name(char, "other").split()[0].split("-")[0]] += count
+        names = {name: count / found.total() for name, count in found.most_common() if count >= 0.01 * found.total()}
+        return ", ".join(f"{share:.0%} {name if name == 'CJK' else name.capitalize()}" for name, share in names.items())
+
+    def inventory(self, request: Request) -> list[str]:
+        """Return lines about the files and their text."""
+        read = Counter(source.suffix for source in request.sources)
+        others = f"; not read: {format_counts(request.others)}" if request.others else ""
+        skipped = f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
+        lines = [
+            f"files: {len(request.sources):,} read ({format_counts(read)}){others}{skipped}",
+            f"text: {self.characters:,} characters in {self.documents:,} documents, "
+            f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts()}",
+        ]
+        if (share := self.markup / max(1, self.sampled)) > _MUCH_MARKUP:
+            lines.append(f"warning: {share:.0%} of the characters are markup (tags, entities or wiki syntax)")
+        return lines
 
 
 def _digest(text: str) -> int:
@@ -217,19 +304,27 @@ def _digest(text: str) -> int:
 
 
 def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield the documents of all sources, without repeats."""
+    number = 0
     for source in request.sources:
-        yield from documents(source, scan.piece, scan.is_cut)
+        for text in documents(source, scan.piece, scan.is_cut):
+            if number not in scan.repeats:
+                yield text
+            number += 1
         advance(source.num_bytes)
 
 
-def _scan_text(request: Request, progress: Progress) -> _Scan:
-    """Read all text once. If there are too few documents, or they are too long to hold some out, cut them."""
+def _scan_text(request: Request, progress: Progress) -> tuple[Request, _Scan]:
+    """Read all text once; return the request for the sources that can be read, and the results. If there are too few
+    documents, or they are too long to hold some out, cut them."""
     for is_cut in (False, True):
-        scan = _scan_once(request, is_cut, progress)
+        request, scan = _scan_readable(request, is_cut, progress)
         if (characters := scan.characters) < LEAST_CHARACTERS:
             reason = f"has only {characters:,} characters, too few to train a model"
             remedy = f"Give {LEAST_CHARACTERS:,} or more; a useful model needs a few million"
             raise UserError("data.too-small", "the text", reason, remedy)
+        if request.held_out:
+            break
         wanted = max(HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters))
         most = round(min(wanted, HELD_OUT_AT_MOST))
         scan.held_out.shrink(most)
@@ -237,10 +332,10 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
             break
     else:
         raise _repeats_itself()
-    for text in scan.held_out.texts:
+    for text in () if request.held_out else scan.held_out.texts:
         scan.words.subtract(_words(text))
     scan.words = +scan.words
-    return scan
+    return request, scan
 
 
 def _repeats_itself() -> UserError:
@@ -248,20 +343,74 @@ def _repeats_itself() -> UserError:
     return UserError("data.repetitive", "the text", reason, "Give text with many different sentences")
 
 
+def _scan_readable(request: Request, is_cut: bool, progress: Progress) -> tuple[Request, _Scan]:
+    """Scan; read files that are not UTF-8 in the given encoding, and leave out bad ones if that is allowed. Raises
+    UserError: there are others, which are all named."""
+    scan = _scan_once(request, is_cut, progress)
+    if (bad := scan.bad) and request.encoding is not None:
+        sources = [
+            replace(source, encoding=request.encoding)
+            if source in bad and bad[source].code == "data.encoding"
+            else source
+            for source in request.sources
+        ]
+        request = replace(request, sources=sources, encoding=None)
+        scan = _scan_once(request, is_cut, progress)
+        bad = scan.bad
+    if bad and not request.skip_bad:
+        raise _unreadable(list(bad.values()), progress)
+    if bad:
+        request = replace(request, sources=[source for source in request.sources if source not in bad])
+        scan = _scan_once(request, is_cut, progress)
+        scan.bad = bad
+    return request, scan
+
+
+def _unreadable(errors: Sequence[UserError], progress: Progress) -> UserError:
+    first, more = errors[0], len(errors) - 1
+    for error in errors[:more]:
+        progress(f"cannot be read: {error.subject}: {error.problem}")
+    others = f", and {more} more cannot be read" if more else ""
+    encoding = "--encoding NAME, such as cp1252, or " if first.code == "data.encoding" else ""
+    remedy = f"{first.remedy}; or give {encoding}--skip-bad"
+    return UserError(first.code, first.subject, f"{first.problem}{others}", remedy)
+
+
 def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
     num_bytes = sum(source.num_bytes for source in request.sources)
-    scan = _Scan(_HeldOut(), Counter(), max(500, min(20_000, num_bytes // 400)), is_cut)
+    scan = _Scan(max(500, min(20_000, num_bytes // 400)), is_cut)
+    for source in request.held_out:
+        for text in documents(source, scan.piece, is_cut=True):
+            scan.held_out.offer(_digest(text), text)
     with progress.task("reading", num_bytes, "bytes") as advance:
-        for text in _read(request, scan, advance):
-            digest = _digest(text)
-            scan.held_out.offer(digest, text)
-            if request.vocabulary is None and (scan.characters < _MOST_COUNTED or digest % _THINNED == 0):
-                scan.words.update(_words(text))
-                if len(scan.words) > _MOST_WORDS:
-                    scan.words = Counter({word: count for word, count in scan.words.items() if count > 1})
-            scan.characters += len(text)
-            scan.documents += 1
+        for source in request.sources:
+            try:
+                for text in documents(source, scan.piece, is_cut):
+                    scan.add(text, not request.held_out)
+            except UserError as error:
+                if error.code not in _SKIPPED:
+                    raise
+                scan.bad[source] = error
+            advance(source.num_bytes)
     return scan
+
+
+def _case(words: Counter[str]) -> tuple[bool, str]:
+    """Return whether a vocabulary for these words should ignore case and accents, and the reason.
+
+    A small vocabulary of a language such as English gains: a word has one entry at the start of a sentence and inside.
+    Where letters have accents, the words lose their meaning with them, and scripts without case gain nothing.
+    """
+    letters = cased = accented = 0
+    for char, count in count_characters(words).items():
+        if char.isalpha() or unicodedata.category(char) == "Mn":
+            letters += count
+            cased += count * (char.lower() != char.upper())
+            accented += count * (basic_split(char) != [char.lower()])
+    if cased < _PLAIN_CASED * letters:
+        return False, f"only {cased / max(1, letters):.0%} of the letters have case"
+    is_plain = accented < _MOST_ACCENTS * letters
+    return is_plain, f"{accented / letters:.2%} of the letters have accents"
 
 
 def _words(text: str) -> list[str]:
@@ -271,15 +420,26 @@ def _words(text: str) -> list[str]:
 
 def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     """Write the given or a newly trained vocabulary to the folder and load it."""
-    given = request.vocabulary
-    if given is None:
-        most = max(MAX_ALPHABET, request.vocab_size // 4)
-        entries = train_vocabulary(split_words(scan.words, request.lower_case), request.vocab_size, most)
+    if (given := request.vocabulary) is not None:
+        entries, lower_case = given.entries, given.lower_case
     else:
-        entries = given.entries
+        lower_case = _case(scan.words)[0] if request.lower_case is None else request.lower_case
+        words = split_words(scan.words, lower_case)
+        least = max(1, round(_LEAST_SHARE * count_characters(words).total()))
+        entries = train_vocabulary(words, request.vocab_size, least)
     write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
-    write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": request.lower_case if given is None else given.lower_case})
+    write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": lower_case})
     return load_tokenizer(folder)
+
+
+def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
+    what = "removed" if tokenizer.lower_case else "kept"
+    if request.vocabulary is not None:
+        return f"case and accents: {what}, as the given vocabulary does"
+    if request.lower_case is not None:
+        return f"case and accents: {what}, as asked"
+    option = "--cased keeps" if tokenizer.lower_case else "--lower-case removes"
+    return f"case and accents: {what}, because {_case(scan.words)[1]}; {option} them"
 
 
 def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Facts:
@@ -308,7 +468,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         remedy = "Give a vocabulary of its language, or none" if request.vocabulary else "Give natural-language text"
         raise UserError("vocabulary.other-language", "the text", reason, remedy)
     return Facts(
-        made_from=json.loads(json.dumps(request.made_from())),
+        made_from={},
         characters=scan.characters,
         documents=scan.documents,
         train_sequences=written,
@@ -317,6 +477,9 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         held_out_tokens=held_out.tokens,
         near_repeats=train.left_out,
         unknown_share=unknown,
+        held_out_unknown=held_out.unknown / max(1, held_out.tokens),
+        inventory=[*scan.inventory(request), _decision(request, scan, tokenizer)],
+        scripts=scan.scripts(),
         baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),
         sentences=choose_sentences(scan.held_out.texts, tokenizer),
     )

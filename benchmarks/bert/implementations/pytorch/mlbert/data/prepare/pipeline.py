@@ -65,16 +65,22 @@ def check_vocab_size(vocab_size: int) -> None:
         raise UserError("config.range", "--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
-def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int = MAX_ALPHABET) -> list[str]:
+def train_vocabulary(words: Counter[str], vocab_size: int, least_count: int | None = None) -> list[str]:
     """Return ``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer if the words (with their
-    counts) do not have enough different pieces. Words with characters other than the ``most_characters`` most frequent
-    ones become [UNK]. Raises UserError: the size is out of range."""
+    counts) do not have enough different pieces. Raises UserError: the size is out of range.
+
+    Words with characters outside the alphabet become [UNK]: WordPiece cannot spell them in bytes. The alphabet is the
+    `MAX_ALPHABET` most frequent characters or, with ``least_count``, all that occur so often; the vocabulary then grows
+    until it takes up at most three quarters of the entries.
+    """
     check_vocab_size(vocab_size)
-    alphabet = _alphabet(words, most_characters)
+    alphabet = _alphabet(words, least_count)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
     # The trainer numbers pieces inside words in no fixed order and breaks ties by number, so two runs would produce
     # different vocabularies. Declared as special tokens, they are numbered first and in this order.
     inside = sorted({char for word in known for char in word[1:]})
+    if least_count is not None:
+        vocab_size = min(max(vocab_size, 4 * (len(alphabet) + len(inside)) // 3), MAX_VOCAB_SIZE)
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
@@ -85,13 +91,20 @@ def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int 
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _alphabet(words: Counter[str], most: int) -> set[str]:
-    """Return the most frequent characters."""
+def _alphabet(words: Counter[str], least_count: int | None) -> set[str]:
+    characters = count_characters(words)
+    if least_count is not None:
+        return {char for char, count in characters.items() if count >= least_count}
+    return set(sorted(characters, key=lambda char: (-characters[char], char))[:MAX_ALPHABET])
+
+
+def count_characters(words: Counter[str]) -> Counter[str]:
+    """Count the characters of words with their counts."""
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
             characters[char] += count
-    return set(sorted(characters, key=lambda char: (-characters[char], char))[:most])
+    return characters
 
 
 _TOGETHER = 1 << 21  # pairs counted at a time

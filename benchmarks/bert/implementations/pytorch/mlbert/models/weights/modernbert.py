@@ -89,6 +89,7 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
         path: of the configuration.
     """
     remedy = "Choose a model that mlbert pretrain has written, or a BERT"
+    values = _as_written(values)
     wanted = {"global_attn_every_n_layers": 1, **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True)}
     for name, value in wanted.items():
         if values.get(name) != value:
@@ -111,6 +112,19 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
         raise UserError("model.shape", path, "lacks the shape of a ModernBERT", remedy) from None
     except UserError as error:
         raise UserError("model.shape", path, error.problem, remedy) from None
+
+
+def _as_written(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a configuration in the form that `modernbert_config` writes; transformers 5 saves it in another one."""
+    values = dict(values)
+    if isinstance(layers := values.get("layer_types"), list):
+        is_global = set(layers) == {"full_attention"}
+        values["global_attn_every_n_layers"] = 1 if is_global else values.get("global_attn_every_n_layers", "mixed")
+    rope = values.get("rope_parameters")
+    rope = rope.get("full_attention", rope) if isinstance(rope, dict) else None
+    if isinstance(rope, dict) and rope.get("rope_type", "default") == "default" and "rope_theta" in rope:
+        values["global_rope_theta"] = rope["rope_theta"]
+    return values
 
 
 def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:

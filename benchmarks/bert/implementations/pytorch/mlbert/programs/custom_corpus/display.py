@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +15,6 @@ from mlbert.runs.progress import RunOutcome, TrainState
 
 LINE_SECONDS = 10.0
 _EARLY, _LATE = 0.3, 0.6  # fractions of the time after which accuracy is compared with the baselines
-_POINTS = 3  # evaluations used for the estimate
 
 
 class Display(Events):
@@ -32,7 +29,7 @@ class Display(Events):
         self._console, self._seconds, self._every = console, seconds, log_every_steps
         self._most_frequent = float(baselines["most_frequent_accuracy"])
         self._bigram = float(baselines["bigram_accuracy"])
-        self._points: list[tuple[float, float]] = []  # seconds and accuracy
+        self._accuracy: float | None = None
         self._last_print = time.monotonic()
         self._warned = 0
         self._bar: Progress | None = None
@@ -52,14 +49,12 @@ class Display(Events):
         return step % self._every == 0 or time.monotonic() - self._last_print >= LINE_SECONDS
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
-        """Show loss, accuracy, estimate and speed."""
+        """Show loss, accuracy and speed."""
         share = min(1.0, state.due_seconds / self._seconds)
         left = short_duration(max(0.0, self._seconds - state.due_seconds))
         parts = [f"{left} left", f"loss {loss:.2f}"]
-        if self._points:
-            parts.append(f"accuracy {self._points[-1][1]:.3f}")
-        if (estimate := final_accuracy(self._points, self._seconds)) is not None:
-            parts.append(f"at the end about {estimate:.2f}")
+        if self._accuracy is not None:
+            parts.append(f"accuracy {self._accuracy:.3f}")
         parts.append(f"{state.tokens / max(state.train_seconds, 1e-9):,.0f} tokens/s")
         words = ", ".join(parts)
         if self._bar is not None:
@@ -71,8 +66,7 @@ class Display(Events):
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the accuracy on held-out text and compare it with the baselines."""
-        accuracy = state.accuracy
-        self._points.append((max(seconds, 1e-3), accuracy))
+        accuracy = self._accuracy = state.accuracy
         self.say(f"held-out accuracy {accuracy:.4f} after {short_duration(seconds)}")
         share = seconds / self._seconds
         if self._warned < 1 and share >= _EARLY and accuracy <= self._most_frequent + 0.005:
@@ -103,17 +97,3 @@ class Display(Events):
     def say(self, text: str) -> None:
         """Print one line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def final_accuracy(points: Sequence[tuple[float, float]], seconds: float) -> float | None:
-    """Extrapolate the last evaluations (seconds since the start, accuracy) to the end of the run.
-
-    The fit is a line over the logarithm of time; None if there are too few evaluations.
-    """
-    last = points[-_POINTS:]
-    times = [math.log(at) for at, _ in last]
-    if len(set(times)) < 2:
-        return None
-    slope = statistics.linear_regression(times, [accuracy for _, accuracy in last]).slope
-    found = last[-1][1] + max(slope, 0.0) * (math.log(seconds) - times[-1])
-    return min(max(found, last[-1][1]), 1.0)

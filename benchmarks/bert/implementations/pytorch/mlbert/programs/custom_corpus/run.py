@@ -9,9 +9,10 @@ import os
 import shlex
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,8 +21,8 @@ from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.prepare.corpus_files import CorpusSource, find_sources, name_note
-from mlbert.data.prepare.custom_corpus import Facts, Request, prepare
+from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
+from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
@@ -29,13 +30,14 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm
 from mlbert.models.weights.weight_files import new_path
+from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.console import console_progress, short_duration, write_page
 from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, make_plan, pace_of, resolve_settings
 from mlbert.programs.custom_corpus.display import Display
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.report.page import own_text_page
 from mlbert.training.config import RunConfig
-from mlbert.training.experiment import RunOptions, run_experiment
+from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
 
 TOP = 5
 Guessed = tuple[str, str, str]  # a sentence with [MASK], the masked word, and the guesses, most probable first
@@ -96,6 +98,44 @@ def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guess
 
 
 AUTO = "auto"
+MUCH_UNKNOWN = 0.005  # share of the held-out tokens
+
+
+def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
+    """Describe how the files of a text, each with its path first, differ."""
+    old, new = ({path: rest for path, *rest in files} for files in (before, now))
+    both = old.keys() & new.keys()
+    found = {
+        "added": new.keys() - old.keys(),
+        "removed": old.keys() - new.keys(),
+        "changed": {path for path in both if old[path] != new[path]},
+    }
+    names = {what: ", ".join(Path(path).name for path in sorted(paths)[:3]) for what, paths in found.items()}
+    return "; ".join(f"{len(paths)} {what} ({names[what]})" for what, paths in found.items() if paths)
+
+
+def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any]) -> str:
+    shape = json.loads(folder.shape.read_text(encoding="utf-8"))
+    case = "removes" if load_tokenizer(folder.text).lower_case else "keeps"
+    return f"""---
+library_name: transformers
+pipeline_tag: fill-mask
+tags: [masked-lm, modernbert]
+---
+
+# A masked language model of our own text
+
+* Architecture: ModernBERT with global attention, {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
+  trained on {rules.SEQUENCE_LENGTH} tokens at a time.
+* Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
+* Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents. {facts.held_out_unknown:.2%} of
+  the held-out tokens are unknown to it.
+* Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens, after {summary["tokens"]:,} training tokens.
+  Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
+
+Use: `pipeline("fill-mask", model="{folder.model.name}")` of transformers, or as the start of fine-tuning.
+It carries the biases of its text.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,9 +147,13 @@ class Asked:
         seconds: total training time.
         size: a name of `mlbert.programs.pretrain_rules.SIZES`, or `AUTO`.
         vocab: vocabulary to use instead of training one.
-        cased: keep case and accents in a new vocabulary.
+        vocab_size: entries of a new vocabulary; None: by the size.
+        cased: keep case and accents in a new vocabulary; None: by the text.
+        held_out: text to evaluate on; None: a part of the text.
+        encoding, skip_bad: what to do with files that are not UTF-8 or cannot be read.
         start: weights to start from.
         mlperf: write an MLPerf log.
+        dry_run: only describe the text.
     """
 
     texts: list[Path]
@@ -117,17 +161,27 @@ class Asked:
     seconds: float
     size: str
     vocab: Path | None
-    cased: bool
+    vocab_size: int | None
+    cased: bool | None
+    held_out: Path | None
+    encoding: str | None
+    skip_bad: bool
     start: Path | None
     mlperf: bool
+    dry_run: bool
 
     @property
     def command(self) -> str:
         """The command line without the training time."""
-        given = {"--size": None if self.size == AUTO else self.size, "--vocab": self.vocab, "--from": self.start}
+        given = {
+            "--size": None if self.size == AUTO else self.size,
+            **{"--vocab": self.vocab, "--vocab-size": self.vocab_size, "--eval": self.held_out},
+            **{"--encoding": self.encoding, "--from": self.start},
+        }
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        cased = ["--cased"] if self.cased else []
-        return shlex.join(["mlbert", "pretrain", *map(str, self.texts), "--out", str(self.out), *options, *cased])
+        flags = {"--cased": self.cased, "--lower-case": self.cased is False, "--skip-bad": self.skip_bad}
+        options += [name for name, is_given in flags.items() if is_given]
+        return shlex.join(["mlbert", "pretrain", *map(str, self.texts), "--out", str(self.out), *options])
 
 
 def pretrain(asked: Asked) -> int:
@@ -137,6 +191,8 @@ def pretrain(asked: Asked) -> int:
         remedy = "Start it without a launcher"
         raise UserError("command.launcher", "mlbert pretrain TEXT", "runs as one process", remedy)
     folder = OwnFolder(asked.out)
+    if asked.dry_run:
+        return _Run(folder, Console(), asked).describe()
     with folder.held():
         return _Run(folder, Console(), asked).go(world)
 
@@ -147,7 +203,9 @@ class _Run:
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
         self._folder, self._console, self._asked = folder, console, asked
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path)
+        self._others: Counter[str] = Counter()
+        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path, self._others)
+        self._held_out = find_sources([asked.held_out], folder.path) if asked.held_out else []
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
         if asked.start is not None:
@@ -156,11 +214,19 @@ class _Run:
         elif asked.vocab is not None:
             self._vocabulary = load_tokenizer(asked.vocab)
 
+    def describe(self) -> int:
+        """Print what would be read and return the exit status."""
+        request = self._request(0, rules.SEQUENCE_LENGTH)
+        for line in take_inventory(request, console_progress(self._console)):
+            self._say(line)
+        return SUCCEEDED
+
     def go(self, world: World) -> int:
         """Run all steps and return the exit status."""
         notes, summary = self._folder.remembered(), self._folder.finished()
-        if note := name_note(self._asked.texts, self._folder.path):
-            self._say(f"warning: {note}")
+        if notes is not None and summary is None and not self._folder.has_checkpoint():
+            self._say("nothing was trained yet; starting again")
+            notes = None
         if notes is not None:
             self._compare(notes["asked"])
         if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds:
@@ -179,10 +245,7 @@ class _Run:
         if resume:
             state = "is finished and will be extended" if summary is not None else "was interrupted"
             self._say(f"{self._folder.path} {state}; resuming from its newest checkpoint")
-        elif notes is not None:
-            self._say("no checkpoint was saved; training starts again")
-            self._folder.log.unlink(missing_ok=True)
-        for path in (self._folder.summary, self._folder.report):
+        for path in (self._folder.summary, self._folder.report, *([] if resume else [self._folder.log])):
             path.unlink(missing_ok=True)
         return self._train(plan, facts, resume, world)
 
@@ -190,19 +253,26 @@ class _Run:
         """Return the options and text that all calls for one folder must share."""
         return {
             "sources": [source.identity for source in self._sources],
+            "--eval": [source.identity for source in self._held_out],
             "--size": self._asked.size,
             "--vocab": self._vocabulary.identity if self._vocabulary else None,
+            "--vocab-size": self._asked.vocab_size,
             "--cased": self._asked.cased,
+            "--encoding": self._asked.encoding,
+            "--skip-bad": self._asked.skip_bad,
             "--from": str(self._start[0].resolve()) if self._start else None,
         }
 
     def _compare(self, before: dict[str, Any]) -> None:
         """Raise UserError if the folder's run was started with other options or text."""
-        for name, value in self._identity().items():
-            if before.get(name) != value:
-                what = "other text, or the text has changed since" if name == "sources" else f"another {name}"
-                reason = f"contains a run with {what}"
-                raise UserError("run.other-settings", self._folder.path, reason, "Choose another --out, or remove it")
+        now = self._identity()
+        for name in (name for name, value in now.items() if before.get(name) != value):
+            what, remedy = f"another {name}", "Choose another --out, or remove it"
+            if name == "sources":
+                what = f"other text: {_changes(before[name], now[name])}"
+                weights = self._folder.model if self._folder.model.is_dir() else self._folder.run
+                remedy = f"To go on from its weights, give --from {weights} and another --out"
+            raise UserError("run.other-settings", self._folder.path, f"contains a run with {what}", remedy)
 
     def _plan(self, notes: dict[str, Any] | None) -> CorpusPlan:
         """Return the plan of the first call; later calls reuse it."""
@@ -213,22 +283,38 @@ class _Run:
                 raise self._folder.damaged() from None
         num_bytes = sum(source.num_bytes for source in self._sources)
         plan = make_plan(num_bytes, self._asked.seconds, self._asked.size, self._start)
+        plan = replace(plan, vocab_size=self._asked.vocab_size or plan.vocab_size)
         self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
         return plan
 
-    def _prepare(self, plan: CorpusPlan) -> Facts:
-        request = Request(
-            self._sources, self._vocabulary, plan.vocab_size, not self._asked.cased, plan.length, EVAL_MASK_RATE
+    def _request(self, vocab_size: int, length: int) -> Request:
+        asked = self._asked
+        return Request(
+            sources=self._sources,
+            vocabulary=self._vocabulary,
+            vocab_size=vocab_size,
+            lower_case=None if asked.cased is None else not asked.cased,
+            length=length,
+            eval_rate=EVAL_MASK_RATE,
+            held_out=self._held_out,
+            others=self._others,
+            encoding=asked.encoding,
+            skip_bad=asked.skip_bad,
         )
+
+    def _prepare(self, plan: CorpusPlan) -> Facts:
+        request = self._request(plan.vocab_size, plan.length)
         facts = prepare(request, self._folder.text, console_progress(self._console))
+        for line in facts.inventory:
+            self._say(line)
         self._say(
-            f"text: {facts.characters:,} characters; {facts.train_tokens:,} tokens to train on, "
-            f"{facts.held_out_tokens:,} held out"
+            f"tokens: {facts.train_tokens:,} to train on, {facts.held_out_tokens:,} held out, "
+            f"{facts.held_out_unknown:.2%} of these unknown"
         )
         if facts.near_repeats > 0.1 * facts.train_tokens:
             self._say(f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are removed")
-        if facts.unknown_share > 0.05:
-            self._say(f"warning: {facts.unknown_share:.0%} of the words are [UNK] to this vocabulary")
+        if facts.held_out_unknown > MUCH_UNKNOWN:
+            self._say("warning: many tokens are [UNK]: use a larger --vocab-size, more text, or another --vocab")
         return facts
 
     def _write_shape(self, plan: CorpusPlan) -> None:
@@ -246,6 +332,10 @@ class _Run:
         resolved = resolve_settings(self._folder, plan.settings, seconds, facts.train_sequences, resume)
         display = Display(self._console, seconds, facts.baselines, resolved.config[RunConfig].log_freq)
         options = RunOptions(pace_of(seconds, plan), display, self._asked.mlperf)
+        if self._start and not resume:
+            quiet = Console(quiet=True)
+            accuracy = evaluate_only(resolved.config, resolved.recipe, world, quiet)
+            self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
             with display, _signals_save():
                 outcome = run_experiment(resolved, world, self._console, options)
@@ -263,6 +353,7 @@ class _Run:
         folder, summary = self._folder, self._folder.finished()
         assert summary is not None, "the run is finished"
         take_model(folder)
+        write_atomically(folder.model / "README.md", _model_card(folder, facts, summary))
         guessed = guess(folder, facts)
         write_report(folder, facts, summary, guessed)
         accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
@@ -277,7 +368,6 @@ class _Run:
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
         self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
-        self._say(f"  mlbert finetune YAML load_path={folder.model} data.train=FILE data.eval=FILE")
 
 
 _caught: list[int] = []
