@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_check.trainer import Trainer
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -16,6 +15,7 @@ from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from mlbert.training.step import GraphMode, Graphs
+from trainer import Trainer
 
 PACKS, SEED = 8, 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_check.product import Product, configured
 from gpu_check.profile import profile_step
-from gpu_check.trainer import Trainer
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForPreTraining
@@ -19,6 +20,7 @@ from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from mlbert.programs.bench.step_time import make_batch
 from model_loss import loss_of
+from trainer import Trainer
 
 STEPS = 3
 
@@ -94,10 +96,10 @@ def test_step_does_not_synchronize(
     assert torch.isfinite(loss)
 
 
-def test_profile_attributes_kernels_to_groups(large: BertConfig, device: torch.device) -> None:
-    """Every group of a step has kernels."""
-    trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1)
-    groups = profile_step(trainer, large, torch.bfloat16)["groups"]
+def test_profile_attributes_kernels_to_groups(large: BertConfig, device: torch.device, tmp_path: Path) -> None:
+    """Every group of a replayed step has kernels."""
+    product = Product(configured("bf16", tmp_path, {"BATCHSIZE": "12"}, large), device)
+    groups = profile_step(product, torch.bfloat16)["groups"]
     for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):
         assert groups[group]["seconds"] > 0, group
     assert groups["GEMM"]["share"] > 0.2

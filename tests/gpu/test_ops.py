@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from awkward_batches import awkward_batches
 from gpu_check.op_cases import Case, OpCases
-from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
+from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb
 from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.capture import CudaCapture
 from mlbert.ops import forms as registry
@@ -96,12 +97,12 @@ def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: tor
 @pytest.mark.parametrize("name", AWKWARD)
 @pytest.mark.parametrize("op", OPS + LINEAR)
 def test_awkward_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
-    batch = ugly_batches(large, device)[name]
+    batch = awkward_batches(large, device)[name]
     assert_all_forms_agree(cases_of(large, batch, torch.bfloat16, op), torch.bfloat16)
 
 
 def test_all_awkward_shapes_are_listed(large: BertConfig) -> None:
-    assert tuple(ugly_batches(large, torch.device("cpu"))) == AWKWARD
+    assert tuple(awkward_batches(large, torch.device("cpu"))) == AWKWARD
 
 
 @pytest.mark.parametrize("form", ["plain", "triton", "flash"])

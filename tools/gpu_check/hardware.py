@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,6 +41,9 @@ PEAKS = (
     (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
 )
 MAX_CALLS = 50
+# What nvidia-smi samples; it only reads. Clocks are never locked: others may use the GPU.
+SAMPLED = {"watts": "power.draw", "sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu"}
+SAMPLE_MILLISECONDS = 100
 
 
 def device_name(device: torch.device) -> str:
@@ -101,3 +109,44 @@ def median_seconds(call: Callable[[], object], device: torch.device, seconds: fl
         end.record()
     synchronize(device)
     return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+
+
+@contextmanager
+def sampled_power() -> Iterator[dict[str, Any]]:
+    """Sample the GPU meanwhile; at the end the yielded dictionary has the median of each of `SAMPLED`, and the lowest
+    clock."""
+    found: dict[str, Any] = {}
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        found["skipped"] = "nvidia-smi is not installed"
+        yield found
+        return
+    query = [
+        f"--query-gpu={','.join(SAMPLED.values())}",
+        "--format=csv,noheader,nounits",
+        f"-lms={SAMPLE_MILLISECONDS}",
+    ]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen([program, *query], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield found
+        finally:
+            process.terminate()
+            process.wait()
+            output.seek(0)
+            found.update(power_summary(output.read()))
+
+
+def power_summary(text: str) -> dict[str, Any]:
+    """Return the medians of nvidia-smi's lines; lines without all numbers are left out."""
+    rows = [line.split(", ") for line in text.splitlines()]
+    samples = [
+        [float(cell) for cell in row]
+        for row in rows
+        if len(row) == len(SAMPLED) and all(re.fullmatch(r"[\d.]+", cell) for cell in row)
+    ]
+    if not samples:
+        return {"skipped": f"nvidia-smi: {text.strip()[-200:] or 'no sample'}"}
+    columns = dict(zip(SAMPLED, zip(*samples, strict=True), strict=True))
+    medians: dict[str, Any] = {name: statistics.median(values) for name, values in columns.items()}
+    return {**medians, "least_sm_mhz": min(columns["sm_mhz"]), "samples": len(samples)}

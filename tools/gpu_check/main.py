@@ -1,15 +1,18 @@
-"""Everything that needs a GPU, in one command; see docs/gpu.md. Started by tools/gpu_check.sh.
+"""Everything that needs a GPU, in three runs of less than ten minutes each; see docs/gpu.md. Started by gpu_check.sh.
 
-Each part is a process of its own, so that a kernel that breaks the device for its process, or hangs, costs one row. A
-part may run until its deadline, counted from the start: what one leaves goes to the next. Each part writes a JSON file
-row by row, and the tables are written again after each part. The first measures what matters most; then processes
-beside each other compile the others' kernels, which are then found in Triton's cache.
+Each part is a process of its own, or several at a time, so that a kernel that breaks the device for its process, or
+hangs, costs one row. A part may run until its deadline, counted from the start: a part that ends early leaves its time
+to the next. Parts write JSON files row by row into a work folder, which later runs on the same machine read, too. The
+tables and the archive in the results folder are written again after each part.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import io
+import itertools
 import json
 import os
 import re
@@ -18,25 +21,34 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpu_check.advice import next_lines
 from gpu_check.tables import failures, write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-# Part -> seconds after the start at which it is ended, in the order in which they run. The last one is the hard stop.
-DEADLINES = {"smoke": 90, "checks": 240, "ops": 310, "step": 445, "profile": 485, "tests": 560, "tune": 560}
-LATER = "tune"  # for a second call, by its name
-PARTS_HELP = f"of {', '.join(DEADLINES)}; default: all but {LATER}"
-SMOKE = "smoke"  # comes before the others' kernels are compiled
-COMPILE_SECONDS, COMPILE_PROCESSES = 90, 12
-# Parts whose rehearsal interprets the Triton kernels, where Triton is installed; the others take the CPU's own.
-INTERPRETED = ("checks", "ops", "tune")
+# Run -> part -> seconds, in the order in which they run.
+RUNS = {
+    1: {"compile": 75, "smoke": 110, "checks": 100, "ops": 95, "profile": 45, "train": 110},
+    2: {"compile": 60, "counters": 160, "nccl": 40, "step": 150, "tests": 130},
+    3: {"compile": 60, "record": 400, "losses": 90},
+}
+RUN_LIMIT, RESERVE = 600, 45  # seconds a runner allows a run, and what starting and the last archive may take
+PARTS = {part: seconds for run in RUNS.values() for part, seconds in run.items()}
+COMPILE_PROCESSES = 16
+# Parts whose rehearsal interprets the Triton kernels, if Triton is installed; the others take the CPU's own.
+INTERPRETED = ("checks",)
 MAX_RESTARTS = 4
 DEVICE_LOST = 3
 LOG = "log.txt"
+ARCHIVE_BYTES = 15 << 20  # before compression, so that the archive has less than the 16 MiB that a runner returns
+STAND_INS = "GPU_CHECK_STAND_INS"  # a module that replaces GPU libraries, imported first by every process; for tests
 PROGRAM = (sys.executable, "-m", "gpu_check.main")
 PACKAGES = {
     "triton": "there are no fast kernels then",
@@ -47,81 +59,98 @@ PACKAGES = {
 
 
 def main(words: list[str]) -> int:
-    """Runs what the command line says; returns the exit code."""
+    """Run what the command line says and return the exit code."""
     parser = argparse.ArgumentParser(description="Tests and measures what needs a GPU; see docs/gpu.md.")
+    parser.add_argument("--run", type=int, choices=RUNS, default=1, help="which of the three runs; default: the first")
     parser.add_argument("--out", type=Path, help="folder for the results; default records/<date>_gpu-check_<gpu>")
-    parser.add_argument("--parts", default=",".join(part for part in DEADLINES if part != LATER), help=PARTS_HELP)
+    work = Path(tempfile.gettempdir()) / "mlbert-gpu-check"
+    parser.add_argument("--work", type=Path, default=work, help=f"folder that all runs share; default {work}")
+    parser.add_argument("--parts", help=f"only these, separated by commas, of any run: {', '.join(PARTS)}")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU, to try this program")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of --out, and measure the others")
+    parser.add_argument("--resume", action="store_true", help="keep the rows in --work, and measure the others")
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
-    parser.add_argument("--call", help=argparse.SUPPRESS)
-    parser.add_argument("--shard", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    if module := os.environ.get(STAND_INS):
+        importlib.import_module(module)
     import torch
 
-    device = torch.device("cpu" if options.cpu_rehearsal else "cuda")
-    if options.shard:
-        from gpu_check.parts import compile_kernels
-
-        compile_kernels(device, *options.shard)
-        return 0
-    if options.call:
-        from gpu_check.parts import call
-
-        call(device, options.call)
-        return 0
+    device, work = torch.device("cpu" if options.cpu_rehearsal else "cuda"), options.work.resolve()
     if options.run_part:
-        return run_part(options.run_part, options.out, device)
+        return run_part(options.run_part, options.share, work / f"run{options.run}", device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("gpu_check: no CUDA device here; --cpu-rehearsal tries the program itself on the CPU")
         return 2
-    parts = options.parts.split(",")
-    if unknown := set(parts) - set(DEADLINES):
-        print(f"gpu_check: no part is called {sorted(unknown)[0]!r}; there are {', '.join(DEADLINES)}")
-        return 2
-    out = options.out or default_folder(device)
-    out.mkdir(parents=True, exist_ok=True)
-    chosen, out = [part for part in DEADLINES if part in parts], out.resolve()
+    parts = RUNS[options.run]
+    if options.parts:
+        chosen = options.parts.split(",")
+        if unknown := set(chosen) - set(PARTS):
+            print(f"gpu_check: no part is called {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
+            return 2
+        parts = {part: seconds for part, seconds in PARTS.items() if part in chosen}
+    out, work = (options.out or default_folder(device)).resolve(), work / f"run{options.run}"
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
     if not options.resume:
-        for stale in [*(out / f"{part}.json" for part in chosen), out / LOG]:
-            stale.unlink(missing_ok=True)
-    return check_all(chosen, out, options.cpu_rehearsal)
+        for stale in (path for path in work.iterdir() if path.name.partition(".")[0] in (*parts, "log")):
+            stale.unlink()
+    return check_all(options.run, parts, out, work, options.cpu_rehearsal)
 
 
 def default_folder(device: Any) -> Path:
-    """records/<date>_gpu-check_<gpu>."""
+    """Return records/<date>_gpu-check_<gpu>."""
     from gpu_check.hardware import device_name
 
     name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
     return ROOT / "records" / f"{datetime.now(UTC):%Y-%m-%d}_gpu-check_{name.removeprefix('nvidia-')}"
 
 
-def check_all(parts: list[str], out: Path, rehearsal: bool) -> int:
-    """Runs the parts one after the other, the tables after each."""
+def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal: bool) -> int:
+    """Run the parts one after the other; write tables and archive after each."""
     # So that ending this program ends the part that is running.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    started, ends = time.monotonic(), {}
-    for line in (missing := missing_things()):
+    started, ends, missing = time.monotonic(), {}, missing_things()
+    for line in missing:
         print(f"gpu_check: {line}", flush=True)
-    for part in parts:
-        if part == next((name for name in parts if name != SMOKE), None):
-            print("gpu_check: compiling kernels", flush=True)
-            compile_all(out / LOG, time.monotonic() + COMPILE_SECONDS, rehearsal)
-            print(f"gpu_check: compiled, {time.monotonic() - started:.0f} s after the start", flush=True)
-        print(f"gpu_check: {part}", flush=True)
-        ends[part] = supervise(part, out, started + DEADLINES[part], rehearsal)
-        write_tables(out, parts, ends, rehearsal, missing)
+    for part, deadline in zip(parts, itertools.accumulate(parts.values()), strict=True):
+        print(f"gpu_check: {part}, {time.monotonic() - started:.0f} s after the start", flush=True)
+        command = [*PROGRAM, "--work", str(work.parent), "--run", str(run), "--run-part", part]
+        command += ["--cpu-rehearsal"] if rehearsal else []
+        commands = [[*command, "--share", share] for share in shares(part, rehearsal)]
+        variables = {"TRITON_INTERPRET": "1"} if rehearsal and part in INTERPRETED else {}
+        ends[part] = supervise(commands, work / LOG, started + deadline, variables)
+        following = next_lines(run, work, ends)
+        write_tables(out, work, ends, rehearsal, missing, following)
+        write_archive(out / f"run{run}.tar.xz", work)
     print((out / "table.txt").read_text())
-    seconds = time.monotonic() - started
-    failed = failures(out, parts, ends)
-    for unfinished in out.glob("*.tmp"):
-        unfinished.unlink()
+    seconds, failed = time.monotonic() - started, failures(work, ends)
     print(f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}")
+    print("\n".join(following))
     return 1 if failed else 0
 
 
+def shares(part: str, rehearsal: bool) -> list[str]:
+    """Return the names of the processes that share a part; of most parts there is one, without a name."""
+    if part == "tests":
+        return sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    count = 1 if rehearsal else max(1, min(COMPILE_PROCESSES, (os.cpu_count() or 2) - 1))
+    return ["fmha", *(f"{index}-of-{count}" for index in range(count))] if part == "compile" else [""]
+
+
+def write_archive(path: Path, work: Path) -> None:
+    """Pack the work folder's files, the smallest first; the last one loses its beginning if they are too large."""
+    left, temporary = ARCHIVE_BYTES, path.with_name(f"{path.name}.tmp")
+    with tarfile.open(temporary, "w:xz") as archive:
+        for file in sorted((file for file in work.iterdir() if file.is_file()), key=lambda file: file.stat().st_size):
+            content = file.read_bytes()[-left:] if left else b""
+            entry = tarfile.TarInfo(file.name)
+            entry.size, left = len(content), max(0, left - len(content))
+            archive.addfile(entry, io.BytesIO(content))
+    os.replace(temporary, path)
+
+
 def missing_things() -> list[str]:
-    """One line for each thing that this machine lacks, with what follows from it."""
+    """Return one line for each thing that this machine lacks, with what follows from it."""
     found = [
         f"no package {name}: {result}" for name, result in PACKAGES.items() if importlib.util.find_spec(name) is None
     ]
@@ -133,82 +162,66 @@ def missing_things() -> list[str]:
     return found
 
 
-def compile_all(log: Path, deadline: float, rehearsal: bool) -> None:
-    """Fills Triton's cache by as many processes as there are cores to spare; what they tell goes to the log."""
-    count = 1 if rehearsal else max(1, min(COMPILE_PROCESSES, (os.cpu_count() or 1) - 2))
-    command = [*PROGRAM, *(["--cpu-rehearsal"] if rehearsal else [])]
-    processes = []
-    with log.open("ab") as file:
-        for shard in range(count):
-            words = [*command, "--shard", str(shard), str(count)]
-            options = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": ROOT, "start_new_session": True}
-            processes.append(subprocess.Popen(words, **options))
+def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> str:
+    """Run the processes of a part beside each other, again behind the rows in which they lost the device.
+
+    Returns how the part ended; empty if it is complete.
+    """
+    for _ in range(MAX_RESTARTS):
+        codes = run_until(commands, log, deadline, variables)
+        if None in codes:
+            return "its time was over"
+        # A signal (a crash of the driver or a kernel's assertion) is recorded as the end of the row, too.
+        if failed := [code for code in codes if code is not None and code > 0 and code != DEVICE_LOST]:
+            return f"it ended with code {failed[0]}; see {LOG}"
+        commands = [command for command, code in zip(commands, codes, strict=True) if code]
+        if not commands:
+            return ""
+    return f"the device was lost {MAX_RESTARTS} times"
+
+
+def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> list[int | None]:
+    """Return the exit codes; None for a process that had to be ended, with all that it started."""
+    if deadline - time.monotonic() <= 1:
+        return [None] * len(commands)
+    processes: list[subprocess.Popen[bytes]] = []
+    codes: list[int | None] = []
     try:
+        with log.open("ab") as file:
+            for command in commands:
+                options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+                processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **options))
         for process in processes:
-            process.wait(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        print("gpu_check: the kernels took too long; the parts go on compiling", flush=True)
+            try:
+                codes.append(process.wait(timeout=max(0.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                codes.append(None)
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    return codes
 
 
-def supervise(part: str, out: Path, deadline: float, rehearsal: bool) -> str:
-    """Runs a part, again behind the row in which the device was lost; returns how it ended, empty when complete."""
-    command = [*PROGRAM, "--run-part", part, "--out", str(out)]
-    command += ["--cpu-rehearsal"] if rehearsal else []
-    variables = {"TRITON_INTERPRET": "1"} if rehearsal and part in INTERPRETED else {}
-    for _ in range(MAX_RESTARTS):
-        code = run_until(command, out / LOG, deadline, variables)
-        if code is None:
-            return "its time was over"
-        if code == 0:
-            return ""
-        # A signal (a crash of the driver or a kernel's assertion) is recorded as the end of the row, too.
-        if code != DEVICE_LOST and code > 0:
-            return f"it ended with code {code}; see {LOG}"
-    return f"the device was lost {MAX_RESTARTS} times"
-
-
-def run_until(command: list[str], log: Path, deadline: float, variables: dict[str, str]) -> int | None:
-    """The exit code; None where the process, and what it started, had to be ended."""
-    left = deadline - time.monotonic()
-    if left <= 1:
-        return None
-    with log.open("ab") as file:
-        environment = {**os.environ, **variables}
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
-        )
-        try:
-            return process.wait(timeout=left)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def run_part(part: str, out: Path, device: Any) -> int:
-    """One part in this process."""
+def run_part(part: str, share: str, work: Path, device: Any) -> int:
+    """Run one part, or one process's share of it, in this process."""
+    path = work / (f"{part}.{share}.json" if share else f"{part}.json")
     if part == "tests":
-        return run_tests(out / "tests.json", device)
+        return run_tests(path, share, device)
     from gpu_check.parts import run_part as measure
     from gpu_check.rows import DeviceLost
 
     try:
-        measure(part, out / f"{part}.json", device)
+        measure(part, share, path, device)
     except DeviceLost as error:
         print(f"{part}: {error}", flush=True)
         return DEVICE_LOST
     return 0
 
 
-def run_tests(path: Path, device: Any) -> int:
-    """The tests marked gpu; each one's outcome is a row, written when it is known."""
+def run_tests(path: Path, module: str, device: Any) -> int:
+    """Run one file of tests/gpu; each test's outcome is a row, written when it is known."""
     import pytest
 
     from gpu_check.hardware import environment_facts
@@ -229,7 +242,15 @@ def run_tests(path: Path, device: Any) -> int:
             path.write_text(json.dumps({**facts, "rows": self.rows}, indent=1) + "\n", encoding="utf-8")
 
     facts, recorder = environment_facts(device), Recorder()
-    arguments = [str(ROOT / "tests" / "gpu"), "-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    arguments = [
+        str(ROOT / "tests" / "gpu" / f"{module}.py"),
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={ROOT}",
+    ]
     code = pytest.main(arguments, plugins=[recorder])
     known = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     return 0 if code in known and recorder.rows else 10 + int(code)

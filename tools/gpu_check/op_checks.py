@@ -7,7 +7,6 @@ Legend: S sequences, T tokens, N heads, H head size, R rows, F columns.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from gpu_check.op_cases import Case, OpCases
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import forms as registry
@@ -143,39 +141,3 @@ def check_cast(cases: OpCases) -> dict[str, Any]:
     different += int((copies.columns.view(torch.uint8) != columns).sum())
     right_amax = bool(amax == x.float().abs().max())
     return {"passed": different == 0 and right_amax, "different": different, "of": 2 * x.numel(), "amax": right_amax}
-
-
-def ugly_batches(config: BertConfig, device: torch.device) -> dict[str, Batch]:
-    """Batches that kernels stumble over: one token, block edges, many tiny sequences, empty ones, a tail."""
-    longest = config.max_position_embeddings
-    lengths = {
-        "one sequence": [longest],
-        "length 1": [1],
-        "around the longest": [longest - 1, longest, longest + 1],
-        "512 sequences of 1 token": [1] * 512,
-        "empty sequences": [0, 7, 0, 65, 0],
-        "empty tail": [longest // 3, 9],
-    }
-    return {name: _bare_batch(config, values, 13 * (name == "empty tail"), device) for name, values in lengths.items()}
-
-
-def _bare_batch(config: BertConfig, lengths: list[int], tail: int, device: torch.device) -> Batch:
-    """Random ids for these lengths and `tail` tokens that belong to no sequence; every seventh token masked."""
-    used = sum(lengths)
-    total, generator = used + tail, torch.Generator().manual_seed(used)
-    positions = torch.cat([torch.arange(n) for n in [*lengths, tail]]).clamp(max=config.max_position_embeddings - 1)
-    masked = torch.arange(min(3, used), used, 7)
-    numbers = torch.randint(config.vocab_size, (total + len(masked),), generator=generator)
-    bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    batch = Batch(
-        input_ids=numbers[:total],
-        segment_ids=(positions > 4).long(),
-        position_ids=positions,
-        cu_seqlens=bounds,
-        max_seqlen=max(lengths),
-        masked_positions=masked,
-        masked_labels=numbers[total:],
-        next_sentence_labels=torch.zeros(len(lengths), dtype=torch.int64),
-        dropout_rows=torch.arange(total, dtype=torch.int32) + 1000,
-    )
-    return batch.to(device)

@@ -25,24 +25,16 @@ from mlbert.programs.bench.step_time import LAMB
 Row = tuple[str, Callable[[], dict[str, Any]]]
 LAMB_BYTES = 44  # read gradient, weight, two moments, write moments; read three, write the weight; and the norm
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 1 << 24}
-FP8_SIZE = 8192
 _FORWARD, _BACKWARD = slice(0, 1), slice(1, 2)
 
 
 def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[Row]:
-    """(name, measurement) of ceilings, products, ops, LAMB and casts; each measurement for about `seconds`."""
+    """(name, measurement) of ceilings, ops, LAMB and casts; each measurement for about `seconds`."""
     device, dtype = cases.device, cases.dtype
     peaks = peaks_of(device_name(device))
     yield "ceiling: copy", lambda: _copy(device, seconds, peaks)
     if device.type == "cuda":
         yield "ceiling: product", lambda: _rated(gemm_peak_flops(dtype, device) / 1e12, "TFLOP/s", peaks)
-    if device.type == "cuda" and peaks and peaks.fp8:
-        yield "ceiling: FP8 product", lambda: _fp8_product(device, seconds, peaks)
-    size, inner = config.hidden_size, config.intermediate_size
-    linears = ((3 * size, size), (size, size), (inner, size), (size, inner))
-    for rows, columns in linears:
-        name = f"product: [T, {columns}] x [{columns}, {rows}]"
-        yield name, lambda r=rows, c=columns: _product(cases, r, c, seconds, peaks)
     forms = registry.available(device)
     for case in cases.all():
         for form in forms[case.op]:
@@ -50,10 +42,6 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     for implementation in lamb_implementations(device):
         yield f"LAMB: {implementation}", lambda i=implementation: _lamb(config, i, device, seconds, peaks)
     yield from cast_rows(cases, seconds, peaks)
-    if device.type == "cuda" and peaks and peaks.fp8:
-        for rows, columns in linears:
-            name = f"FP8 product: [T, {columns}] x [{columns}, {rows}]"
-            yield name, lambda r=rows, c=columns: _fp8_linear(cases, r, c, seconds, peaks)
 
 
 def cast_rows(cases: OpCases, seconds: float, peaks: Peaks | None) -> Iterator[Row]:
@@ -75,10 +63,10 @@ def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
     return Lamb(flat, ShardLayout.whole(flat.numel), **LAMB, implementation=implementation)
 
 
-def _rated(rate: float, unit: str, peaks: Peaks | None, fp8: bool = False) -> dict[str, Any]:
+def _rated(rate: float, unit: str, peaks: Peaks | None) -> dict[str, Any]:
     result: dict[str, Any] = {"rate": rate, "unit": unit}
     if peaks:
-        peak = peaks.memory if unit == "TB/s" else peaks.fp8 if fp8 else peaks.bf16
+        peak = peaks.memory if unit == "TB/s" else peaks.bf16
         result["share_of_peak"] = rate / peak
     return result
 
@@ -88,22 +76,6 @@ def _copy(device: torch.device, seconds: float, peaks: Peaks | None) -> dict[str
     target = torch.empty_like(source)
     taken = median_seconds(lambda: target.copy_(source), device, seconds)
     return _rated(2 * source.numel() / taken / 1e12, "TB/s", peaks)
-
-
-def _fp8_product(device: torch.device, seconds: float, peaks: Peaks) -> dict[str, Any]:
-    a, b = (torch.randn(FP8_SIZE, FP8_SIZE, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device=device)
-
-    def product() -> Tensor:
-        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-    return _rated(2 * FP8_SIZE**3 / median_seconds(product, device, seconds) / 1e12, "TFLOP/s", peaks, fp8=True)
-
-
-def _product(cases: OpCases, rows: int, columns: int, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
-    x, weight = cases.random(cases.batch.num_tokens, columns), cases.random(rows, columns)
-    taken = median_seconds(lambda: x @ weight.t(), cases.device, seconds)
-    return _rated(2 * x.numel() * rows / taken / 1e12, "TFLOP/s", peaks)
 
 
 def _op(case: Case, form: str, device: torch.device, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
@@ -188,13 +160,3 @@ def _traffic(
     with torch.no_grad():
         taken = median_seconds(function, device, seconds)
     return {"forward_seconds": taken, **_rated(moved / taken / 1e12, "TB/s", peaks)}
-
-
-def _fp8_linear(cases: OpCases, rows: int, columns: int, seconds: float, peaks: Peaks) -> dict[str, Any]:
-    """One linear layer's product forward; the others are of the same size."""
-    x, weight = (cases.random(n, columns).to(torch.float8_e4m3fn) for n in (cases.batch.num_tokens, rows))
-    one, product = torch.ones((), device=cases.device), registry.form("fp8_product", "triton")
-    arguments = (x, weight, (one, one), torch.bfloat16, True, None, None)
-    taken = median_seconds(lambda: product(*arguments), cases.device, seconds)
-    rated = _rated(2 * x.numel() * rows / taken / 1e12, "TFLOP/s", peaks, fp8=True)
-    return {"forward_seconds": taken, **rated}

@@ -9,59 +9,69 @@ from pathlib import Path
 from typing import Any
 
 # Sequences a second that one H200 is meant to reach, by precision.
-GOALS = {"bf16": 1100.0, "fp8": 1400.0}
+GOALS = {"bf16": 1150.0, "fp8": 1450.0}
+NOT_SHOWN = ("wall_seconds", "passed", "error", "skipped", "why", "unit")
 
 
-def failures(out: Path, parts: list[str], ends: dict[str, str]) -> list[str]:
-    """One line for each row or part that failed."""
+def failures(work: Path, ends: dict[str, str]) -> list[str]:
+    """Return one line for each row or part that failed; `ends` has how each part ended."""
     found = []
-    for part in parts:
-        for name, row in read_rows(out, part).items():
+    for part, end in ends.items():
+        content = read(work, part)
+        for name, row in content.get("rows", {}).items():
             if "error" in row:
                 found.append(f"{part}: {name}: {row['error'].strip().splitlines()[-1]}")
             elif row.get("passed") is False:
-                found.append(f"{part}: {name}: differs by more than is allowed")
-        if left_out := read(out, part).get("left_out"):
-            found.append(f"{part}: no time for {len(left_out)} rows, --resume goes on: {', '.join(left_out)}")
-        if ends.get(part):
-            running = read(out, part).get("running")
-            found.append(f"{part}: {ends[part]}{f' in {running}' if running else ''}")
+                found.append(f"{part}: {name}: {row.get('why') or 'differs by more than is allowed'}")
+        if end:
+            running = content.get("running")
+            found.append(f"{part}: {end}{f' in {running}' if running else ''}")
     return found
 
 
-def read(out: Path, part: str) -> dict[str, Any]:
-    """What a part has written so far."""
-    path = out / f"{part}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def read(work: Path, part: str) -> dict[str, Any]:
+    """Return what the processes of a part have written so far."""
+    found: dict[str, Any] = {}
+    for path in sorted(work.glob(f"{part}.*json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {**found, **content, "rows": {**found.get("rows", {}), **content["rows"]}}
+    return found
 
 
-def read_rows(out: Path, part: str) -> dict[str, dict[str, Any]]:
-    """Its rows by name."""
-    return read(out, part).get("rows", {})
+def read_rows(work: Path, part: str) -> dict[str, dict[str, Any]]:
+    """Return its rows by name."""
+    return read(work, part).get("rows", {})
 
 
 def write_tables(
-    out: Path, parts: list[str], ends: dict[str, str], rehearsal: bool, missing: Sequence[str] = ()
+    out: Path,
+    work: Path,
+    ends: dict[str, str],
+    rehearsal: bool,
+    missing: Sequence[str] = (),
+    following: Sequence[str] = (),
 ) -> None:
-    """table.txt and table.md from what there is."""
-    facts = next((found for part in parts if (found := read(out, part))), {})
-    head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running", "left_out"))
+    """Write table.txt and table.md from the rows there are, what is missing, and what to do next."""
+    facts = next((found for part in ends if (found := read(work, part))), {})
+    head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running"))
     head = f"REHEARSAL on tiny shapes: the figures mean nothing. {head}" if rehearsal else head
     sections: list[tuple[str, list[list[str]]]] = []
     for part in ends:
-        rows = TABLES[part](read_rows(out, part))
-        if len(rows) > 1:
-            sections.append((part, rows))
-        sections += goals_section(read_rows(out, part)) if part in ("smoke", "step") else []
-        sections += budget_section(read_rows(out, part)) if part == "profile" else []
-    failed = [*missing, *failures(out, list(ends), ends)]
+        rows = read_rows(work, part)
+        products = {name: row for name, row in rows.items() if name.startswith("GEMM")}
+        others = {name: row for name, row in rows.items() if name not in products}
+        tables = [(part, TABLES.get(part, plain_table)(others)), (f"{part}, products", plain_table(products))]
+        sections += [(title, table) for title, table in tables if len(table) > 1]
+        sections += goals_section(rows) if part in ("smoke", "record", "step") else []
+    lists = {"failed": [*missing, *failures(work, ends)] or ["nothing"], "next": list(following)}
     text, markdown = [head, ""], ["# GPU check", "", head or "Nothing measured.", ""]
     for title, rows in sections:
         text += [f"== {title}", *aligned(rows), ""]
         lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
         markdown += [f"## {title}", "", lines[0], f"|{'---|' * len(rows[0])}", *lines[1:], ""]
-    text += ["== failed", *(failed or ["nothing"]), ""]
-    markdown += ["## failed", "", *(f"* {line}" for line in failed or ["nothing"]), ""]
+    for title, lines in lists.items():
+        text += [f"== {title}", *lines, ""]
+        markdown += [f"## {title}", "", *(f"* {line}" for line in lines), ""]
     for name, lines in (("table.txt", text), ("table.md", markdown)):
         temporary = out / f"{name}.tmp"
         temporary.write_text("\n".join(lines), encoding="utf-8")
@@ -92,16 +102,6 @@ def rate(row: dict[str, Any], name: str = "rate") -> str:
     return "-" if value is None else f"{value:.3g} {row['unit']}"
 
 
-def checks_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Errors as shares of what PyTorch's are at most, at the worst place."""
-    table = [["check", "result", "worst error / PyTorch's", "twice the same", "remark"]]
-    for name, row in rows.items():
-        repeats = {True: "yes", False: "no"}.get(row.get("repeats"), "-")
-        remark = f"keeps {row['kept']:.5f}, wanted {row['wanted']:.5f}" if "kept" in row else ""
-        table.append([name, state(row), number(row.get("worst_ratio"), ".2f"), repeats, remark])
-    return table
-
-
 def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Times in milliseconds."""
     table = [["op", "forward ms", "backward ms", "forward rate", "backward rate", "rate", "of peak", "result"]]
@@ -116,8 +116,8 @@ def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Rates in sequences per second; the last column compares with the faster of Hugging Face's."""
     peer = max((row.get("sequences_per_second", 0.0) for n, row in rows.items() if "huggingface" in n), default=0.0)
-    head = ["step", "sequences", "tokens", "ms", "sequences/s", "model TFLOP/s", "of bf16 peak", "of FP8 peak", "GiB"]
-    table = [[*head, "x Hugging Face", "result"]]
+    head = ["step", "sequences", "tokens", "ms", "sequences/s", "model TFLOP/s", "of bf16 peak", "GiB"]
+    table = [[*head, "W", "MHz", "x Hugging Face", "result"]]
     for name, row in rows.items():
         speed = row.get("sequences_per_second")
         milliseconds = sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else None
@@ -126,8 +126,9 @@ def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
             [
                 *(name, number(row.get("sequences"), ".0f"), number(row.get("tokens"), ".0f")),
                 *(number(milliseconds, ".1f", 1e3), number(speed), number(row.get("rate"), ".3g")),
-                *(number(row.get(f"share_of_{which}peak"), ".1%") for which in ("", "fp8_")),
+                number(row.get("share_of_peak"), ".1%"),
                 number(row.get("peak_memory_bytes"), ".1f", 1 / 2**30),
+                *(number(row.get("power", {}).get(name), ".0f") for name in ("watts", "sm_mhz")),
                 number(speed / peer if speed and peer else None, ".2f"),
                 row.get("skipped", f"{state(row)}{wide}"),
             ]
@@ -165,20 +166,6 @@ def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def budget_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[str]]]]:
-    """Microseconds a sequence, measured next to the estimates."""
-    with_budgets = {name: row["budgets"] for name, row in rows.items() if "budgets" in row}
-    if not with_budgets:
-        return []
-    first = next(iter(with_budgets.values()))
-    table = [["microseconds a sequence", *first["classes"], "sum"]]
-    for name, budgets in with_budgets.items():
-        table.append([f"measured: {name}", *map(number, budgets["measured"]), number(sum(budgets["measured"]))])
-    for name, values in first["estimates"].items():
-        table.append([f"estimate: {name}", *map(number, values), number(sum(values))])
-    return [("budget", table)]
-
-
 def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """How many tests had which outcome, and those that did not pass."""
     outcomes = [row["outcome"] for row in rows.values()]
@@ -187,23 +174,28 @@ def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def tune_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Steps, kernels and losses below each other: what a row has not is a dash."""
-    table = [["row", "ms", "sequences/s", "rate", "of peak", "last losses", "result"]]
+def plain_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Return every row with its numbers and texts, and what became of it."""
+    table = [["row", "found", "result"]]
     for name, row in rows.items():
-        seconds = sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else row.get("forward_seconds")
-        cells = [number(seconds, ".3f", 1e3), number(row.get("sequences_per_second")), rate(row)]
-        cells += [number(row.get("share_of_peak"), ".0%"), number(row.get("last_losses_mean"), ".5f")]
-        table.append([name, *cells, row.get("skipped", state(row))])
+        shown = {key: value for key, value in row.items() if isinstance(value, int | float | str | dict)}
+        cells = [f"{key} {_short(value)}" for key, value in shown.items() if key not in NOT_SHOWN]
+        table.append([name, ", ".join(cells) or "-", row.get("skipped", state(row))])
     return table
 
 
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_short(part)}" for name, part in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# Parts with other tables than `plain_table`.
 TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
     "smoke": step_table,
-    "checks": checks_table,
+    "record": step_table,
     "ops": ops_table,
     "step": step_table,
     "profile": profile_table,
     "tests": tests_table,
-    "tune": tune_table,
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from awkward_batches import awkward_batches
 from gpu_check import op_checks
 from gpu_check.op_cases import OpCases
 from mlbert.config.bert_config import BertConfig
@@ -93,9 +94,9 @@ SHAPE = BertConfig(
 )
 
 
-@pytest.mark.parametrize("name", list(op_checks.ugly_batches(SHAPE, torch.device("cpu"))))
+@pytest.mark.parametrize("name", list(awkward_batches(SHAPE, torch.device("cpu"))))
 def test_kernels_of_the_cpu_obey_it_on_ugly_shapes(name: str) -> None:
-    batch = op_checks.ugly_batches(SHAPE, torch.device("cpu"))[name]
+    batch = awkward_batches(SHAPE, torch.device("cpu"))[name]
     cases, forms = OpCases(SHAPE, batch, torch.bfloat16), registry.available("cpu")
     if "native" not in forms["attention"]:
         pytest.skip("no native kernels: no C compiler")
@@ -110,7 +111,7 @@ def test_a_wrong_kernel_is_found() -> None:
     def wrong(qkv: Tensor, *rest: object) -> Tensor:
         return registry.form("attention", "plain")(qkv, *rest) * 1.02
 
-    batch = op_checks.ugly_batches(SHAPE, torch.device("cpu"))["one sequence"]
+    batch = awkward_batches(SHAPE, torch.device("cpu"))["one sequence"]
     case = OpCases(SHAPE, batch, torch.bfloat16).attention(0.1)
     try:
         assert not op_checks.check_case(case, "wrong", torch.bfloat16)["passed"]

@@ -17,14 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulated_fmha import CSRC, compile_emulated, compile_fmha
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
 from user_errors import user_error
 
-CSRC = Path(fmha.__file__).parents[2] / "csrc" / "fmha"
-SOURCES = [CSRC / "forward.cu", CSRC / "backward.cu", CSRC / "emulation" / "library.cpp"]
-FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{CSRC}"]
 KEY = dropout.dropout_key(1, 2, 3, 4)
 # Warps have 32 queries or keys of 128; tiles are of 64 keys (forward) and 32 queries (backward).
 UGLY = {
@@ -38,17 +36,10 @@ UGLY = {
 Draw = Callable[[], list[object]]
 
 
-def compile_emulated(target: Path, *more: str | Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on PATH")
-    command = ["g++", *FLAGS, "-x", "c++", *SOURCES, *more, "-o", target]
-    subprocess.run([str(word) for word in command], check=True)
-
-
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("fmha") / "libfmha.so"
-    compile_emulated(path, "-O1", "-fPIC", "-shared")
+    compile_fmha(path)
     library = fmha.load(path)
     library.emulation_reports.restype = ctypes.c_char_p
     return library

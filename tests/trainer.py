@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
@@ -21,8 +20,6 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE
 from mlbert.training.step import Graphs, Step, StepResult
-
-OPTIMIZER_RANGE = "mlbert::optimizer"
 
 
 class Trainer:
@@ -62,9 +59,6 @@ class Trainer:
             self.model, self.flat = start.model, start.flat
         self.model.bert.use_linears(products)
         self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb)
-        # The profile tells these from the rest of the step.
-        self.flat.zero_grad = record_function(OPTIMIZER_RANGE)(type(self.flat).zero_grad.__get__(self.flat))
-        self.optimizer.step = record_function(OPTIMIZER_RANGE)(self.optimizer.step)
         self.objective = PreTraining("step")
         alone = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), [], None)
         objects = (self.model, self.objective, self.flat, alone, self.optimizer)

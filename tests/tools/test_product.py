@@ -1,0 +1,115 @@
+"""The measured product: it is the published configuration, and the GPU is only looked at meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_check import collectives, external, hardware, product
+from gpu_check.parts import tiny_scale
+from mlbert.config.resolution import resolve
+from mlbert.distributed.sharding import ShardedReducer
+from mlbert.ops import api as ops
+from mlbert.recipes.registry import RECIPES
+
+CPU = torch.device("cpu")
+DIFFERENT = {*product.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
+
+
+@pytest.mark.parametrize("precision", product.CONFIGS)
+def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `CHANGES`, the folder, and what the row names are different."""
+    command = ["bash", "-c", f"source {product.CONFIGS[precision]} && env -0"]
+    sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
+    published = resolve(RECIPES[environ["RECIPE"]], environ, {}, [], []).as_configuration()
+    monkeypatch.setenv("OPS", "flash")
+    found = product.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
+    assert {name for name in found if found[name]["value"] != published[name]["value"]} == DIFFERENT
+    assert (found["BATCHSIZE"]["value"], found["OPS"]["value"]) == (224, "flash")
+    kept = ("PRECISION", "CUDA_GRAPH_MODE", "SHARDED_OPTIMIZER", "WEIGHTS_ALLGATHER")
+    assert [str(found[name]["value"]) for name in kept] == [precision, "full_iteration", "node", "bf16"]
+    assert found["FP8_FAST_ACCUMULATION"]["value"] == ("all" if precision == "fp8" else "forward")
+
+
+def test_step_has_what_the_settings_say(tmp_path: Path) -> None:
+    """The recipe built it: FP8 products, a sharded reduction, and the shape of a graph."""
+    shape = tiny_scale().config
+    resolved = product.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
+    found = product.Product(resolved, CPU, lambda _: None)
+    method = found.method
+    assert method.precision == "fp8"
+    assert isinstance(method.sync, ShardedReducer)
+    assert found.make.graph_for([found.batch]), "the batch has the size of the graph"
+    assert found.batch.num_samples == 2 * product.SEQUENCES_A_PACK
+    losses = [float(found.step()) for _ in range(2)]
+    assert losses[0] != losses[1]
+    ops.select("auto")
+
+
+def test_power_is_the_median_of_complete_samples() -> None:
+    text = "600.00, 1755, 3201, 60\n[N/A], 1, 1, 1\n700.00, 1200, 3201, 62\n650.00, 1700, 3201, 61\n612.0, 17"
+    assert hardware.power_summary(text) == {
+        **{"watts": 650.0, "sm_mhz": 1700.0, "memory_mhz": 3201.0, "celsius": 61.0},
+        **{"least_sm_mhz": 1200.0, "samples": 3},
+    }
+    assert hardware.power_summary("No devices were found\n") == {"skipped": "nvidia-smi: No devices were found"}
+
+
+@pytest.mark.parametrize("tool", ["ncu", "compute-sanitizer", "nvcc"])
+def test_missing_tools_are_named(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    calls = {
+        "ncu": lambda: external.count_kernel("cast_kernel", tmp_path, True),
+        "compute-sanitizer": lambda: external.sanitize(tmp_path, True),
+        "nvcc": external.build_fmha,
+    }
+    assert calls[tool]() == {"skipped": f"{tool} is not installed"}
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_tools_of_the_toolkit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}")
+    found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
+    assert found == {
+        **{"nanoseconds": 1203456.0, "compute_percent": 38.25, "memory_percent": 41.5},
+        **{"occupancy_percent": 24.9, "registers": 128.0},
+    }
+    assert external.count_kernel("cast_kernel", tmp_path / "run2", True) == {
+        "skipped": "ncu: ==ERROR== ERR_NVGPUCTRPERM"
+    }
+    lines = ("Invalid __global__ write of size 4 bytes", "    at cast_kernel", "ERROR SUMMARY: 2 errors")
+    report = "\n".join(f"========= {line}" for line in lines)
+    script(tmp_path, "compute-sanitizer", f"cat <<'END'\n{report}\nEND\nexit 9")
+    found = external.sanitize(tmp_path / "run1", True)
+    assert (found["passed"], found["errors"]) == (False, 2)
+    assert "Invalid __global__ write" in found["why"]
+    script(tmp_path, "compute-sanitizer", "sleep 60")
+    monkeypatch.setattr(external, "SANITIZER_SECONDS", 0.5)
+    assert external.sanitize(tmp_path / "run1", True) == {"skipped": "compute-sanitizer took longer than 0 s"}
+
+
+def test_nothing_changes_the_settings_of_the_gpu() -> None:
+    """Others may use it: clocks are never locked, and ncu, which would, is told not to."""
+    text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
+    assert re.findall(r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text) == []
+    assert external.NCU[:2] == ("--clock-control", "none")
+
+
+def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:
+    with collectives.one_rank(CPU):
+        rows = {name: row() for name, row in collectives.rows(CPU, 16, 0.0)}
+    assert len(rows) == 2 * len(collectives.COLLECTIVES)
+    assert all(row["passed"] for row in rows.values()), rows
+    wrong = collectives.check(lambda out, x: out.copy_(x).mul_(2), torch.zeros(4), 0.0)
+    assert not wrong["passed"]

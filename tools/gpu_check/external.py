@@ -1,0 +1,132 @@
+"""Rows from programs of the CUDA toolkit that run a part of this one: ncu, compute-sanitizer and nvcc.
+
+None of them changes the GPU's settings: ncu leaves the clocks as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlbert.host.provenance import tree_root
+
+# Metric -> its name in a row.
+METRICS = {
+    "gpu__time_duration.sum": "nanoseconds",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_percent",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "memory_percent",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
+    "launch__registers_per_thread": "registers",
+}
+NCU = ("--clock-control", "none", "--launch-count", "1", "--csv", "--page", "raw", "--print-units", "base")
+SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
+COUNT_SECONDS, SANITIZER_SECONDS, BUILD_SECONDS = 45, 60, 70
+# What ncu looks at if no profile has been measured.
+DEFAULT_KERNELS = (
+    "attention_forward_kernel",
+    "attention_key_value_gradient_kernel",
+    "attention_query_gradient_kernel",
+    "fp8_norm_forward_kernel",
+    "fp8_norm_backward_kernel",
+    "cast_kernel",
+)
+
+
+def run(words: Sequence[str], seconds: float, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
+    """Return how a program ended, or why there is no result."""
+    program = shutil.which(words[0])
+    if program is None:
+        return f"{words[0]} is not installed"
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "check": False}
+    try:
+        return subprocess.run([program, *words[1:]], timeout=seconds, env={**os.environ, **variables}, **options)
+    except subprocess.TimeoutExpired:
+        return f"{words[0]} took longer than {seconds:.0f} s"
+
+
+def count_kernel(kernel: str, work: Path, rehearsal: bool) -> dict[str, Any]:
+    """Return ncu's counters of the first launch of a kernel in a step of the product with two layers."""
+    words = ["ncu", *NCU, "--metrics", ",".join(METRICS), "--kernel-name", kernel, *_part("counted", work, rehearsal)]
+    done = run(words, COUNT_SECONDS, {})
+    if isinstance(done, str):
+        return {"skipped": done}
+    found = parse_counters(done.stdout)
+    return found or {"skipped": f"ncu: {(done.stderr or done.stdout).strip()[-300:]}"}
+
+
+def parse_counters(text: str) -> dict[str, Any]:
+    """Return `METRICS` from ncu's raw page: a line of names, one of units, one of values."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        return {}
+    names, _, values = csv.reader(lines[:3])
+    found = dict(zip(names, values, strict=False))
+    return {name: float(found[metric].replace(",", "")) for metric, name in METRICS.items() if found.get(metric)}
+
+
+def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
+    """Return compute-sanitizer's verdict on every check, at the model's real sizes and a few sequences."""
+    # Each tensor is an allocation of its own, so that an access behind it is seen.
+    words = ["compute-sanitizer", *SANITIZER, *_part("sanitized", work, rehearsal)]
+    done = run(words, SANITIZER_SECONDS, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    if isinstance(done, str):
+        return {"skipped": done}
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
+    if summary is None:
+        return {"skipped": f"compute-sanitizer: {(done.stderr or done.stdout).strip()[-300:]}"}
+    errors = [line for line in done.stdout.splitlines() if re.match(r"=+ (Invalid|Program hit|    at )", line)]
+    why = "; ".join(errors[:4])
+    return {"passed": summary[1] == "0", "errors": int(summary[1]), **({"why": why} if why else {})}
+
+
+def build_fmha() -> dict[str, Any]:
+    """Compile ``csrc/fmha`` for this machine's GPUs."""
+    if shutil.which("nvcc") is None:
+        return {"skipped": "nvcc is not installed"}
+    script = tree_root() / "tools" / "build_cuda.sh"
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_ARCHS": "9.0"}
+    done = run(["bash", str(script)], BUILD_SECONDS, python)
+    if isinstance(done, str):
+        return {"error": done}
+    return (
+        {"error": done.stderr[-2000:] or f"code {done.returncode}"}
+        if done.returncode
+        else {"built": done.stdout.strip()}
+    )
+
+
+def costliest(rows: Mapping[str, Mapping[str, Any]], count: int = 6) -> list[str]:
+    """Return the names of the kernels of the profiled steps that took the most time, as ncu knows them."""
+    seconds: dict[str, float] = {}
+    for row in rows.values():
+        for name, taken in row.get("kernels", {}).items():
+            if not re.match(r"(Memcpy|Memset|aten::)", name):
+                seconds[base_name(name)] = max(taken, seconds.get(base_name(name), 0.0))
+    return sorted(seconds, key=lambda name: -seconds[name])[:count] or list(DEFAULT_KERNELS[:count])
+
+
+def base_name(kernel: str) -> str:
+    """Return a kernel's name without result, namespaces, template arguments and parameters."""
+    return re.sub(r"<.*|\(.*", "", kernel.removeprefix("void ")).rpartition("::")[2]
+
+
+def _part(part: str, work: Path, rehearsal: bool) -> list[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "gpu_check.main",
+        "--work",
+        str(work.parent),
+        "--run",
+        work.name[-1],
+        "--run-part",
+        part,
+    ]
+    return [*words, *(["--cpu-rehearsal"] if rehearsal else [])]

@@ -1,0 +1,160 @@
+"""The step that a published configuration trains with, on one GPU: its config is sourced, and its recipe builds it.
+
+Graph, algorithms, accumulation, forms of the ops and copies of the weights are those of the job. What differs is in
+`CHANGES`, and that every step trains on one batch with the training set's lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_check.hardware import sampled_power
+from gpu_check.ladder import largest, timed_steps
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.resolution import Resolved, resolve
+from mlbert.data.loading.batches import HostBatch
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.capture import NoCapture
+from mlbert.distributed.world import World
+from mlbert.host.provenance import tree_root
+from mlbert.ops import forms as registry
+from mlbert.ops.config import ComputeConfig
+from mlbert.ops.cublaslt_tuning import tuned
+from mlbert.ops.proof import prove
+from mlbert.programs.bench.step_time import make_batch
+from mlbert.recipes.registry import RECIPES
+from mlbert.training.config import RunConfig
+from mlbert.training.protocols import Method
+from mlbert.training.step import GraphMode, Graphs, Step, choose_graphs
+
+FOLDER = tree_root() / "benchmarks" / "bert" / "implementations" / "h200_n1"
+CONFIGS = {"fp8": FOLDER / "config_H200_1x8x48x1_pack_fp8.sh", "bf16": FOLDER / "config_H200_1x8x48x1_pack.sh"}
+CHANGES = {"SYNTH_DATA": "1", "INIT_CHECKPOINT": "none", "SEED": "1"}
+LEARNING_RATE, WARM_UP_STEPS = 1e-4, 40
+SEQUENCES_A_PACK = 2
+
+
+def exports(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> dict[str, str]:
+    """Return the environment that the published config makes, with these changes and the model's shape if one is given.
+
+    An exported OPS counts, so that a run can be repeated with other forms.
+    """
+    command = ["bash", "-c", 'source "$0" && env -0', str(CONFIGS[precision])]
+    sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
+    environ |= {**CHANGES, "LOGDIR": str(work / "product"), "OPS": os.environ.get("OPS", "auto")}
+    if shape is not None:
+        file = work / f"shape-{shape.num_hidden_layers}x{shape.hidden_size}.json"
+        file.write_text(json.dumps(asdict(shape)), encoding="utf-8")
+        environ["BERT_CONFIG"] = str(file)
+    return {**environ, **changes}
+
+
+def configured(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> Resolved:
+    """Return the configuration of `exports`."""
+    environ = exports(precision, work, changes, shape)
+    return resolve(RECIPES[environ["RECIPE"]], environ, {}, [], [])
+
+
+class Product:
+    """A configuration's step with its graphs recorded.
+
+    Args:
+        resolved: from `configured`.
+        device: where to compute. Nothing is captured on a CPU, where this tries the program.
+        say: takes what a run logs of forms and algorithms.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device, say: Any = print) -> None:
+        config, world = resolved.config, World.identify({})
+        compute, packs = config[ComputeConfig], config[DataConfig].train_batch_size
+        self.device, self.seed = device, config[RunConfig].seed or 0
+        prove(compute.ops, compute.precision, device, world.all_reduce_max, say)
+        inputs = resolved.recipe.inspect(config)
+        self.config: BertConfig = inputs.shape
+        self.method: Method = resolved.recipe.load().build(config, inputs, world, self.seed, say)
+        self.flat, self.batch = self.method.flat, self._batch(packs)
+        method, graphs = self.method, None
+        if device.type == "cuda":
+            graphs = choose_graphs(compute.cuda_graph_mode, method, 1, device, 1)
+        elif compute.cuda_graph_mode != "none":
+            assert method.static_shape is not None, "packs have one"
+            can_capture = method.optimizer.can_capture  # only the Triton form can
+            mode = GraphMode(compute.cuda_graph_mode) if can_capture else GraphMode.SEGMENTED
+            graphs = Graphs(mode, method.static_shape, 1, NoCapture)
+        objects = method.model, method.objective, method.flat, method.sync, method.optimizer
+        self.make = Step(*objects, world.all_reduce_max, say, graphs, method.loss_scale)
+        self.make.warm_up()
+        if graphs:
+            self.make.record(partial(tuned, device, True, world.all_reduce_max, say))
+        self._steps = itertools.count()
+        counts = method.objective.counts(self.batch)
+        self._divisors = method.objective.divisors(counts)
+
+    def step(self) -> Tensor:
+        """Queue one step and return its loss."""
+        return self.make([self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE).loss_sum
+
+    def losses(self, count: int) -> list[float]:
+        """Return the losses of steps from the first weights on, each on other sequences."""
+        found = []
+        for number in range(count):
+            batch = make_batch(self.config, self.batch.num_samples, None, self.seed + number)
+            divisors = self.method.objective.divisors(self.method.objective.counts(batch))
+            rate = LEARNING_RATE * min(1.0, (number + 1) / WARM_UP_STEPS)
+            found.append(self.make([batch], self.seed, number, divisors, rate).loss_sum.clone())
+        return torch.stack(found).tolist()
+
+    def _batch(self, packs: int) -> HostBatch:
+        """Return as many sequences of the training set's lengths as fit into the packs, as the loader does."""
+        shape = self.method.static_shape
+        for sequences in range(SEQUENCES_A_PACK * packs, 0, -1):
+            batch = make_batch(self.config, sequences, None, self.seed)
+            if shape is None or shape.holds(batch):
+                break
+        return replace(batch, data=batch.data.pin_memory()) if self.device.type == "cuda" else batch
+
+
+def measure(resolved: Resolved, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Return the step's rates, its settings, and the GPU's power and clocks meanwhile."""
+    product = Product(resolved, device)
+    compute = resolved.config[ComputeConfig]
+    with sampled_power() as power:
+        result = timed_steps(product.config, device, seconds, product.step, product.batch)
+    return {
+        **result,
+        "precision": compute.precision,
+        "accumulation": compute.fp8_fast_accumulation,
+        "graph": compute.cuda_graph_mode,
+        "forms": registry.selected(device),
+        "optimizer": product.method.optimizer.implementation,
+        "power": power,
+    }
+
+
+def measure_largest(
+    precision: str,
+    packs: int,
+    work: Path,
+    device: torch.device,
+    seconds: float,
+    shape: BertConfig | None,
+    changes: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return `measure` of the largest number of packs that fits, halving it."""
+
+    def measured(count: int) -> dict[str, Any]:
+        return measure(configured(precision, work, {"BATCHSIZE": str(count), **changes}, shape), device, seconds)
+
+    return largest(packs, device, measured)
