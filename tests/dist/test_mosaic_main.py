@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from mlbert.cli.mosaic_bert.main_yaml import app
 from mlbert.data.loading import text_run
@@ -61,7 +62,9 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
     assert last["eval_mlm_accuracy"] > 0.3  # a guess: 0.1
     weights = torch.load(work / f"runs/{model}/latest-rank0.pt", weights_only=True)["state"]["model"]
     assert any("Wqkv" in name for name in weights) == (model == "mosaic_bert")
-    assert (work / f"runs/{model}/run_0/huggingface").is_dir() == (model == "hf_bert")
+    folder = work / f"runs/{model}/run_0/huggingface"
+    peer = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=model == "mosaic_bert")
+    assert type(peer).__name__ == {"hf_bert": "BertForMaskedLM", "mosaic_bert": "MlbertForMaskedLM"}[model]
     run(tree_root, work, f"model.name={model}", f"run_name={model}", "max_duration=1ba")
     assert (work / f"runs/{model}/run_1/summary.json").exists()
 
@@ -81,8 +84,12 @@ def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path)
     assert (end["steps"], end["samples"]) == (last["steps"], last["samples"])
 
 
-@pytest.mark.parametrize("save", [(), ("save_folder=cut/saved", "save_interval=2ba")])
-def test_the_same_command_works_again_after_ctrl_c(tree_root: Path, work: Path, save: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("save", "signum"), [((), signal.SIGTERM), (("save_folder=cut/saved", "save_interval=2ba"), signal.SIGINT)]
+)
+def test_the_same_command_works_again_after_a_signal(
+    tree_root: Path, work: Path, save: tuple[str, ...], signum: int
+) -> None:
     """It starts again without checkpoints, and continues from the newest one."""
     words = ("run_name=cut", "model.name=mosaic_bert", "eval_interval=5ba", *save)
     base = work / ("cut/saved" if save else "runs/cut")
@@ -95,8 +102,8 @@ def test_the_same_command_works_again_after_ctrl_c(tree_root: Path, work: Path, 
             assert process.poll() is None
             assert time.monotonic() < deadline, "no step"
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(signum)
+        assert process.wait(60) == 128 + signum
     finally:
         process.kill()
     saved = max((int(path.name[-8:]) for path in base.glob("run_0/checkpoints/step_*")), default=0)

@@ -1,4 +1,4 @@
-"""Weights written at the end of a run: Hugging Face reads what it has a shape for, ours come back in any shape."""
+"""Weights written at the end of a run: `transformers` reads and trains every shape, and ours come back."""
 
 from __future__ import annotations
 
@@ -15,35 +15,60 @@ from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.weights.convert import torch_to_huggingface
 from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.huggingface import config_from_huggingface, model_config, padded_inputs
+from mlbert.models.weights.huggingface import padded_inputs, read_config, to_huggingface
 from mlbert.models.weights.load import load_weights
-from same_weights import assert_same_parameters
+from same_weights import assert_same_parameters, assert_same_tensors
 
 SHAPE = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 FREE = dataclasses.replace(SHAPE, tie_word_embeddings=False)
 MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True)
+PRE_NORM = dataclasses.replace(SHAPE, norm_position="pre", hidden_act="gelu_erf")
+ROTARY = dataclasses.replace(
+    MOSAIC, position_embedding_type="rotary", norm_position="pre", rope_theta=500.0, tie_word_embeddings=False
+)
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "end", "of", "a", "long", "day"]
 
 
-def models() -> list[Any]:
-    made = [
-        BertForPreTraining(SHAPE),
-        BertForMaskedLM(FREE),
-        BertForSequenceClassification(SHAPE, 3),
-        BertForSequenceClassification(SHAPE, 1),
-    ]
-    for model in made:
-        model.initialize(1)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, 0.0, 0.1)
-    return made
+def made(model: Any) -> Any:
+    """Return the model with all parameters drawn."""
+    for seed, parameter in enumerate(model.parameters()):
+        torch.nn.init.normal_(parameter, 0.0, 0.2, generator=torch.Generator().manual_seed(seed))
+    return model
 
 
-@pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
-def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
-    write_weights(model, tmp_path, {"steps": 3}, None)
+def loaded(kind: Any, folder: Path) -> Any:
+    model, loading = kind.from_pretrained(folder, output_loading_info=True, trust_remote_code=True)
+    if not model.config.tie_word_embeddings:
+        loading["missing_keys"].discard("cls.predictions.bias")  # of a plain BERT with a separate decoder: unused
+    assert not any(loading.values())
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (BertForPreTraining(SHAPE), transformers.AutoModelForPreTraining),
+        (BertForMaskedLM(FREE), transformers.AutoModelForMaskedLM),
+        (BertForSequenceClassification(SHAPE, 3), transformers.AutoModelForSequenceClassification),
+        (BertForSequenceClassification(SHAPE, 1), transformers.AutoModelForSequenceClassification),
+        # No class of `transformers` has these shapes.
+        (BertForMaskedLM(MOSAIC), transformers.AutoModelForMaskedLM),
+        (BertForPreTraining(PRE_NORM), transformers.AutoModelForMaskedLM),
+        (BertForPreTraining(ROTARY), transformers.AutoModelForMaskedLM),
+        (BertForSequenceClassification(MOSAIC, 3), transformers.AutoModelForSequenceClassification),
+        (BertForSequenceClassification(ROTARY, 1), transformers.AutoModelForSequenceClassification),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any, kind: Any) -> None:
+    write_weights(made(model), tmp_path, {"steps": 3}, None)
     assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
-    peer = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "huggingface").eval()
+    torch_to_huggingface(tmp_path / "weights", tmp_path / "converted")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "converted" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes()
+    peer = loaded(kind, tmp_path / "converted")
     batch = made_up_batches(3, seed=1, vocab_size=99, max_tokens=32)[0].to("cpu")
     inputs = padded_inputs(batch)
     with torch.no_grad():
@@ -51,7 +76,10 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
         expected = peer(**{k: inputs[k] for k in ("input_ids", "token_type_ids", "attention_mask")})[0]
     expected = expected if hasattr(model, "classifier") else expected[inputs["labels"] != -100]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert config_from_huggingface(model_config(model)) == model.config
+    assert read_config(tmp_path / "huggingface/config.json") == model.config
+    again = type(model)(model.config, *[model.num_labels] if hasattr(model, "classifier") else [])
+    assert not load_weights(again, tmp_path / "huggingface").missing
+    assert_same_tensors(to_huggingface(again), to_huggingface(model))
 
 
 @pytest.mark.parametrize("shape", [FREE, MOSAIC, dataclasses.replace(MOSAIC, norm_position="pre")])
@@ -66,12 +94,52 @@ def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
     assert_same_parameters(again, model)
 
 
-def test_a_shape_that_hugging_face_lacks_has_no_copy_and_is_reported(tmp_path: Path) -> None:
-    model = BertForMaskedLM(MOSAIC)
-    model.initialize(1)
-    write_weights(model, tmp_path, {}, None)
-    assert not (tmp_path / "huggingface").exists()
-    assert "no copy: its BERT has no ALiBi and no gated" in (tmp_path / "weights/README.md").read_text()
+@pytest.mark.parametrize("shape", [MOSAIC, dataclasses.replace(ROTARY, tie_word_embeddings=True)])
+def test_a_shape_of_ours_is_trained_by_transformers(tmp_path: Path, shape: BertConfig) -> None:
+    """As sentence-transformers and `Trainer` use a model: embeddings of padded text, masked-LM steps, a new head."""
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(WORDS))
+    write_weights(made(BertForPreTraining(shape)), tmp_path, {}, vocabulary)
+    folder = tmp_path / "huggingface"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    encoder = loaded(transformers.AutoModel, folder)
+    texts = ["the end", "The end of a long long day", ""]
+    with torch.no_grad():
+        together = encoder(**tokenizer(texts, padding=True, return_tensors="pt"), return_dict=True)
+        for text, states, pooled in zip(texts, together.last_hidden_state, together.pooler_output, strict=True):
+            alone = encoder(**tokenizer(text, return_tensors="pt"), return_dict=False)
+            torch.testing.assert_close(states[: alone[0].shape[1]], alone[0][0], atol=1e-5, rtol=0)
+            torch.testing.assert_close(pooled, alone[1][0], atol=1e-5, rtol=0)
+
+    model = loaded(transformers.AutoModelForMaskedLM, folder)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "trained"),
+        max_steps=12,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        report_to=[],
+        use_cpu=True,
+        logging_steps=4,
+        disable_tqdm=True,
+    )
+    rows = [dict(tokenizer(texts[1])) for _ in range(8)]
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collator)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0], losses
+    trainer.save_model(str(tmp_path / "again"))
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    again = loaded(transformers.AutoModelForMaskedLM, tmp_path / "again")
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, model.eval()(**inputs).logits)
+
+    new = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=4)
+    assert torch.equal(new.bert.pooler.dense.weight, encoder.pooler.dense.weight)
+    assert 0 < new.classifier.weight.std() < 0.05
+    for labels in (torch.tensor([0, 3, 1]), torch.zeros(3, 4)):
+        new(**inputs, labels=labels).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in new.parameters())
 
 
 @pytest.mark.parametrize("words", [None, {"do_lower_case": True}, {"do_lower_case": False}])

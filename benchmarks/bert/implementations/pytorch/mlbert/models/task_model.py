@@ -63,14 +63,8 @@ def write_task_model(
 ) -> None:
     """Write the weights, vocabulary and card, and the class names for Hugging Face. Raise UserError as `write_weights`
     does."""
-    write_weights(model, folder, facts, tokenizer.file)
+    write_weights(model, folder, facts, tokenizer.file, card.classes)
     write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
-    config = folder / "huggingface" / "config.json"
-    if card.classes and config.exists():
-        values = json.loads(config.read_text(encoding="utf-8"))
-        values["id2label"] = dict(enumerate(card.classes))
-        values["label2id"] = {name: number for number, name in enumerate(card.classes)}
-        write_atomically(config, json.dumps(values, indent=2) + "\n")
 
 
 def read_card(weights: Path) -> TaskCard:

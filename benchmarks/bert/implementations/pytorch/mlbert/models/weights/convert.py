@@ -27,19 +27,21 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tokenizer import TOKENIZER_JSON, lower_cases, read_tokenizer_json
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, read_tokenizer_json
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import fsync_path, read_plain
-from mlbert.host.json_files import read_json
 from mlbert.models.bert import initialize_parameter
+from mlbert.models.task_model import TASK, read_card
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
 from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
-from mlbert.models.weights.huggingface import huggingface_config, obstacle, read_config
+from mlbert.models.weights.export import write_huggingface, write_tokenizer
+from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
 from mlbert.models.weights.weight_files import (
     PYTORCH_WEIGHTS,
+    architecture_of,
     check_target,
     composer_shape,
     new_path,
@@ -57,7 +59,6 @@ from mlbert.models.weights.weight_files import (
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
-TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ def read_own(source: Path) -> ReadCheckpoint:
     return _own(read_weights_folder(source), BertConfig.from_json(source / CONFIG), source / WEIGHTS)
 
 
+def _read_heads(source: Path) -> ReadCheckpoint:
+    """Read our format as `read_own`, with the heads that it has, including a classifier."""
+    shape = BertConfig.from_json(source / CONFIG)
+    tensors = read_weights_folder(source)
+    return _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape))
+
+
 def _own(
     tensors: Mapping[str, Tensor], shape: BertConfig, file: Path, known: Mapping[str, Shape] | None = None
 ) -> ReadCheckpoint:
@@ -114,32 +122,20 @@ def write_weights_folder(checkpoint: ReadCheckpoint, target: Path, config_name: 
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
         save_safetensors(folder / WEIGHTS, state)
         (folder / config_name).write_text(config_text, encoding="utf-8")
-        _write_tokenizer(checkpoint, folder)
+        vocabulary = checkpoint.folder / VOCAB_FILE
+        if vocabulary.exists():
+            write_tokenizer(vocabulary, folder, checkpoint.shape.max_position_embeddings)
         for path in [*folder.iterdir(), folder]:
             fsync_path(path)
 
 
 def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
     """Raise UserError if the vocabulary has more entries than the model; fewer are fine, as rows are padded."""
-    path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
+    path, most = checkpoint.folder / VOCAB_FILE, checkpoint.shape.vocab_size
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
         reason = f"has {entries} entries, the model only {most}"
         remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
         raise UserError("vocabulary.mismatch", path, reason, remedy)
-
-
-def _write_tokenizer(checkpoint: ReadCheckpoint, folder: Path) -> None:
-    """Copy the source's vocabulary and tokenizer configuration; add model_max_length, which `transformers` needs."""
-    vocabulary, config = (checkpoint.folder / name for name in TOKENIZER_FILES)
-    if not vocabulary.exists():
-        return
-    shutil.copyfile(vocabulary, folder / vocabulary.name)
-    own = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
-    found = read_json(config, "Restore or remove it") if config.exists() else {}
-    given, longest = found.get("model_max_length"), checkpoint.shape.max_position_embeddings
-    most = min(given, longest) if isinstance(given, int) and given > 0 else longest
-    values = {**own, **found, "model_max_length": most}
-    (folder / config.name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = None) -> ReadCheckpoint:
@@ -171,10 +167,8 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
 
 def torch_to_composer(source: Path, target: Path) -> Report:
     """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
-    shape = BertConfig.from_json(source / CONFIG)
-    tensors = read_weights_folder(source)
-    checkpoint = _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape))
-    write_composer(checkpoint.state, shape, target)
+    checkpoint = _read_heads(source)
+    write_composer(checkpoint.state, checkpoint.shape, target)
     report = checkpoint.report
     for own in (name for name in checkpoint.state if name.startswith("cls.seq_relationship.")):
         report.missing.pop(own, None)
@@ -196,24 +190,32 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
 
 
 def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
-    """Write the vocabulary of a tokenizer.json to ``folder`` as `TOKENIZER_FILES` and return the folder. Return None if
-    the file does not exist, or vocab.txt does."""
-    names, config = TOKENIZER_FILES
-    if tokenizer.with_name(names).exists() or not tokenizer.exists():
+    """Write the vocabulary of a tokenizer.json to ``folder`` as vocab.txt and return the folder. Return None if the
+    file does not exist, or vocab.txt does."""
+    if tokenizer.with_name(VOCAB_FILE).exists() or not tokenizer.exists():
         return None
     entries, is_lower = read_tokenizer_json(tokenizer)
-    (folder / names).write_text("\n".join(entries) + "\n", encoding="utf-8")
-    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
-    (folder / config).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
-    load_vocabulary(folder / names)
+    (folder / VOCAB_FILE).write_text("\n".join(entries) + "\n", encoding="utf-8")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps({"do_lower_case": is_lower}) + "\n", encoding="utf-8")
+    load_vocabulary(folder / VOCAB_FILE)
     return folder
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
-    """Convert our format to a folder that transformers loads."""
-    checkpoint = read_own(source)
-    config = json.dumps(huggingface_config(checkpoint.shape), indent=2) + "\n"
-    write_weights_folder(checkpoint, target, "config.json", config)
+    """Convert our format to a folder that transformers loads; see `mlbert.models.weights.export.write_huggingface`."""
+    check_target(target)
+    checkpoint = _read_heads(source)
+    _refuse_cut_vocabulary(checkpoint)
+    vocabulary = source / VOCAB_FILE
+    write_huggingface(
+        target,
+        checkpoint.state,
+        checkpoint.shape,
+        architecture_of(checkpoint.state),
+        {"weights": source.name},
+        vocabulary if vocabulary.exists() else None,
+        read_card(source).classes if (source / TASK).exists() else (),
+    )
     return checkpoint.report
 
 

@@ -1,50 +1,81 @@
-"""Write a run's weights in our format, and in Hugging Face's if it has a class for the shape."""
+"""Write a run's weights in our format and in Hugging Face's."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, VOCABULARY_SHA256, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.host.files import fsync_path
+from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert
-from mlbert.models.weights.huggingface import export_obstacle, export_state, model_config, to_huggingface
+from mlbert.models.weights.huggingface import MODELING, exported_config, to_huggingface
 from mlbert.models.weights.model_card import model_card
+from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_state
 from mlbert.models.weights.weight_files import new_path, save_safetensors
 
 
-def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
+def write_weights(
+    model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None, classes: Sequence[str] = ()
+) -> None:
     """Write ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
-    Both have float32 parameters; ours have the names of Hugging Face's BERT. ``huggingface/`` loads with
-    ``from_pretrained`` of the ``transformers`` class with the model's name, or of ModernBERT for rotary models. If no
-    such class exists, it is not written, and the model card says why. Raise UserError if a file cannot be written.
+    Both have float32 parameters; ours have the names of Hugging Face's BERT. See `write_huggingface` for the second
+    one. Raise UserError if a file cannot be written.
     """
-    own, peer = folder / "weights", folder / "huggingface"
-    why_not = export_obstacle(model)
-    if why_not:
-        card = {**card, "Hugging Face": f"no copy: {why_not}"}
-    state = to_huggingface(model)
-    text = model_card(model.architecture, card, hasattr(model, "cls"))
-    with _folder(own, state, text, vocabulary, model) as place:
-        (place / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
-    if not why_not:
-        with _folder(peer, export_state(model), text, vocabulary, model) as place:
-            _write_json(place / "config.json", model_config(model))
-            if model.config.is_rotary and vocabulary is not None:
-                _write_fast_tokenizer(place, vocabulary, model.config.max_position_embeddings)
+    state, shape = to_huggingface(model), model.config
+    with _folder(folder / "weights", state, model_card(model.architecture, card), vocabulary, shape) as place:
+        (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")
+    write_huggingface(folder / "huggingface", state, shape, model.architecture, card, vocabulary, classes)
+
+
+def write_huggingface(
+    target: Path,
+    state: Mapping[str, Tensor],
+    shape: BertConfig,
+    architecture: str,
+    card: Mapping[str, object],
+    vocabulary: Path | None,
+    classes: Sequence[str] = (),
+) -> None:
+    """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class with the model's
+    name, of ModernBERT for rotary masked-LM models, or with ``trust_remote_code=True`` for other shapes.
+
+    Args:
+        target: the folder.
+        state: parameters as of `to_huggingface`.
+        shape: of the model.
+        architecture: name of the model's class.
+        card: facts for README.md.
+        vocabulary: vocab.txt, with its tokenizer_config.json next to it, or None.
+        classes: names of a classifier's outputs, if it has any.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
+    config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
+    tensors = modernbert_state(state, shape) if config["model_type"] == MODEL_TYPE else state
+    with _folder(target, tensors, model_card(architecture, card), vocabulary, shape) as place:
+        _write_json(place / "config.json", config)
+        if "auto_map" in config:
+            shutil.copyfile(MODELING, place / MODELING.name)
+        if config["model_type"] != "bert" and vocabulary is not None:
+            _write_fast_tokenizer(place, vocabulary)
 
 
 @contextmanager
 def _folder(
-    target: Path, state: dict[str, Tensor], card: str, vocabulary: Path | None, model: AnyBert
+    target: Path, state: Mapping[str, Tensor], card: str, vocabulary: Path | None, shape: BertConfig
 ) -> Iterator[Path]:
     """Write weights, model card and vocabulary to a temporary folder; rename it to ``target`` on exit."""
     with new_path(target) as place:
@@ -52,25 +83,32 @@ def _folder(
         place.mkdir(parents=True)
         save_safetensors(place / "model.safetensors", state)
         if vocabulary is not None:
-            shutil.copyfile(vocabulary, place / VOCAB_FILE)
-            _write_json(place / TOKENIZER_CONFIG, _tokenizer(vocabulary, model.config.max_position_embeddings))
+            write_tokenizer(vocabulary, place, shape.max_position_embeddings)
         (place / "README.md").write_text(card, encoding="utf-8")
         yield place
+        for path in [*place.iterdir(), place]:
+            fsync_path(path)
         shutil.rmtree(target, ignore_errors=True)
 
 
-def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
-    """Return the tokenizer configuration that `transformers` needs."""
-    cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
-    return {"tokenizer_class": "BertTokenizer", **cased, VOCABULARY_SHA256: file_sha256(vocabulary)}
+def write_tokenizer(vocabulary: Path, folder: Path, max_positions: int) -> None:
+    """Copy a vocabulary and its tokenizer configuration; add model_max_length, which `transformers` needs."""
+    shutil.copyfile(vocabulary, folder / VOCAB_FILE)
+    config = vocabulary.with_name(TOKENIZER_CONFIG)
+    values = read_json(config, "Restore or remove it") if config.exists() else {}
+    given = values.get("model_max_length")
+    values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
+    values[VOCABULARY_SHA256] = file_sha256(vocabulary)
+    values["model_max_length"] = min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
+    _write_json(folder / TOKENIZER_CONFIG, values)
 
 
-def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
-    """Write a complete tokenizer: unlike for BERT, `transformers` cannot build one from ModernBERT's vocabulary."""
+def _write_fast_tokenizer(place: Path, vocabulary: Path) -> None:
+    """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own BERT."""
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
     (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    values = read_json(place / TOKENIZER_CONFIG, "") | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     _write_json(place / TOKENIZER_CONFIG, values)
 
 

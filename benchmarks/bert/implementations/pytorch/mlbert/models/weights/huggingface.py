@@ -5,7 +5,7 @@ Parameter names are the same, but Hugging Face stores the tied decoder twice and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,13 +17,10 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
-from mlbert.models.weights.modernbert import (
-    MODEL_TYPE,
-    SHARED_NAMES,
-    modernbert_config,
-    modernbert_state,
-    shape_of_modernbert,
-)
+from mlbert.models.weights.modernbert import MODEL_TYPE, SHARED_NAMES, modernbert_config, shape_of_modernbert
+
+OWN_TYPE = "mlbert"
+MODELING = Path(__file__).with_name("modeling_mlbert.py")  # the classes of this type, copied into an exported folder
 
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -44,47 +41,54 @@ def obstacle(config: BertConfig) -> str | None:
 
 
 def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
-    """Return the content of a Hugging Face ``config.json``. Raise UserError if it cannot express the shape."""
+    """Return the content of the ``config.json`` of a BERT. Raise UserError if it cannot express the shape."""
     if why_not := obstacle(config):
         raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
+    return {"architectures": [architecture], "model_type": "bert", **_shared_values(config)}
+
+
+def _shared_values(config: BertConfig) -> dict[str, object]:
     own = ("attention_probs_dropout_prob", "hidden_dropout_prob", "layer_norm_eps", "type_vocab_size")
-    return {
-        "architectures": [architecture],
-        "model_type": "bert",
-        "hidden_act": _ACTIVATIONS[config.hidden_act],
-        "pad_token_id": 0,
-        **{name: getattr(config, name) for name in (*SHARED_NAMES, *own)},
-    }
+    values = {name: getattr(config, name) for name in (*SHARED_NAMES, *own)}
+    return {"hidden_act": _ACTIVATIONS[config.hidden_act], "pad_token_id": 0, **values}
 
 
-def export_obstacle(model: AnyBert) -> str | None:
-    """Return why no Hugging Face class supports this model, or None if one does."""
-    if model.config.is_rotary:
-        return None if model.architecture == "BertForMaskedLM" else "its ModernBERT has other heads"
-    return obstacle(model.config)
+def exported_config(config: BertConfig, architecture: str, labels: Sequence[str] = ()) -> dict[str, object]:
+    """Return the ``config.json`` of a model: of a BERT or a ModernBERT, or else of the classes in `MODELING`.
 
-
-def export_state(model: AnyBert) -> dict[str, Tensor]:
-    """Return the parameters as in `to_huggingface`, under the names of `model_config`'s class."""
-    state = to_huggingface(model)
-    return modernbert_state(state, model.config) if model.config.is_rotary else state
-
-
-def model_config(model: AnyBert) -> dict[str, object]:
-    """Return the ``config.json`` of a model: `huggingface_config` with its number of labels, or ModernBERT's."""
-    if model.config.is_rotary:
-        return modernbert_config(model.config, _ACTIVATIONS[model.config.hidden_act])
-    values = huggingface_config(model.config, model.architecture)
-    if (num_labels := getattr(model, "num_labels", None)) is not None:
-        names = {i: f"LABEL_{i}" for i in range(num_labels)}
-        values |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    ``labels``: names of a classifier's outputs.
+    """
+    if config.is_rotary and architecture == "BertForMaskedLM":
+        values = modernbert_config(config, _ACTIVATIONS[config.hidden_act])
+    elif obstacle(config):
+        values = _own_config(config, architecture)
+    else:
+        values = huggingface_config(config, architecture)
+    if labels:
+        values |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     return values
+
+
+def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
+    heads = ("ForMaskedLM", "ForSequenceClassification")
+    head = heads[architecture == "BertForSequenceClassification"]
+    classes = {"AutoConfig": "MlbertConfig", "AutoModel": "MlbertModel"}
+    classes |= {f"AutoModel{name}": f"Mlbert{name}" for name in heads}
+    return {
+        "architectures": [f"Mlbert{head}"],
+        "model_type": OWN_TYPE,
+        "auto_map": {auto: f"{MODELING.stem}.{name}" for auto, name in classes.items()},
+        **_shared_values(config),
+        **{name: getattr(config, name) for name in ("position_embedding_type", "norm_position", "gated_mlp")},
+        "rotary_base": config.rope_theta,  # under its own name, `transformers` would turn it into another form
+        "alibi_slopes": config.alibi_slopes,
+    }
 
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Return our shape for a Hugging Face ``config.json``. Raise UserError for another architecture."""
     model_type = values.get("model_type", "bert")  # older ones have none
-    if model_type not in ("bert", MODEL_TYPE):
+    if model_type not in ("bert", MODEL_TYPE, OWN_TYPE):
         reason = f"model_type is {shown(model_type)}, not 'bert'"
         raise UserError("model.unsupported", path, reason, "Choose a BERT checkpoint")
     if model_type == "bert" and values.get("position_embedding_type", "absolute") != "absolute":
@@ -98,8 +102,11 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     own_activation = _ACTIVATIONS_BACK[str(activation)]
     if model_type == MODEL_TYPE:
         return shape_of_modernbert(values, own_activation, path)
-    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
+    not_of_bert = {"gated_mlp", "norm_position"} if model_type == "bert" else set()
+    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "rope_theta"} - not_of_bert
     known = {name: values[name] for name in names if name in values}
+    if "rotary_base" in values and model_type == OWN_TYPE:
+        known["rope_theta"] = values["rotary_base"]
     try:
         return BertConfig(hidden_act=own_activation, **known)  # type: ignore[arg-type]
     except TypeError:

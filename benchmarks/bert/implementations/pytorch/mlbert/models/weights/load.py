@@ -16,7 +16,6 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError, safe_open
 
@@ -27,12 +26,13 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
-from mlbert.models.weights.export import write_weights
-from mlbert.models.weights.huggingface import obstacle, read_config
+from mlbert.models.weights.export import write_huggingface
+from mlbert.models.weights.huggingface import read_config, to_huggingface
 from mlbert.models.weights.modernbert import is_modernbert, own_tensors
 from mlbert.models.weights.weight_files import (
     PYTORCH_WEIGHTS,
     Weights,
+    architecture_of,
     check_target,
     load_state,
     new_path,
@@ -150,16 +150,14 @@ def _model_of(weights: Weights, file: Path) -> AnyBert:
     if weights.shape is None:
         reason = "has no model configuration next to it"
         raise UserError("checkpoint.incomplete", file, reason, "Put its config.json there")
-    if (classifier := weights.tensors.get("classifier.weight")) is not None:
-        return BertForSequenceClassification(weights.shape, len(classifier))
-    if any("seq_relationship" in name for name in weights.tensors):
-        return BertForPreTraining(weights.shape)
-    return BertForMaskedLM(weights.shape)
+    architecture = architecture_of(weights.tensors)
+    if architecture == "BertForSequenceClassification":
+        return BertForSequenceClassification(weights.shape, len(weights.tensors["classifier.weight"]))
+    return BertForPreTraining(weights.shape) if architecture == "BertForPreTraining" else BertForMaskedLM(weights.shape)
 
 
 def export_to_huggingface(source: Path, target: Path) -> None:
-    """Write a folder that `transformers` loads. Raise UserError if there are no weights, the target already exists, or
-    `transformers` does not support the model."""
+    """Write a folder that `transformers` loads. Raise UserError if there are no weights, or the target exists."""
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     finished = source / HUGGINGFACE
@@ -167,11 +165,12 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         with new_path(target) as partial:
             shutil.copytree(finished, partial)
         return
-    with TemporaryDirectory(dir=target.parent) as made:
-        model, _, vocabulary = open_saved(source)
-        write_weights(model, Path(made), {"weights": source}, vocabulary if vocabulary.is_file() else None)
-        folder = Path(made) / HUGGINGFACE
-        if not folder.is_dir():
-            remedy = "Keep the weights in our own form"
-            raise UserError("model.unsupported", source, f"Hugging Face: {obstacle(model.config)}", remedy)
-        folder.rename(target)
+    model, _, vocabulary = open_saved(source)
+    write_huggingface(
+        target,
+        to_huggingface(model),
+        model.config,
+        model.architecture,
+        {"weights": source},
+        vocabulary if vocabulary.is_file() else None,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mlbert.mlperf.rules import UNVERIFIED
 
 
-def model_card(architecture: str, facts: Mapping[str, object], is_masked_lm: bool = True) -> str:
+def model_card(architecture: str, facts: Mapping[str, object]) -> str:
     """Return the text: Hugging Face's header, a table of the facts, and a note that the result is unverified.
 
     ``architecture``: name of the Hugging Face class with these parameters.
@@ -15,7 +15,7 @@ def model_card(architecture: str, facts: Mapping[str, object], is_masked_lm: boo
     lines = [
         "---",
         "library_name: transformers",
-        f"tags: [bert{', masked-lm' if is_masked_lm else ''}]",
+        f"tags: [bert{'' if architecture == 'BertForSequenceClassification' else ', masked-lm'}]",
         "---",
         "",
         f"# {architecture} trained by this run",

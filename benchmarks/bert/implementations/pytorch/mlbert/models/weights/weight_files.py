@@ -20,7 +20,7 @@ import dataclasses
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,14 @@ def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str,
         known |= {"classifier.weight": rows, "classifier.bias": rows[:1]}
     heads = tuple(head for head in HEADS if any(name.startswith(head) for name in own))
     return {name: size for name, size in known.items() if name.startswith((*ENCODER, *heads))}
+
+
+def architecture_of(names: Iterable[str]) -> str:
+    """Return the name of our model's class with the heads that a checkpoint has, by our parameters' names."""
+    own = tuple(names)
+    if "classifier.weight" in own:
+        return "BertForSequenceClassification"
+    return "BertForPreTraining" if any("seq_relationship" in name for name in own) else "BertForMaskedLM"
 
 
 def own_state(

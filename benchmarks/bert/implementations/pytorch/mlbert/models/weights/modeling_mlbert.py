@@ -1,0 +1,292 @@
+"""mlbert's BERT for `transformers`, in the shapes that its own classes cannot hold (``trust_remote_code=True``).
+
+This file is copied into an exported folder and imports nothing of mlbert. Input is padded, as in `transformers`.
+Parameter names and numbers are those of `mlbert.models.bert`: ALiBi or rotary or learned positions, LayerNorm before or
+after the sublayers, gated or plain feed-forward layers. Labels are as in `transformers`.
+
+Legend: S sequences, W padded length, D hidden, N heads, H head size, V vocabulary, L labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
+
+_DEFAULTS: dict[str, Any] = {
+    **{"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    **{"intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu"},
+    **{"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02},
+    **{"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "rotary_base": 10_000.0, "alibi_slopes": ()},
+    **{"norm_position": "post", "gated_mlp": False, "tie_word_embeddings": True},
+}
+
+
+class MlbertConfig(PretrainedConfig):
+    """The shape. Names are those of BERT; the others are those of mlbert's ``bert_config.json``."""
+
+    model_type = "mlbert"
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**(_DEFAULTS | values))
+
+
+def _norm(config: MlbertConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _output(config: MlbertConfig, columns: int) -> nn.ModuleDict:
+    """Return a linear layer whose output is added to a residual, and the LayerNorm after it if the model has one."""
+    part = nn.ModuleDict({"dense": nn.Linear(columns, config.hidden_size)})
+    if config.norm_position == "post":
+        part["LayerNorm"] = _norm(config)
+    return part
+
+
+def _gelu(x: Tensor, config: MlbertConfig) -> Tensor:
+    return F.gelu(x, approximate="none" if config.hidden_act == "gelu" else "tanh")
+
+
+def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate float32 queries or keys [S, N, W, H]; ``rotations`` are the cosines, then the sines, of H/2 angles."""
+    (first, second), (cos, sin) = x.float().chunk(2, dim=-1), rotations.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class MlbertLayer(nn.Module):
+    """One encoder layer; ``first`` is the first one, which has no LayerNorm before its attention in rotary models."""
+
+    attention: Any
+    intermediate: Any
+    output: Any
+
+    def __init__(self, config: MlbertConfig, first: bool) -> None:
+        super().__init__()
+        self.config, size = config, config.hidden_size
+        projections = {name: nn.Linear(size, size) for name in ("query", "key", "value")}
+        self.attention = nn.ModuleDict({"self": nn.ModuleDict(projections), "output": _output(config, size)})
+        inner = config.intermediate_size * (2 if config.gated_mlp else 1)
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(size, inner, bias=not config.gated_mlp)})
+        self.output = _output(config, config.intermediate_size)
+        if config.norm_position == "pre":
+            self.intermediate["LayerNorm"] = _norm(config)
+            if not (first and config.position_embedding_type == "rotary"):
+                self.attention["LayerNorm"] = _norm(config)
+
+    def forward(self, x: Tensor, mask: Tensor, rotations: Tensor | None) -> Tensor:
+        """Return [S, W, D]; ``mask`` is added to the attention scores."""
+        context = self._attended(self._normed(x, self.attention, "pre"), mask, rotations)
+        x = self._added(x, context, self.attention.output)
+        return self._added(x, self._fed_forward(self._normed(x, self.intermediate, "pre")), self.output)
+
+    def _normed(self, x: Tensor, part: Any, position: str) -> Tensor:
+        return part.LayerNorm(x) if self.config.norm_position == position and "LayerNorm" in part else x
+
+    def _added(self, residual: Tensor, x: Tensor, part: Any) -> Tensor:
+        """Return the sum of a residual and a linear layer, with dropout (of a gated layer: before it)."""
+        is_gated = self.config.gated_mlp and part is self.output
+        x = F.dropout(part.dense(x), 0.0 if is_gated else self.config.hidden_dropout_prob, self.training)
+        return self._normed(residual + x, part, "post")
+
+    def _attended(self, x: Tensor, mask: Tensor, rotations: Tensor | None) -> Tensor:
+        heads = self.config.num_attention_heads
+        query, key, value = (
+            part(x).unflatten(-1, (heads, -1)).transpose(1, 2) for part in self.attention["self"].values()
+        )
+        if rotations is not None:
+            query, key = _rotated(query, rotations), _rotated(key, rotations)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
+
+    def _fed_forward(self, x: Tensor) -> Tensor:
+        inner = self.intermediate.dense(x)
+        if not self.config.gated_mlp:
+            return _gelu(inner, self.config)
+        gate, linear = inner.chunk(2, dim=-1)
+        return F.dropout(_gelu(gate, self.config) * linear, self.config.hidden_dropout_prob, self.training)
+
+
+class MlbertPreTrainedModel(PreTrainedModel):
+    """Base class: initialization, and what `transformers` asks of a model."""
+
+    config_class = MlbertConfig
+    base_model_prefix = "bert"
+    _supports_sdpa = True
+    _no_split_modules: Any = ("MlbertLayer",)
+    _keys_to_ignore_on_load_unexpected: Any = (r"^cls\.", r"^classifier\.", r"^bert\.pooler\.")  # heads
+
+    def _init_weights(self, module: Any) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
+
+    def get_input_embeddings(self) -> Any:
+        """Return the word embeddings."""
+        encoder: Any = self.base_model
+        return encoder.embeddings.word_embeddings
+
+
+class MlbertModel(MlbertPreTrainedModel):
+    """The encoder and, if wanted, the pooler that a classifier reads."""
+
+    embeddings: Any
+    encoder: Any
+    pooler: Any
+
+    def __init__(self, config: MlbertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        size, layers = config.hidden_size, range(config.num_hidden_layers)
+        self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(config.vocab_size, size)})
+        if config.position_embedding_type == "absolute":
+            self.embeddings["position_embeddings"] = nn.Embedding(config.max_position_embeddings, size)
+        if config.position_embedding_type != "rotary":
+            self.embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, size)
+        self.embeddings["LayerNorm"] = _norm(config)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(MlbertLayer(config, i == 0) for i in layers)})
+        if config.norm_position == "pre":
+            self.encoder["LayerNorm"] = _norm(config)
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(size, size)}) if add_pooling_layer else None
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Return the last hidden states [S, W, D] and the pooled first ones [S, D], None without a pooler.
+
+        Args:
+            input_ids: int64 [S, W].
+            attention_mask: 0 at padding; None: there is none.
+            token_type_ids: of the sentence; None: 0. Rotary models have none and ignore them.
+            position_ids: for learned and rotary positions; None: counted from the left.
+            return_dict: False for a tuple.
+        """
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        x = self.embeddings.word_embeddings(input_ids)
+        if "position_embeddings" in self.embeddings:
+            x = x + self.embeddings.position_embeddings(position_ids)
+        if "token_type_embeddings" in self.embeddings:
+            kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            x = x + self.embeddings.token_type_embeddings(kinds)
+        x = F.dropout(self.embeddings.LayerNorm(x), self.config.hidden_dropout_prob, self.training)
+        mask, rotations = self._mask(input_ids, attention_mask, x.dtype), self._rotations(position_ids)
+        for layer in self.encoder.layer:
+            x = layer(x, mask, rotations)
+        if "LayerNorm" in self.encoder:
+            x = self.encoder.LayerNorm(x)
+        pooled = None if self.pooler is None else torch.tanh(self.pooler.dense(x[:, 0]))
+        output = BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
+        return output.to_tuple() if return_dict is False else output
+
+    def _mask(self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores, [S, 1 or N, 1 or W, W]: ALiBi, and the least number at padding."""
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        bias = torch.zeros(1, 1, 1, len(places), device=input_ids.device)
+        if self.config.position_embedding_type == "alibi":
+            slopes = torch.tensor(self.config.alibi_slopes, device=input_ids.device)
+            bias = -slopes[None, :, None, None] * (places[:, None] - places).abs()
+        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return bias.to(dtype).masked_fill(is_token[:, None, None] == 0, torch.finfo(dtype).min)
+
+    def _rotations(self, position_ids: Tensor) -> Tensor | None:
+        """Return the cosines, then the sines, of each position's angles, float32 [S or 1, 1, W, H], or None."""
+        if self.config.position_embedding_type != "rotary":
+            return None
+        size = self.config.hidden_size // self.config.num_attention_heads
+        exponents = torch.arange(0, size, 2, device=position_ids.device, dtype=torch.float32) / size
+        angles = position_ids[:, None, :, None] / self.config.rotary_base**exponents
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+class MlbertPredictions(nn.Module):
+    """The masked-LM head. A tied decoder is the word embeddings, with a bias here."""
+
+    transform: Any
+
+    def __init__(self, config: MlbertConfig) -> None:
+        super().__init__()
+        self.config, size = config, config.hidden_size
+        self.transform = nn.ModuleDict({"dense": nn.Linear(size, size), "LayerNorm": _norm(config)})
+        if config.tie_word_embeddings:
+            self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        else:
+            self.decoder = nn.Linear(size, config.vocab_size)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """Return the vocabulary's logits [S, W, V]."""
+        x = self.transform.LayerNorm(_gelu(self.transform.dense(x), self.config))
+        return F.linear(x, words, self.bias) if self.config.tie_word_embeddings else self.decoder(x)
+
+
+class MlbertForMaskedLM(MlbertPreTrainedModel):
+    """The encoder and the masked-LM head, without pooler and next-sentence head."""
+
+    cls: Any
+
+    def __init__(self, config: MlbertConfig) -> None:
+        super().__init__(config)
+        self.bert = MlbertModel(config, add_pooling_layer=False)
+        self.cls = nn.ModuleDict({"predictions": MlbertPredictions(config)})
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Return the loss of the labels that are not -100, and logits [S, W, V]. See `MlbertModel.forward`."""
+        hidden = self.bert(input_ids, attention_mask, token_type_ids, position_ids).last_hidden_state
+        logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        output = MaskedLMOutput(loss=loss, logits=logits)
+        return output.to_tuple() if return_dict is False else output
+
+
+class MlbertForSequenceClassification(MlbertPreTrainedModel):
+    """The encoder, the pooler and a classifier of ``config.num_labels`` outputs (1: a number)."""
+
+    def __init__(self, config: MlbertConfig) -> None:
+        super().__init__(config)
+        self.bert = MlbertModel(config)
+        num_labels: Any = config.num_labels
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Return the loss and logits [S, L]. ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L]."""
+        pooled = self.bert(input_ids, attention_mask, token_type_ids, position_ids).pooler_output
+        logits = self.classifier(F.dropout(pooled, self.config.hidden_dropout_prob, self.training))
+        output = SequenceClassifierOutput(loss=None if labels is None else _loss(logits.float(), labels), logits=logits)
+        return output.to_tuple() if return_dict is False else output
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.shape[1] == 1:
+        return F.mse_loss(logits.flatten(), labels.flatten().float())
+    if labels.is_floating_point():
+        return F.binary_cross_entropy_with_logits(logits, labels)
+    return F.cross_entropy(logits, labels.flatten())
