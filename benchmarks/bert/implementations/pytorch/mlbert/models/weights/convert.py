@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,12 +30,12 @@ from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCA
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.files import fsync_path, read_plain
+from mlbert.host.files import read_plain
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
 from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
-from mlbert.models.weights.export import write_huggingface, write_tokenizer
+from mlbert.models.weights.export import weights_folder, write_huggingface
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
 from mlbert.models.weights.weight_files import (
@@ -44,7 +43,6 @@ from mlbert.models.weights.weight_files import (
     architecture_of,
     check_target,
     composer_shape,
-    new_path,
     own_state,
     padded,
     parameters_in,
@@ -52,7 +50,6 @@ from mlbert.models.weights.weight_files import (
     read_nvidia_pt,
     read_safetensors,
     read_weights,
-    save_safetensors,
     write_composer,
     write_pt,
 )
@@ -107,26 +104,14 @@ def _own(
 
 
 def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
-    """Write our format and return the checkpoint's report; ``known`` as in `with_heads`."""
-    write_weights_folder(with_heads(checkpoint, known), target, CONFIG, checkpoint.shape.to_json())
-    return checkpoint.report
-
-
-def write_weights_folder(checkpoint: ReadCheckpoint, target: Path, config_name: str, config_text: str) -> None:
-    """Write ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
+    """Write our format into a new folder and return the checkpoint's report; ``known`` as in `with_heads`."""
     check_target(target)
     _refuse_cut_vocabulary(checkpoint)
-    with new_path(target) as folder:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
-        save_safetensors(folder / WEIGHTS, state)
-        (folder / config_name).write_text(config_text, encoding="utf-8")
-        vocabulary = checkpoint.folder / VOCAB_FILE
-        if vocabulary.exists():
-            write_tokenizer(vocabulary, folder, checkpoint.shape.max_position_embeddings)
-        for path in [*folder.iterdir(), folder]:
-            fsync_path(path)
+    complete, vocabulary = with_heads(checkpoint, known), checkpoint.folder / VOCAB_FILE
+    given = vocabulary if vocabulary.exists() else None
+    with weights_folder(target, complete.state, given, checkpoint.shape) as folder:
+        (folder / CONFIG).write_text(checkpoint.shape.to_json(), encoding="utf-8")
+    return checkpoint.report
 
 
 def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:

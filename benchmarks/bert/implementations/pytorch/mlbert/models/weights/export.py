@@ -33,7 +33,8 @@ def write_weights(
     one. Raise UserError if a file cannot be written.
     """
     state, shape = to_huggingface(model), model.config
-    with _folder(folder / "weights", state, model_card(model.architecture, card), vocabulary, shape) as place:
+    with weights_folder(folder / "weights", state, vocabulary, shape) as place:
+        (place / "README.md").write_text(model_card(model.architecture, card), encoding="utf-8")
         (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")
     write_huggingface(folder / "huggingface", state, shape, model.architecture, card, vocabulary, classes)
 
@@ -65,7 +66,8 @@ def write_huggingface(
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
     tensors = modernbert_state(state, shape) if config["model_type"] == MODEL_TYPE else state
-    with _folder(target, tensors, model_card(architecture, card), vocabulary, shape) as place:
+    with weights_folder(target, tensors, vocabulary, shape) as place:
+        (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
@@ -74,24 +76,23 @@ def write_huggingface(
 
 
 @contextmanager
-def _folder(
-    target: Path, state: Mapping[str, Tensor], card: str, vocabulary: Path | None, shape: BertConfig
+def weights_folder(
+    target: Path, state: Mapping[str, Tensor], vocabulary: Path | None, shape: BertConfig
 ) -> Iterator[Path]:
-    """Write weights, model card and vocabulary to a temporary folder; rename it to ``target`` on exit."""
+    """Write weights and vocabulary to a temporary folder; rename it to ``target`` on exit."""
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         place.mkdir(parents=True)
-        save_safetensors(place / "model.safetensors", state)
+        save_safetensors(place / "model.safetensors", {name: tensor.contiguous() for name, tensor in state.items()})
         if vocabulary is not None:
-            write_tokenizer(vocabulary, place, shape.max_position_embeddings)
-        (place / "README.md").write_text(card, encoding="utf-8")
+            _write_tokenizer(vocabulary, place, shape.max_position_embeddings)
         yield place
         for path in [*place.iterdir(), place]:
             fsync_path(path)
         shutil.rmtree(target, ignore_errors=True)
 
 
-def write_tokenizer(vocabulary: Path, folder: Path, max_positions: int) -> None:
+def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int) -> None:
     """Copy a vocabulary and its tokenizer configuration; add model_max_length, which `transformers` needs."""
     shutil.copyfile(vocabulary, folder / VOCAB_FILE)
     config = vocabulary.with_name(TOKENIZER_CONFIG)

@@ -16,23 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
-
-_DEFAULTS: dict[str, Any] = {
-    **{"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
-    **{"intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu"},
-    **{"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02},
-    **{"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "rotary_base": 10_000.0, "alibi_slopes": ()},
-    **{"norm_position": "post", "gated_mlp": False, "tie_word_embeddings": True},
-}
+from transformers.utils import can_return_tuple
 
 
 class MlbertConfig(PretrainedConfig):
-    """The shape. Names are those of BERT; the others are those of mlbert's ``bert_config.json``."""
+    """The shape. config.json has all values: names are BERT's, or those of mlbert's ``bert_config.json``."""
 
     model_type = "mlbert"
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**(_DEFAULTS | values))
 
 
 def _norm(config: MlbertConfig) -> nn.LayerNorm:
@@ -155,40 +145,30 @@ class MlbertModel(MlbertPreTrainedModel):
         self.pooler = nn.ModuleDict({"dense": nn.Linear(size, size)}) if add_pooling_layer else None
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
         """Return the last hidden states [S, W, D] and the pooled first ones [S, D], None without a pooler.
 
         Args:
             input_ids: int64 [S, W].
             attention_mask: 0 at padding; None: there is none.
             token_type_ids: of the sentence; None: 0. Rotary models have none and ignore them.
-            position_ids: for learned and rotary positions; None: counted from the left.
-            return_dict: False for a tuple.
         """
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.embeddings.word_embeddings(input_ids)
         if "position_embeddings" in self.embeddings:
-            x = x + self.embeddings.position_embeddings(position_ids)
+            x = x + self.embeddings.position_embeddings(places)
         if "token_type_embeddings" in self.embeddings:
             kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             x = x + self.embeddings.token_type_embeddings(kinds)
         x = F.dropout(self.embeddings.LayerNorm(x), self.config.hidden_dropout_prob, self.training)
-        mask, rotations = self._mask(input_ids, attention_mask, x.dtype), self._rotations(position_ids)
+        mask, rotations = self._mask(input_ids, attention_mask, x.dtype), self._rotations(places)
         for layer in self.encoder.layer:
             x = layer(x, mask, rotations)
         if "LayerNorm" in self.encoder:
             x = self.encoder.LayerNorm(x)
         pooled = None if self.pooler is None else torch.tanh(self.pooler.dense(x[:, 0]))
-        output = BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
-        return output.to_tuple() if return_dict is False else output
+        return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
 
     def _mask(self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores, [S, 1 or N, 1 or W, W]: ALiBi, and the least number at padding."""
@@ -200,13 +180,13 @@ class MlbertModel(MlbertPreTrainedModel):
         is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         return bias.to(dtype).masked_fill(is_token[:, None, None] == 0, torch.finfo(dtype).min)
 
-    def _rotations(self, position_ids: Tensor) -> Tensor | None:
-        """Return the cosines, then the sines, of each position's angles, float32 [S or 1, 1, W, H], or None."""
+    def _rotations(self, places: Tensor) -> Tensor | None:
+        """Return the cosines, then the sines, of each position's angles, float32 [W, H], or None."""
         if self.config.position_embedding_type != "rotary":
             return None
         size = self.config.hidden_size // self.config.num_attention_heads
-        exponents = torch.arange(0, size, 2, device=position_ids.device, dtype=torch.float32) / size
-        angles = position_ids[:, None, :, None] / self.config.rotary_base**exponents
+        exponents = torch.arange(0, size, 2, device=places.device, dtype=torch.float32) / size
+        angles = places[:, None] / self.config.rotary_base**exponents
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
@@ -241,21 +221,15 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
         self.cls = nn.ModuleDict({"predictions": MlbertPredictions(config)})
         self.post_init()
 
+    @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool | None = None,
+        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
     ) -> Any:
         """Return the loss of the labels that are not -100, and logits [S, W, V]. See `MlbertModel.forward`."""
-        hidden = self.bert(input_ids, attention_mask, token_type_ids, position_ids).last_hidden_state
+        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
         logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        output = MaskedLMOutput(loss=loss, logits=logits)
-        return output.to_tuple() if return_dict is False else output
+        return MaskedLMOutput(loss=loss, logits=logits)
 
 
 class MlbertForSequenceClassification(MlbertPreTrainedModel):
@@ -268,20 +242,14 @@ class MlbertForSequenceClassification(MlbertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, num_labels)
         self.post_init()
 
+    @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool | None = None,
+        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
     ) -> Any:
         """Return the loss and logits [S, L]. ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L]."""
-        pooled = self.bert(input_ids, attention_mask, token_type_ids, position_ids).pooler_output
+        pooled = self.bert(input_ids, attention_mask, token_type_ids).pooler_output
         logits = self.classifier(F.dropout(pooled, self.config.hidden_dropout_prob, self.training))
-        output = SequenceClassifierOutput(loss=None if labels is None else _loss(logits.float(), labels), logits=logits)
-        return output.to_tuple() if return_dict is False else output
+        return SequenceClassifierOutput(loss=None if labels is None else _loss(logits.float(), labels), logits=logits)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
