@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _uses_triton(item: pytest.Item) -> bool:
     chosen = item.callspec.params if hasattr(item, "callspec") else {}
-    return "use_triton" in item.fixturenames or "triton" in map(chosen.get, ("choice", "expand", "implementation"))
+    names = ("choice", "expand", "implementation", "kernels")
+    return "use_triton" in item.fixturenames or "triton" in map(chosen.get, names)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

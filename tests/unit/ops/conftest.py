@@ -45,6 +45,15 @@ def use_native(native_ops: None) -> None:
     ops.select("auto")
 
 
+@pytest.fixture(params=["native", "triton"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """The compiled forms of the ops, or those of Triton where its kernels are interpreted."""
+    request.getfixturevalue("native_ops" if request.param == "native" else "use_triton")
+    ops.select(request.param)
+    yield request.param
+    ops.select("auto")
+
+
 def run(
     function: Callable[..., Any], arguments: Sequence[Any], dtype: torch.dtype, wanted: Sequence[int]
 ) -> list[Tensor]:
@@ -62,42 +71,49 @@ def run(
     return [out.detach(), *(prepared[i].grad for i in wanted)]
 
 
-@pytest.fixture
-def error_rule(use_native: None) -> Check:
-    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `mlbert.ops.comparison`.
+def check_errors(
+    name: str,
+    arguments: Sequence[Any] | Callable[[], Sequence[Any]],
+    dtype: torch.dtype,
+    gradient_of: Sequence[int],
+    form: Callable[..., Any] | None = None,
+) -> None:
+    """Output and gradients of the public op obey `mlbert.ops.comparison`.
 
     `arguments` may be a function that draws them, where one draw holds too few numbers. `form` stands in for the
     public op.
     """
+    names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
 
-    def check(
-        name: str,
-        arguments: Sequence[Any] | Callable[[], Sequence[Any]],
-        dtype: torch.dtype,
-        gradient_of: Sequence[int],
-        form: Callable[..., Any] | None = None,
-    ) -> None:
-        names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
+    def results(function: Callable[..., Any], drawn: Sequence[Any], precision: torch.dtype) -> dict[str, Tensor]:
+        return dict(zip(names, run(function, drawn, precision, gradient_of), strict=True))
 
-        def results(function: Callable[..., Any], drawn: Sequence[Any], precision: torch.dtype) -> dict[str, Tensor]:
-            return dict(zip(names, run(function, drawn, precision, gradient_of), strict=True))
+    rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
+    while draw < draws:
+        drawn = arguments() if callable(arguments) else arguments
+        drawn = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn]
+        exact = results(getattr(reference, name), drawn, torch.float64)
+        fast = results(form or getattr(ops, name), drawn, dtype)
+        for what, value in fast.items():
+            assert value.shape == exact[what].shape
+            assert torch.isfinite(value).all(), what
+        rule.add(exact, fast, [results(function, drawn, dtype) for function in pytorchs_own(name, dtype)])
+        draws = draws_for(min(value.numel() for value in exact.values())) if callable(arguments) else 1
+        draw += 1
+    verdict = rule.verdict()
+    assert verdict.passed, f"{name}, {verdict.why}"
 
-        rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
-        while draw < draws:
-            drawn = arguments() if callable(arguments) else arguments
-            drawn = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn]
-            exact = results(getattr(reference, name), drawn, torch.float64)
-            fast = results(form or getattr(ops, name), drawn, dtype)
-            for what, value in fast.items():
-                assert value.shape == exact[what].shape
-                assert torch.isfinite(value).all(), what
-            rule.add(exact, fast, [results(function, drawn, dtype) for function in pytorchs_own(name, dtype)])
-            draws = draws_for(min(value.numel() for value in exact.values())) if callable(arguments) else 1
-            draw += 1
-        verdict = rule.verdict()
-        assert verdict.passed, f"{name}, {verdict.why}"
 
-    return check
+@pytest.fixture
+def error_rule(use_native: None) -> Check:
+    """Return `check_errors` for the compiled forms."""
+    return check_errors
+
+
+@pytest.fixture
+def error_rule_of_kernels(kernels: str) -> Check:
+    """Return `check_errors` for the forms that `kernels` selects."""
+    return check_errors
 
 
 @pytest.fixture(scope="session")
