@@ -14,8 +14,11 @@ import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,6 +83,19 @@ class Rank:
         if self.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.join()
+
+
+def run_program(program: str | Path, words: Sequence[str], folder: Path, environ: dict[str, str]) -> Rank:
+    """Start a Python file with arguments in a folder, as `python program words` does, but without importing torch."""
+    output = Path(tempfile.mkstemp(dir=folder)[1])
+    return Rank(run_as_main, ([str(program), *words], str(folder)), environ, output)
+
+
+def run_as_main(command: list[str], folder: str = ".") -> None:
+    """Run a Python file with its arguments as Python does."""
+    os.chdir(folder)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def _be_rank(function: Callable[..., object], arguments: tuple[Any, ...], environ: dict[str, str], output: str) -> None:

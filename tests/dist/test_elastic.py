@@ -10,40 +10,48 @@ import sys
 import time
 from pathlib import Path
 
-from harness import free_port, rank_environment
+from harness import free_port, rank_environment, run_program
 from mlbert.config.sections import settings_by_key
 from training_settings import SETTINGS, SHAPE
 
+IMPLEMENTATIONS = Path("benchmarks/bert/implementations")
 
-def start(folder: Path, tree_root: Path, port: int, **changes: str) -> list[subprocess.Popen[str]]:
-    """Start two torchrun agents, as on two machines, with one rank each."""
-    implementations = tree_root / "benchmarks/bert/implementations"
+
+def exports(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
+    """Return the exports of a run on two ranks into ``folder/name``."""
     (folder / "bert_config.json").write_text(json.dumps(SHAPE))
     table = settings_by_key()
-    exports = {table[name].env: value for name, value in SETTINGS.items()}
-    exports |= {"CONFIG_FILE": str(implementations / "cpu_demo/config_cpu_1x1x32x1_demo.sh"), "CLEAR_CACHES": "0"}
-    exports |= {"BERT_CONFIG": str(folder / "bert_config.json"), "DGXNNODES": "2", "DGXNGPU": "1"}
-    exports |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    exports |= {
-        "RESUME": "1",
-        "SAVE_CHECKPOINT_STEPS": "10",
-        "MAX_STEPS": "100",
-        "TARGET_MLM_ACCURACY": "1e-6",
-        **changes,
-    }
+    values = {table[key].env: value for key, value in SETTINGS.items()}
+    config = tree_root / IMPLEMENTATIONS / "cpu_demo/config_cpu_1x1x32x1_demo.sh"
+    values |= {"CONFIG_FILE": str(config), "CLEAR_CACHES": "0", "BERT_CONFIG": str(folder / "bert_config.json")}
+    values |= {"DGXNNODES": "2", "DGXNGPU": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "RESUME": "1"}
+    values |= {"SAVE_CHECKPOINT_STEPS": "10", "MAX_STEPS": "100", "TARGET_MLM_ACCURACY": "1e-6"}
+    return values | {"LOGDIR": str(folder / name)}
+
+
+def run_undisturbed(folder: Path, tree_root: Path, name: str) -> None:
+    """Run two ranks without torchrun."""
+    program, port = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py", free_port()
+    ranks = [
+        run_program(program, [], folder, rank_environment(rank, 2, port, 1) | exports(folder, tree_root, name))
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+
+
+def start(folder: Path, tree_root: Path, name: str) -> list[subprocess.Popen[str]]:
+    """Start two torchrun agents, as on two machines, with one rank each."""
+    port = free_port()
     inherited = rank_environment(0, 2, port)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del inherited[name]
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del inherited[variable]
     words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=any"]
     words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--monitor-interval=0.2", "--no-python"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *words,
-        str(implementations / "pytorch/launch/run_and_time.sh"),
-    ]
-    environment = {**inherited, **exports, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    program = str(tree_root / IMPLEMENTATIONS / "pytorch/launch/run_and_time.sh")
+    command = [sys.executable, "-m", "torch.distributed.run", *words, program]
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = inherited | exports(folder, tree_root, name) | path
     return [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)
@@ -64,9 +72,9 @@ def rank_of(agent: subprocess.Popen[str]) -> int:
 
 def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
-    finish(start(tmp_path, tree_root, free_port(), LOGDIR=str(whole)))
+    run_undisturbed(tmp_path, tree_root, "whole")
 
-    agents = start(tmp_path, tree_root, free_port(), LOGDIR=str(disturbed))
+    agents = start(tmp_path, tree_root, "disturbed")
     deadline = time.monotonic() + 150
     while not list(disturbed.glob("run_0/checkpoints/step_*")):
         assert time.monotonic() < deadline, "no checkpoint"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import run_program
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 
@@ -58,11 +59,14 @@ def test_two_ranks_match_one_rank(folder: Path, tree_root: Path) -> None:
     script = tree_root / "benchmarks/mosaic_bert/sequence_classification.py"
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
     found = []
+    alone = run_program(script, [str(folder / "task.yaml"), f"save_folder={folder}/on1"], folder, environ)
+    printed = alone.communicate(200)
+    assert alone.returncode == 0, printed[-3000:]
+    launch = [sys.executable, "-m", "mlbert", "launch", "local", "-n", "2"]
+    words = [str(script), str(folder / "task.yaml"), f"save_folder={folder}/on2"]
+    done = subprocess.run([*launch, *words], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     for ranks in (1, 2):
-        launch = [sys.executable, "-m", "mlbert", "launch", "local", "-n", str(ranks)]
-        words = [str(script), str(folder / "task.yaml"), f"save_folder={folder}/on{ranks}"]
-        done = subprocess.run([*launch, *words], env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
         run = folder / f"on{ranks}/run_0"
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         numbers = [{k: v for k, v in line.items() if "second" not in k and "slowest" not in k} for line in lines]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from harness import run_program
 from mlbert.cli.mosaic_bert.main_yaml import app
 from mlbert.data.loading import text_run
 from mlbert.host.errors import UserError
@@ -34,9 +35,14 @@ def work(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
 
 def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
     program = str(tree_root / "benchmarks/mosaic_bert/main.py")
-    launcher = [sys.executable, "-m", "mlbert", "launch", "local", "-n", str(ranks)] if ranks > 1 else []
-    command = [*(launcher or [sys.executable]), program, "main.yaml", *BASE, *words]
+    arguments = ["main.yaml", *BASE, *words]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if ranks == 1:
+        process = run_program(program, arguments, work, environ)
+        printed = process.communicate(280)
+        assert process.returncode == 0, printed[-3000:]
+        return printed
+    command = [sys.executable, "-m", "mlbert", "launch", "local", "-n", str(ranks), program, *arguments]
     done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from dist.harness import Rank
+from dist.harness import Rank, run_as_main
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
 from programs import free_ports
@@ -45,12 +44,6 @@ NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 
 IMPORTS = ("tf2_bert.main", "tf2_bert.experiment", "tf2_bert.workers")
 Start = Callable[..., Rank]
 Run = Callable[[str], tuple[int | None, str]]
-
-
-def run_as_main(command: list[str]) -> None:
-    """Run a program with its arguments as Python does."""
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
 
 
 @pytest.fixture
