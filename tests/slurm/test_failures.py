@@ -41,11 +41,11 @@ class SlowJob:
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SlowJob]:
-    """Start the slow jobs first: three with a stopped rank, one that hits its time limit, one that loses a node."""
-    names = ("0", "1", "spare", "limit", "power")
+    """Start the slow jobs first: two with a stopped rank, one that hits its time limit, one that loses a node."""
+    names = ("stopped", "spare", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
-    jobs = {name: sites[name].submit(MAX_STEPS=100_000, LOG_FREQ=1) for name in ("0", "1")}
+    jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1)}
     jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, MAX_STEPS=LONG["MAX_STEPS"], LOG_FREQ=1)
     # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
@@ -54,7 +54,7 @@ def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPa
     lost_node = nodes_of(sites["power"], jobs["power"])[1]
     cluster.kill_node(lost_node)
     stopped_at = dict.fromkeys(names, time.time())
-    for name, rank in (("0", 0), ("1", 1), ("spare", 0)):
+    for name, rank in (("stopped", 1), ("spare", 0)):
         metrics = sites[name].runs / "out/run_0/metrics.jsonl"
         cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
         os.kill(cluster.rank(jobs[name], rank), signal.SIGSTOP)
@@ -119,6 +119,17 @@ def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed
     assert not list((site.runs / "out").glob(".*")), "the job must remove its temporary files"
 
 
+def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: dict[str, SlowJob]) -> None:
+    """This job trains until it is cancelled, so the test comes early."""
+    site, job = slow_jobs["limit"].site, slow_jobs["limit"].job
+    site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 240, "restart")
+    site.cluster.run("scancel", job)
+    site.cluster.wait_for_end(job)
+    output = site.output(job)
+    assert "the ranks write a checkpoint" in output
+    assert "requeueing; run 0 continues from /" in output
+
+
 def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) -> None:
     job = site.submit("-N4", **ENDLESS, SPARES=1, nodes=3)
     wait_for_first_checkpoint(site, job)
@@ -135,25 +146,19 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     assert f"{third} is excluded" not in site.output(job)
 
 
-def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes) -> None:
+@pytest.mark.parametrize("when", ["after a checkpoint", "before the ranks start"])
+def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes, when: str) -> None:
     job = site.submit(**LONG)
-    wait_for_first_checkpoint(site, job)
+    if when == "after a checkpoint":
+        wait_for_first_checkpoint(site, job)
+    else:
+        site.cluster.wait_for(lambda: "run 0 starts" in site.output(job), 60, "start of the ranks")
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)
     facts = site.cluster.wait_for_end(job)
     output = site.output(job)
     assert facts["Restarts"] == "1", output
-    assert "resumed at step" in output
-    assert weights(site.runs / "out/run_0") == undisturbed
-
-
-def test_job_requeued_before_the_ranks_start_loses_nothing(site: Site, undisturbed: bytes) -> None:
-    job = site.submit(**LONG)
-    site.cluster.wait_for(lambda: "run 0 starts" in site.output(job), 60, "start of the ranks")
-    site.cluster.run("scancel", "--batch", "--signal=USR1", job)
-    facts = site.cluster.wait_for_end(job)
-    output = site.output(job)
-    assert facts["Restarts"] == "1", output
-    assert "requeueing; run 0 continues from its beginning" in output
+    continues = "requeueing; run 0 continues from its beginning"
+    assert ("resumed at step" in output, continues in output) == (when == "after a checkpoint", "ranks" in when)
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
@@ -204,14 +209,13 @@ def test_next_job_of_a_chain_resumes_the_run(site: Site, undisturbed: bytes) -> 
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob], rank: int) -> None:
-    site, job, stopped_at = slow_jobs[str(rank)].site, slow_jobs[str(rank)].job, slow_jobs[str(rank)].stopped_at
+def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob]) -> None:
+    site, job, stopped_at = slow_jobs["stopped"].site, slow_jobs["stopped"].job, slow_jobs["stopped"].stopped_at
     facts = site.cluster.wait_for_end(job)
     assert facts["JobState"] == "FAILED"
     ended = datetime.fromisoformat(facts["EndTime"]).timestamp()
     assert ended - stopped_at < 60, "including Slurm's KillWait"
-    words = f"rank {rank} on {nodes_of(site, job)[rank]} is silent after step "
+    words = f"rank 1 on {nodes_of(site, job)[1]} is silent after step "
     assert words in site.output(job)
     assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
 
@@ -225,16 +229,6 @@ def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: dict[str, S
     assert f"continues on {','.join(others)} from its beginning" in output
     assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0"), "random tokens cannot reach the target"
     assert weights(site.runs / "out/run_0") == undisturbed
-
-
-def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: dict[str, SlowJob]) -> None:
-    site, job = slow_jobs["limit"].site, slow_jobs["limit"].job
-    site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 120, "restart")
-    site.cluster.run("scancel", job)
-    site.cluster.wait_for_end(job)
-    output = site.output(job)
-    assert "the ranks write a checkpoint" in output
-    assert "requeueing; run 0 continues from /" in output
 
 
 def test_lost_node_loses_no_steps(slow_jobs: dict[str, SlowJob], undisturbed: bytes) -> None:
