@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,15 +37,9 @@ BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
     *("mlbert.report.page", "mlbert.recipes.packed_lamb_build", "mlbert.recipes.classification_build"),
-    *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build"),
-    *(
-        "mlbert.training.experiment",
-        "mlbert.models.weights.convert",
-        "matplotlib.pyplot",
-        "tokenizers",
-        "pandas",
-    ),
-    *("transformers.models.bert.modeling_bert", "sklearn.metrics", "torch.distributed.tensor"),
+    *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build", "mlbert.training.experiment"),
+    *("mlbert.models.weights.convert", "matplotlib.pyplot", "tokenizers", "pandas", "sklearn.metrics"),
+    *("transformers.models.bert.modeling_bert", "torch.distributed.tensor"),
 )
 _FRAME = re.compile(r'File "[^"]*/(\w+/\w+\.py)", line \d+, in (\w+)')
 _ERROR = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b)[^\n]*", re.MULTILINE)
@@ -79,26 +73,27 @@ class Ended:
         return "" if self.status in (0, 1, 2, 3) else f"exit status {self.status}"
 
 
-def run(words: str, folder: Path, is_limited: bool = True) -> Ended:
-    """Run ``mlbert`` in a child process, with {in} and {out} below ``folder``."""
+def run(words: str, folder: Path, is_limited: bool = True, child: Callable[[], None] = lambda: None) -> Ended:
+    """Run ``mlbert`` in a process, with {in} and {out} below ``folder``; ``child`` is called there first."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    given = [word.replace("{in}", str(folder / "in")).replace("{out}", str(out)) for word in words.split()]
+    known = {"{in}": str(folder / "in"), "{out}": str(out), "{empty}": ""}
+    given = [re.sub(r"\{(in|out|empty)\}", lambda found: known[found[0]], word) for word in words.split()]
     said = folder / "said.txt"
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    child = os.fork()
-    if child == 0:
-        _be_the_command(given, folder, said, before if is_limited else None)
+    pid = os.fork()
+    if pid == 0:
+        _be_the_command(given, folder, said, before if is_limited else None, child)
     late, wait = time.monotonic() + SECONDS * SLACK * (1 if is_limited else 10), 0.002
     while True:
-        ended, status, usage = os.wait4(child, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended or time.monotonic() > late:
             break
         time.sleep(wait)
         wait = min(wait * 1.5, 0.05)
-    _end_group(child)
+    _end_group(pid)
     if not ended:
-        _, status, usage = os.wait4(child, 0)
+        _, status, usage = os.wait4(pid, 0)
     text = said.read_text(errors="replace")[-100_000:]
     return Ended(os.waitstatus_to_exitcode(status), not ended, usage.ru_maxrss * 1024 - before, text)
 
@@ -109,7 +104,9 @@ def _end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _be_the_command(words: Sequence[str], folder: Path, said: Path, base_bytes: int | None) -> None:
+def _be_the_command(
+    words: Sequence[str], folder: Path, said: Path, base_bytes: int | None, prepare: Callable[[], None]
+) -> None:
     """Run the command in this process. Never returns."""
     status = 70
     try:
@@ -123,6 +120,7 @@ def _be_the_command(words: Sequence[str], folder: Path, said: Path, base_bytes: 
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 2))
             resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + 2 * BYTES, resource.RLIM_INFINITY))
             resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES, BYTES))
+        prepare()
         from mlbert.cli.main import main
 
         main(list(words))
@@ -167,7 +165,7 @@ def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, En
     return f"{'; '.join(told)}: mlbert {words}", run(words, folder)
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import the commands' lazy imports, so that forks have them at once."""
     import importlib
 
@@ -233,7 +231,7 @@ def main() -> int:
     names = given.format or [name for name, form in FORMATS.items() if form.quick or not given.quick]
     numbers = itertools.count(given.seed) if given.cases is None else range(given.seed, given.seed + given.cases)
     os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    _import_all()
+    import_all()
     return 1 if fuzz(names, numbers, given.minutes, given.keep, given.check) else 0
 
 

@@ -18,75 +18,16 @@ from mlbert.data.formats import tfrecord_plain
 _TOKEN = ":::MLLOG "
 _DEEP = 20_000
 _HUGE = 300_000  # number of characters in a text
-_NUMBERS: tuple[Any, ...] = (
-    0,
-    -1,
-    1,
-    0.5,
-    -0.0,
-    1e308,
-    -1e308,
-    5e-324,
-    2**31,
-    2**53 + 1,
-    2**63,
-    2**64,
-    -(2**63),
-    10**30,
-)
+_NUMBERS = (0, -1, 1, 0.5, -0.0, 1e308, -1e308, 5e-324, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30)
 _MARKUP = ("<script>alert(1)</script>", "[red]x[/]", "[/]", "\x1b[2J\x1b]0;x\x07", "\u202eabc", "{{7*7}}", "a\nb\rc")
-_ODD: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        "",
-        " ",
-        "x",
-        "1",
-        "0x10",
-        "nan",
-        "1e999",
-        "eval_accuracy",
-        ":::MLLOG {}",
-        [],
-        {},
-        [[]],
-        {"": 0},
-    ),
-    *(
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-        "\0",
-        "\ud800",
-        "é" * 300,
-        "../../etc/passwd",
-        "/dev/zero",
-        "/" * 5000,
-    ),
-    *_NUMBERS,
-    *_MARKUP,
-)
-_TEXTS = (
-    *(
-        "",
-        " ",
-        "\n",
-        "null",
-        "[]",
-        "{}",
-        "5",
-        '"x"',
-        "true",
-        "NaN",
-        "[" * _DEEP,
-        '{"a":' * _DEEP,
-        "9" * 5000,
-        "1e999999",
-    ),
-    *("\ufeff{}", "{" + '"a": 1,' * 3 + '"a": 2}', '"' + "x" * _HUGE + '"', "\0" * 100, "<html>", "#!/bin/sh\n"),
-)
+_ODD_TEXTS = ("", " ", "x", "1", "0x10", "nan", "1e999", "eval_accuracy", ":::MLLOG {}", "\0", "\ud800", "é" * 300)
+_PATHS = ("../../etc/passwd", "/dev/zero", "/" * 5000)
+_ODD_VALUES = (None, True, False, [], {}, [[]], {"": 0}, float("nan"), float("inf"), -float("inf"))
+_ODD: tuple[Any, ...] = (*_ODD_TEXTS, *_PATHS, *_ODD_VALUES, *_NUMBERS, *_MARKUP)
+_JSON_TEXTS = ("", " ", "\n", "null", "[]", "{}", "5", '"x"', "true", "NaN", "9" * 5000, "1e999999")
+_DEEP_TEXTS = ("[" * _DEEP, '{"a":' * _DEEP, '"' + "x" * _HUGE + '"')
+_OTHER_TEXTS = ("\ufeff{}", "{" + '"a": 1,' * 3 + '"a": 2}', "\0" * 100, "<html>", "#!/bin/sh\n")
+_TEXTS = (*_JSON_TEXTS, *_DEEP_TEXTS, *_OTHER_TEXTS)
 _WORDS = (4, 8)  # byte widths of a number in a file
 _PATTERNS = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01")
 
@@ -94,7 +35,7 @@ _PATTERNS = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01")
 def damage(path: Path, rng: random.Random) -> str:
     """Damage one file of a set of inputs and return how. The file may then be missing or not a regular file."""
     if rng.random() < 0.06:
-        return _no_file(path, rng)
+        return no_file(path, rng)
     data = path.read_bytes()
     ways: list[Callable[[bytes, random.Random], bytes]] = [_bytes]
     if path.suffix in (".safetensors",):
@@ -120,7 +61,7 @@ def _is_text(data: bytes) -> bool:
     return b"\0" not in data[:4096] and not any(byte > 0xF7 for byte in data[:4096])
 
 
-def _no_file(path: Path, rng: random.Random) -> str:
+def no_file(path: Path, rng: random.Random) -> str:
     """Replace a file with something else."""
     kind = rng.choice(
         ("gone", "empty", "folder", "fifo", "link to nothing", "link to itself", "endless", "socket name")

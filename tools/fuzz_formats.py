@@ -312,3 +312,32 @@ FORMATS = {
         pretrain {{in}}/main.yaml data_local={{in}}/data tokenizer_name={{in}}/vocab.txt {_PRETRAIN}""",
     ),
 }
+_ALL = "--workers 1 --out {out}/x"
+CAMPAIGN = FORMATS | {
+    "other commands": Format(
+        _tasks,
+        ("data/train/manifest.json", "data/vocab.txt", "text/part.txt", "hf/*", "task.yaml", "out/result_0.txt"),
+        f"""fill-mask {{in}}/hf river_holds_the_[MASK]
+        export {{in}}/out --out {{out}}/x
+        prepare shuffle --input {{in}}/data/train {_ALL}
+        prepare bins --input {{in}}/data/train --edges 16,32 {_ALL}
+        prepare eval-set --input {{in}}/data/train --num 8 --out {{out}}/x
+        prepare estimate --input {{in}}/text/part.txt --vocab {{in}}/data/vocab.txt --workers 1 --sample-mb 0.01
+        prepare clean --input {{in}}/text {_ALL}
+        prepare glue --out {{out}}/x
+        prepare download --manifest {{in}}/out/run_0/config.json --out {{out}}/x
+        glue {{in}}/task.yaml data.glue={{in}}/text
+        mosaic {{in}}/task.yaml max_duration=1ba
+        submission seal {{in}}/out
+        submission export {{out}}/x --tree {{in}}
+        submission new-system x1_n1 --tree {{in}}
+        launch abort-log {{in}}/out/result_0.txt --reason test
+        launch test-network --sizes 1
+        bench step --config {{in}}/bert_config.json""",
+    ),
+    "pretrain": Format(
+        _set,
+        ("text/part.txt", "data/vocab.txt"),
+        "pretrain {in}/text --out {out}/x --minutes 0.05 --size tiny --vocab {in}/data/vocab.txt",
+    ),
+}

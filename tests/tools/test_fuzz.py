@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fuzz
+import fuzz_campaign
 import fuzz_damage
 
 FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick formats; run tools/fuzz.py by hand for a long search
@@ -57,3 +59,34 @@ def test_damage_is_determined_by_its_seed(tmp_path: Path, content: bytes, name: 
 
     for seed in range(12):
         assert damaged(seed) == damaged(seed)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "result", "verdict"),
+    [
+        (2, "mlbert: error: in/a.txt: is empty.", "", "refused"),
+        (0, "", "usual", "unchanged"),
+        (0, "warning: a.txt is left out", "other", "reported: exit 0"),
+        (0, "finished", "other", "accepted"),
+        (-11, "", "", "failed: crash: SIGSEGV"),
+    ],
+)
+def test_verdicts_of_a_campaign(
+    status: int, words: str, result: str, verdict: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(fuzz_campaign, "_usual", lambda *_: ["0", f"x.csv {hashlib.sha256(b'usual').hexdigest()[:12]}"])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/x.csv").write_text(result)
+    ended = fuzz.Ended(status, False, 0, words)
+    assert fuzz_campaign._verdict(ended, Path("a.txt"), tmp_path, tmp_path, "report") == verdict
+
+
+@pytest.mark.parametrize("kind", [*fuzz_campaign.DAMAGES, "symlink loop"])
+def test_damage_of_a_campaign(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "in" / "a.json"
+    path.parent.mkdir()
+    path.write_text('{"a": 1}')
+    before = sorted(path.parent.iterdir()), path.stat().st_mode
+    (fuzz_campaign.DAMAGES | {"symlink loop": fuzz_campaign._loop})[kind](path, random.Random(0))
+    after = sorted(path.parent.iterdir()), path.stat().st_mode if path.exists() else 0
+    assert after != before or path.read_bytes() != b'{"a": 1}'

@@ -13,14 +13,13 @@ import pytest
 import nvidia_shards
 from mds_samples import write_mds
 from mlbert.cli.main import main
-from mlbert.config.resolution import Resolved
 from mlbert.config.section import settings_of
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import fetch_index
 from mlbert.data.formats.tasks import read_columns
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, load_vocabulary
-from mlbert.data.prepare import corpus, corpus_files, jobs
+from mlbert.data.prepare import corpus, corpus_files
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
 from mlbert.host.errors import UserError
@@ -119,22 +118,18 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     of_seven = "of 7 files are left out because of their names:"
     assert corpus_files.name_note([tmp_path], tmp_path / "out") == f"5 {of_seven} 2 .log, 2 without suffix, 1 .md5"
     assert corpus.name_note(tmp_path) == f"6 {of_seven} 2 .log, 2 without suffix, 1 .md, 1 .md5"
-    assert jobs.folder_note(tmp_path).startswith("4 of 6 files")
-    for name in ("b.log", "c.log", "d", "e.md"):
+    for name in ("part-1", "b.log", "c.log", "d", "e.md", "eval.md5"):
         (tmp_path / name).unlink()
-    assert jobs.folder_note(tmp_path) == ""
+    assert corpus.name_note(tmp_path) == ""
 
 
 @pytest.mark.parametrize(("text", "threads"), [("1", 1), ("none", None), ("", None)])
 def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CPU_THREADS", text)
     plan = make_plan(10_000, 3.0, "tiny", None)
-
-    def resolved() -> Resolved:
-        return resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
-
-    assert resolved().config[ComputeConfig].cpu_threads == threads
-    for wrong in ("x", "\u0663", "0"):
+    resolved = resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
+    assert resolved.config[ComputeConfig].cpu_threads == threads
+    for wrong in ("x", "\u0663"):
         monkeypatch.setenv("CPU_THREADS", wrong)
         with user_error("config.value", "CPU_THREADS"):
-            resolved()
+            resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)

@@ -181,7 +181,7 @@ def test_options_of_any_value_come_back(changes):
         ("gated_mlp=yep", "config.value"),
         ("hidden_size=3.5", "config.value"),
         ("hidden_dropout_prob=x", "config.value"),
-        ("hidden_dropout_prob=nan", "model.shape"),
+        ("hidden_dropout_prob=nan", "config.value"),
         ("hidden_size=30", "model.shape"),
         ("hidden_size=64 hidden_size=32", "config.duplicate"),
         ("position_embedding_type=rope", "model.shape"),

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
-from mlbert.host.numbers import parse_number
+from mlbert.host.numbers import is_number
 
 # name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -93,16 +93,16 @@ def _check_texts(command: Any) -> None:
 
 def _process_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
     found = convert(context, given)
-    name = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
     texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
     for text, value in zip(texts, values, strict=False):
-        if isinstance(text, str) and isinstance(value, Path) and not text.strip():
-            raise UserError("config.value", name, "is an empty path", "Name a file or folder; . is the current one")
-        if isinstance(text, str) and isinstance(value, int | float) and not isinstance(value, bool):
-            try:
-                parse_number(text, float)
-            except ValueError as error:
-                raise UserError("config.value", name, str(error), "Write it with the digits 0 to 9") from None
+        if isinstance(value, Path) and text == "":
+            problem, remedy = "is an empty path", "Name a file or folder; . is the current one"
+        elif isinstance(text, str) and type(value) in (int, float) and not is_number(text):
+            problem, remedy = f"{text!r} is not a number", "Write it with the digits 0 to 9"
+        else:
+            continue
+        name = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
+        raise UserError("config.value", name, problem, remedy)
     return found
 
 

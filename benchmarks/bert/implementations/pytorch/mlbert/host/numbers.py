@@ -11,9 +11,14 @@ Number = TypeVar("Number", int, float)
 
 def parse_number(text: str, kind: type[Number]) -> Number:
     """Return a number. Raises ValueError if the text is not one of this kind, or is nan or infinite."""
-    if not _NUMBER.fullmatch(text):
+    if not is_number(text):
         raise ValueError(f"{text!r} is not a number")
     return kind(text)
+
+
+def is_number(text: str) -> bool:
+    """Return True for an integer or a decimal number."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def is_count(text: str) -> bool:

@@ -18,7 +18,7 @@ from mlbert.cli.prepare.options import (
     with_options,
 )
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
-from mlbert.data.prepare.jobs import expand_inputs, folder_note
+from mlbert.data.prepare.jobs import expand_inputs
 from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.programs.console import console_progress
 
@@ -56,8 +56,6 @@ def instances_command(
         set_format=set_format,
         skip_bad=skip_bad,
     )
-    for note in filter(None, (folder_note(path) for path in inputs if path.is_dir())):
-        say(f"warning: {note}")
     made = prepare_instances(job, workers=workers, progress=console_progress(), share=share)
     left_out = f", {counted(len(made.skipped), 'part')} skipped" if made.skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")

@@ -242,7 +242,6 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
             raise UserError("file.in-input", out, f"holds the files that {given} links to", "Choose another --out")
 
 
-_NEXT_TO_TEXT = re.compile(r"eval.*|\..*|.*\.(json|md5|tmp)")
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
 
 
@@ -262,12 +261,6 @@ def left_out(names: Iterable[str], takes: Callable[[str], object]) -> str:
     kinds = Counter(Path(name).suffix or "without suffix" for name in names if not takes(name))
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
     return f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}" if kinds else ""
-
-
-def folder_note(folder: Path) -> str:
-    """Return `left_out` for a folder given to `expand_inputs`, without files that earlier steps write there."""
-    names = (path.name for path in folder.iterdir() if path.is_file() and not _NEXT_TO_TEXT.fullmatch(path.name))
-    return left_out(names, _IN_FOLDER.fullmatch)
 
 
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:

@@ -339,9 +339,9 @@ def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
 
 def _keep_sums(folder: Path, result: SetReport) -> None:
     """Write the checksum lists of a good set, if it has none. A folder that is not writable stays without."""
-    if result.info is not None and result.info.kind == "mds":  # has sums of its own
-        return
     if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
+        return
+    if result.info is not None and result.info.kind == "mds":  # has sums of its own
         return
     prepared = result.info is not None and result.info.is_listed
     folders: dict[Path, dict[str, str]] = {}

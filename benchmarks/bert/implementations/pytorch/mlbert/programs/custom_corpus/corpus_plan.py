@@ -24,7 +24,6 @@ import torch
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import MASKED_LM
 from mlbert.config.resolution import Resolved, resolve
-from mlbert.config.section import MOST_CPUS, says_none
 from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
@@ -145,7 +144,8 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(threads_per_rank(_cpu_threads(), 1))
+    threads = _cpu_threads()
+    torch.set_num_threads(threads_per_rank(int(threads) if is_count(threads) else None, 1))
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
     choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
@@ -226,17 +226,10 @@ def resolve_settings(
         "resume": resume,
     }
     layer = {name: (value, _ORIGIN) for name, value in values.items()}
-    if (threads := _cpu_threads()) is not None:
-        layer["cpu_threads"] = (threads, "environment CPU_THREADS")
+    layer["cpu_threads"] = (_cpu_threads(), "environment CPU_THREADS")
     return resolve(masked_lm_text.RECIPE, {}, {}, [], [], layer)
 
 
-def _cpu_threads() -> int | None:
-    """Return CPU_THREADS, the only setting that this command reads from the environment. Raises UserError if it is not
-    a number of threads."""
-    text = environment().get("CPU_THREADS", "")
-    if says_none(text):
-        return None
-    if not is_count(text.strip()) or not 1 <= int(text) <= MOST_CPUS:
-        raise UserError("config.value", "CPU_THREADS", f"{text!r} is not a number of threads", "Give 1 or more")
-    return int(text)
+def _cpu_threads() -> str:
+    """Return CPU_THREADS, the only setting that this command reads from the environment."""
+    return environment().get("CPU_THREADS", "none").strip()

@@ -1,0 +1,185 @@
+"""Run every command in hostile surroundings; write one row a case: refused, reported, unchanged, accepted or failed.
+
+python tools/fuzz_campaign.py --seed N [--cases 1000] [--table FILE.tsv]
+
+Needs root: a full disk is a small tmpfs, and cases about permissions run as an ordinary user. ``accepted`` are cases
+whose result differs from that of the undamaged input although the command says nothing. Exit status: 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import fuzz
+import fuzz_damage
+from fuzz_formats import CAMPAIGN, Format
+
+NOBODY, DEEP = 65534, 100_000
+_RESULTS = (".h5", ".hdf5", ".tfrecord", ".safetensors", ".csv", ".mds", ".zstd")
+_WORDS = ("٣", "1_000", "nan", "{empty}", "[" * DEEP + "]" * DEEP, "1e999", "0x10", "9" * 400, "/dev/zero", "\ud800")
+_DEEP_TEXTS = ("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "a: " + "[" * DEEP + "]" * DEEP)
+Child = Callable[[], None]
+
+
+def _depth(path: Path, rng: random.Random) -> None:
+    path.write_text(rng.choice(_DEEP_TEXTS))
+
+
+def _size(path: Path, rng: random.Random) -> None:
+    kind = rng.choice(("empty", "half", "huge", "endless row"))
+    if kind == "empty" or (kind == "half" and path.suffix in (".txt", ".csv", ".jsonl", ".yaml")):
+        path.write_bytes(b"")
+    elif kind == "endless row":
+        path.write_bytes(b'{"text": "' + b"x" * (80 << 20))
+    else:
+        os.truncate(path, path.stat().st_size // 2 if kind == "half" else 6 << 30)
+
+
+def _encoding(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    text = data.decode(errors="replace")
+    path.write_bytes(rng.choice((text.encode("utf-16"), text.encode("utf-32"), b"\xff\xfe" + data, b"\0\0" + data)))
+
+
+def _special(path: Path, rng: random.Random) -> None:
+    fuzz_damage.no_file(path, rng)
+
+
+def _permissions(path: Path, rng: random.Random) -> None:
+    for place in (one for one in (path.parents[len(path.parts) // 2], *path.parents) if one.name == "in"):
+        for inner in (place.parent, *place.parent.rglob("*")):
+            os.chown(inner, NOBODY, NOBODY, follow_symlinks=False)
+    rng.choice((path, path, path.parent)).chmod(0)
+
+
+def _loop(path: Path, rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        (path.parent / "loop").symlink_to(path.parent)
+    else:
+        path.unlink()
+        path.symlink_to(path.parent / "loop2")
+        (path.parent / "loop2").symlink_to(path)
+
+
+def _jump() -> None:
+    """Let the clock of this process jump at every tenth question."""
+    now, asked = time.time, iter(range(1 << 62))
+    time.time = lambda: now() + (0, -86_400, 10**9)[next(asked) // 10 % 3]
+
+
+DAMAGES = {"depth": _depth, "size": _size, "encoding": _encoding, "special": _special, "permissions": _permissions}
+KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
+
+
+def _result(ended: fuzz.Ended, out: Path) -> list[str]:
+    """Return the exit status, and names and contents of what was written and is the same in every run."""
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix in _RESULTS]
+    sums = [f"{path.relative_to(out)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
+    words = [] if files else sorted(set(re.findall(r"[a-z]{4,}", ended.words)))
+    return [str(ended.status), *sums, *words]
+
+
+def run_case(form: Format, words: str, kind: str, valid: Path, folder: Path, rng: random.Random) -> tuple[str, str]:
+    """Run one case; return what was damaged and how it ended."""
+    shutil.copytree(valid / "in", folder / "in", symlinks=True)
+    (folder / "out").mkdir()
+    files = sorted({path for pattern in form.damaged for path in (folder / "in").glob(pattern) if path.is_file()})
+    given = [folder / "in" / name for name in re.findall(r"\{in\}/([^\s]+)", words)]
+    named = [path for path in files if any(place in (path, *path.parents) for place in given)]
+    path = rng.choice(named or files)
+    what, child = str(path.relative_to(folder / "in")), lambda: None
+    if kind == "type":
+        numbers = [word for word in words.split()[1:] if re.fullmatch(r"(\w+=)?([\d.]+|\{(in|out)\}\S*)", word)]
+        old, new = rng.choice(numbers or [words.split()[-1]]), rng.choice(_WORDS)
+        new = f"{old.partition('=')[0]}={new}" if "=" in old else new
+        words, what = " ".join(new if word == old else word for word in words.split()), f"{old} -> {new[:20]!a}"
+    elif kind == "full disk":
+        what, size = "out", rng.choice(("4k", "16k", "64k"))
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder / "out"], check=True)
+    elif kind == "clock":
+        os.utime(path, (0, 0) if rng.random() < 0.5 else (2**33, 2**33))
+        child = _jump
+    else:
+        (DAMAGES | {"symlink loop": _loop})[kind](path, rng)
+        child = (lambda: os.setuid(NOBODY)) if kind == "permissions" else child
+    ended = fuzz.run(words, folder, child=child)
+    return f"{what}\t{words[:160]!a}", _verdict(ended, path, folder, valid, words)
+
+
+def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: str) -> str:
+    if ended.failure:
+        return f"failed: {ended.failure}"
+    if ended.status == 2:
+        return "refused"
+    found, usual = _result(ended, folder / "out"), _usual(words, valid)
+    if found == usual:
+        return "unchanged"
+    is_named = path.name in ended.words or re.search(r"warning|left out|skipped|damaged|cannot", ended.words)
+    return f"reported: exit {ended.status}" if ended.status or is_named else "accepted"
+
+
+_USUAL: dict[tuple[str, Path], list[str]] = {}
+
+
+def _usual(words: str, valid: Path) -> list[str]:
+    """Return the result of a command on undamaged input."""
+    if (words, valid) not in _USUAL:
+        with tempfile.TemporaryDirectory(prefix="mlbert-usual-") as temporary:
+            shutil.copytree(valid / "in", Path(temporary) / "in", symlinks=True)
+            _USUAL[words, valid] = _result(fuzz.run(words, Path(temporary)), Path(temporary) / "out")
+    return _USUAL[words, valid]
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--inputs", type=Path, help="folder of the undamaged inputs, kept for other runs")
+    parser.add_argument("--table", type=Path, default=Path("campaign.tsv"))
+    given = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    fuzz.import_all()
+    fuzz.SLACK = 12  # the table must not depend on other programs of the machine
+    found: Counter[str] = Counter()
+    commands = [(name, words.strip()) for name, form in CAMPAIGN.items() for words in form.commands.splitlines()]
+    with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary, given.table.open("w") as table:
+        root, valid = Path(temporary), given.inputs or Path(temporary)
+        root.chmod(0o755)
+        for name, form in CAMPAIGN.items():
+            if not (valid / name / "in").exists():
+                fuzz.make_inputs(form, valid / name, False)
+        for number in range(given.first, given.first + given.cases):
+            rng, folder = random.Random(f"{given.seed} {number}"), root / "case"
+            kind = KINDS[number % len(KINDS)]
+            name, words = rng.choice(commands)
+            folder.mkdir(mode=0o755)
+            what, verdict = run_case(CAMPAIGN[name], words, kind, valid / name, folder, rng)
+            found[verdict.partition(":")[0]] += 1
+            table.write(f"{number}\t{kind}\t{name}\t{verdict}\t{what}\n")
+            table.flush()
+            if verdict.startswith(("failed", "accepted")):
+                print(f"{number} {kind}, {name}, {what}: {verdict}", flush=True)
+                said = (folder / "said.txt").read_text(errors="replace")[-3000:]
+                given.table.with_suffix(f".{number}.txt").write_text(said, errors="replace")
+            subprocess.run(["umount", "-q", folder / "out"], check=False)
+            shutil.rmtree(folder)
+    print(", ".join(f"{count} {verdict}" for verdict, count in found.most_common()))
+    return 1 if found["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
