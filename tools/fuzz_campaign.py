@@ -131,7 +131,7 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
         return f"failed: {ended.failure}"
     if ended.status == 2:
         return "refused"
-    found, usual = _result(ended, folder / "out"), _usual(words, valid)
+    found, usual = _result(ended, folder / "out"), _usual(words, valid, folder)
     if found == usual:
         return "unchanged"
     is_named = path.name in ended.words or re.search(r"warning|left out|skipped|damaged|cannot", ended.words)
@@ -141,12 +141,14 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
 _USUAL: dict[tuple[str, Path], list[str]] = {}
 
 
-def _usual(words: str, valid: Path) -> list[str]:
-    """Return the result of a command on undamaged input."""
+def _usual(words: str, valid: Path, folder: Path) -> list[str]:
+    """Return the result of a command on undamaged input, in a folder of the same name: it is in what is printed."""
     if (words, valid) not in _USUAL:
-        with tempfile.TemporaryDirectory(prefix="mlbert-usual-") as temporary:
-            shutil.copytree(valid / "in", Path(temporary) / "in", symlinks=True)
-            _USUAL[words, valid] = _result(fuzz.run(words, Path(temporary)), Path(temporary) / "out")
+        folder.rename(folder.with_name("kept"))
+        shutil.copytree(valid / "in", folder / "in", symlinks=True)
+        _USUAL[words, valid] = _result(fuzz.run(words, folder), folder / "out")
+        shutil.rmtree(folder)
+        folder.with_name("kept").rename(folder)
     return _USUAL[words, valid]
 
 
