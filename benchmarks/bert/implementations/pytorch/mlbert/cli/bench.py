@@ -68,39 +68,6 @@ def step(
     return 0
 
 
-@app.command()
-def mosaic(
-    data: Annotated[Path, typer.Option(help="MDS data set of texts.")],
-    config: Annotated[str, typer.Option(help="mosaic_base, or a bert_config.json with ALiBi and a gated MLP.")] = (
-        "mosaic_base"
-    ),
-    length: Annotated[int, typer.Option(help="Maximum length; the padded side pads to it.", min=8)] = 128,
-    sequences: Annotated[int, typer.Option(help="Texts per batch.", min=1)] = 16,
-    rate: Annotated[float, typer.Option(help="Fraction of tokens to predict.", min=0.01, max=0.9)] = 0.3,
-    pairs: Pairs = 5,
-    precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the matrix products.")] = "fp32",
-    tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
-    seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,
-    json_file: JsonFile = None,
-) -> int:
-    """Time a MosaicBERT step against a padded one with logits at every position, on the same texts."""
-    import torch
-
-    from mlbert.ops.precision import compute_dtype
-    from mlbert.programs.bench.mosaic import first_texts, run
-
-    shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
-    if not shape.alibi_slopes or not shape.gated_mlp:
-        remedy = "Give one with ALiBi and a gated MLP"
-        raise UserError("model.unsupported", "--config", f"{config} is not a MosaicBERT config", remedy)
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = first_texts(data, tokenizer, sequences, length, rate, seed)
-    record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
-    if not _write(record, json_file):
-        print(f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
-    return 0
-
-
 def _write(record: dict[str, object], json_file: str | None) -> bool:
     """Write the record to a file or, for ``-``, to standard output. Returns True if nothing else may be printed."""
     text = json.dumps(record, indent=2) + "\n"

@@ -96,8 +96,8 @@ class TritonUpdate:
             return torch.from_numpy(values).to(device=device, dtype=dtype, copy=True)
 
         def tables(first: int, last: int) -> _Tables:
-            columns = (cut.offsets, torch.int64), (cut.lengths, torch.int32), (cut.decays, torch.int32)
-            columns = (*columns, (cut.owners, torch.int32))
+            rest = ((values, torch.int32) for values in (cut.lengths, cut.decays, cut.owners))
+            columns = (cut.offsets, torch.int64), *rest
             runs = aligned_runs(cut.offsets[first:last], cut.lengths[first:last])
             return _Tables(tuple(table(values[first:last], dtype) for values, dtype in columns), runs)
 

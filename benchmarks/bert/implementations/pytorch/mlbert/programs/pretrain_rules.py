@@ -113,8 +113,7 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
         remedy = f"Use --size {fitting}, or --minutes {math.ceil(seconds * needed / tokens[size] / 60)}"
         raise UserError("config.range", f"--size {size}", reason, remedy)
     if size == "auto":
-        fitting = [name for name in SIZES if tokens[name] >= 10 * shapes[name].parameters]
-        size = fitting[-1] if fitting else "tiny"
+        size = next((name for name in reversed(SIZES) if tokens[name] >= 10 * shapes[name].parameters), "tiny")
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
     sequences = max(LEAST_SEQUENCES, min(256, 1 << max(0, round(target)).bit_length()))

@@ -26,7 +26,6 @@ from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds_files import zstandard_module
-from mlbert.data.prepare.jobs import left_out
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import text_in_line
 

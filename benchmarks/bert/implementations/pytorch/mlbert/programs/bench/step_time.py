@@ -188,7 +188,8 @@ def run(
     model = BertForPreTraining(config, dtype)
     model.initialize(seed)
     model = model.to(device)
-    peers, record = [], {}
+    peers: list[Side] = []
+    record: dict[str, object] = {}
     if "huggingface" in versus:
         peers.append(their_side(config, batch, dtype, model))
     if "expert" in versus:

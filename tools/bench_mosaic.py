@@ -1,5 +1,7 @@
 """Time one MosaicBERT training step, ours against the published implementation, on the same texts in one run.
 
+    python tools/bench_mosaic.py --data MDS [--config FILE] [--length 128] [--sequences 16] [--json FILE]
+
 The published step is reproduced in plain PyTorch with our model's weights, so that values and times can be compared:
 every text is padded to one length, `torch.nn.functional`'s attention adds a float bias of [S, N, L, L] (ALiBi, and
 -10000 at padding), all layers and the decoder run on all S x L positions, and `torch.optim.AdamW` updates tensor by
@@ -10,6 +12,8 @@ Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabula
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +32,12 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.ops import api as ops
+from mlbert.ops.precision import compute_dtype
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
 
+CONFIG = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs/mosaic_base.json"
 MASKED_SCORE = -10_000.0
 
 
@@ -180,3 +186,30 @@ def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate:
     batch = source.batches_of(0)[0]
     source.close()
     return batch
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Time a MosaicBERT step, ours against the published form.")
+    parser.add_argument("--data", type=Path, required=True, help="MDS data set of texts")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="shape with ALiBi and a gated MLP")
+    parser.add_argument("--length", type=int, default=128, help="maximum length; the padded side pads to it")
+    parser.add_argument("--sequences", type=int, default=16, help="texts per batch")
+    parser.add_argument("--rate", type=float, default=0.3, help="fraction of tokens to predict")
+    parser.add_argument("--pairs", type=int, default=5, help="measured steps per side")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--tokenizer", default="bert-base-uncased", help="a vocab.txt or a model's name")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, masks and dropout")
+    parser.add_argument("--json", type=Path, help="write the record there")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = first_texts(given.data, given.tokenizer, given.sequences, given.length, given.rate, given.seed)
+    dtype = compute_dtype(given.precision, device)
+    record = run(BertConfig.from_json(given.config), batch, given.length, given.pairs, dtype, device, given.seed)
+    print(f"padded to {given.length}: ratio (median of pairs) {record['ratio']:.2f}")
+    if given.json:
+        given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

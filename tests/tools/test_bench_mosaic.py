@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench_mosaic import PaddedMosaicBert, run
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import sequences
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
-from mlbert.programs.bench.mosaic import PaddedMosaicBert, run
 
 SHAPE = BertConfig(
     vocab_size=90,
