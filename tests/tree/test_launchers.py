@@ -464,6 +464,26 @@ def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
     assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
 
 
+@pytest.mark.parametrize(
+    ("mpirun", "reason", "status"),
+    [
+        (137, "rank 1 on n2 died after step 4", 3),
+        (137, None, 3),
+        (143, "SIGTERM", 143),
+        (143, None, 143),
+        (2, None, 2),
+        (3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
+    ],
+)
+def test_mpirun_that_kills_the_ranks_of_a_lost_one_ends_with_its_status(
+    cluster: FakeCluster, mpirun: int, reason: str | None, status: int
+) -> None:
+    exports = {"RUN_STOP": json.dumps({"reason": reason, "status": "aborted"})} if reason else {}
+    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
+    assert done.returncode == status, done.stderr
+    assert f"run 0 ended with status {status}." in done.stdout
+
+
 def test_host_count_must_match_the_config(cluster: FakeCluster) -> None:
     done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1")
     assert_refused(done, "HOSTS names 1 hosts, the config has DGXNNODES=2")

@@ -139,17 +139,48 @@ is_finished() {
     [[ -e "${LOGDIR}/run_$1/summary.json" ]] || is_success "$1"
 }
 
+# Print a value that changes with every write to the log of run $1.
+log_stamp() {
+    stat --format=%i:%s:%y "${LOGDIR}/result_$1.txt" 2>/dev/null || true
+}
+
+# Print why run $1 was aborted; nothing without a log of this attempt ($2: its stamp before the attempt).
+abort_reason() {
+    [[ "$(log_stamp "$1")" == "$2" ]] ||
+        sed -n 's/.*"key": "run_stop".*"reason": "\(\([^"\\]\|\\.\)*\)".*/\1/p' "${LOGDIR}/result_$1.txt" 2>/dev/null | tail -n 1
+}
+
+# Print the exit status of a run that was aborted for reason $1 and whose launcher ended with $2. That may be the status of a
+# rank that the launcher ended by a signal, so the reason is better. Without one, a signal means a lost rank, unless $3 is 1.
+run_status() {
+    local reason="$1" status="$2" is_expected="$3"
+    local wrong_input='^rank [0-9]+ on [^ ]+ failed after step [0-9]+: .* \[[a-z-]+\.[a-z-]+\]$' # ends with its code
+    case "${reason}" in
+    "rank "*)
+        status=3
+        [[ ! "${reason}" =~ ${wrong_input} ]] || status=2
+        ;;
+    SIG*) status=$((128 + $(kill -l "${reason#SIG}"))) ;;
+    "") ((status <= 128)) || ((is_expected)) || status=3 ;;
+    esac
+    echo "${status}"
+}
+
 # Run a command that trains run $1 on the hosts $2, and handle its end (docs/how_a_run_ends.md).
 train_on() {
-    local i="$1" where="$2" status=0
+    local i="$1" where="$2" status=0 stamp is_expected=0
     shift 2
     select_run "${i}"
     list_settings
     say "run ${i} starts on ${where}."
+    stamp="$(log_stamp "${i}")"
     "$@" || status=$?
     if is_success "${i}"; then
         ((status == 0)) || say "run ${i} is a success; writing its results failed with status ${status}."
         status=0
+    elif ! is_finished "${i}"; then
+        [[ ! "${status}" =~ ^(129|130|138|143)$ ]] || is_expected=1 # a rank exits so by itself, after a signal
+        status="$(run_status "$(abort_reason "${i}" "${stamp}")" "${status}" "${is_expected}")"
     fi
     say "run ${i} ended with status ${status}."
     is_finished "${i}" || exit "$((status ? status : 1))"
