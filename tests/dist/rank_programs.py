@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mlbert.distributed import world as world_module
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.training.checkpoint import CheckpointFolder
+from mlbert.runs.progress import TrainState
+from mlbert.runs.step_folders import StepFolders
+from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 
 SAMPLES, WIDTH = 8, 6
+SLOW_SECONDS = 4.0  # of a disk, with collectives that may take 2 s
 VOCABULARY = 11
 
 
@@ -209,6 +215,46 @@ def lose_a_rank(world: World, how: str) -> str:
     except RuntimeError as error:
         raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
     return "no error"
+
+
+def wait_for_slow_disks(world: World, folder: str) -> list[int]:
+    """Save and load on a disk that is slower than a collective may be; return the steps that were loaded."""
+    world_module.ROUND_SECONDS = 0.5
+    flat = SimpleNamespace(data=torch.zeros(3), layout=[])
+    optimizer = SimpleNamespace(
+        exact_weights=contextlib.nullcontext, state_dict=dict, load_state_dict=lambda state: None
+    )
+    model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
+    source = SimpleNamespace(load_state_dict=lambda state: None)
+    method = SimpleNamespace(flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None)
+    steps = []
+    for saves in (1, 2):
+        state = TrainState()
+        run = Snapshots(SlowFolder(Path(folder), 2, {}), method, state, 1, world)
+        if run.load(lambda line: None):
+            steps.append(state.step)
+        for _ in range(saves):  # the second save waits for the first one
+            state.step += 1
+            run.save({})
+        run.wait()
+        run.close()
+    return steps
+
+
+class SlowFolder(CheckpointFolder):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._folders = SlowFolders(*arguments)
+
+
+class SlowFolders(StepFolders):
+    def save(self, *arguments: Any) -> Path:
+        time.sleep(SLOW_SECONDS)
+        return super().save(*arguments)
+
+    def load_newest(self, *arguments: Any) -> Any:
+        time.sleep(SLOW_SECONDS)
+        return super().load_newest(*arguments)
 
 
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:

@@ -123,7 +123,14 @@ def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
     results = run_ranks("rank_programs:load_checkpoint", 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
     assert [result.value["step"] for result in results] == [2, 2, 2]
     assert [result.value["bytes"] > 10_000_000 for result in results] == [True, False, False]
-    folders = [str(tmp_path / name) for name in "01"]
-    results = run_ranks("rank_programs:load_checkpoint", 2, tmp_path, node_size=1, folders=folders)
-    for result in results:
-        assert "one node finds step 2, another step 1" in result.value["error"]
+    for name, found in (("0", "another step 1"), ("none", "another finds none")):
+        folders = [str(tmp_path / name), str(tmp_path / "1")]
+        results = run_ranks("rank_programs:load_checkpoint", 2, tmp_path, node_size=1, folders=folders)
+        for result in results:
+            assert f"one node finds step 2 as its newest good checkpoint, {found}." in result.value["error"]
+
+
+def test_ranks_wait_for_a_disk_that_is_slower_than_a_collective_may_be(tmp_path):
+    folder = str(tmp_path / "checkpoints")
+    results = run_ranks("rank_programs:wait_for_slow_disks", 2, tmp_path, collective_timeout_s=2.0, folder=folder)
+    assert [result.value for result in results] == [[1], [1]]

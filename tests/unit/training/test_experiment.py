@@ -22,6 +22,7 @@ from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.training import experiment, loop
+from mlbert.training.checkpoint import CheckpointFolder
 from training_settings import read_metrics, train_arguments
 
 
@@ -153,6 +154,22 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
     log = events(tmp_path / "killed" / "result_0.txt")
     assert at <= next(e["value"] for e in log if e["key"] == "resumed_from_step") < steps
     assert (tmp_path / "killed" / "result_0.part1.txt").exists()
+
+
+def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeypatch):
+    save, log, closed = CheckpointFolder.save, tmp_path / "out/result_0.txt", []
+
+    def save_late(*arguments):
+        deadline = time.monotonic() + 20
+        while '"run_stop"' not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        closed.append('"run_stop"' in log.read_text())
+        return save(*arguments)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save_late)
+    assert run(tmp_path, save_checkpoint_steps=8) == 1
+    assert closed == [True]
+    assert (tmp_path / "out/run_0/checkpoints/step_00000008/state.json").exists()
 
 
 def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -13,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlbert.distributed.place import RankPlace
-from mlbert.distributed.rendezvous import Rendezvous
+from mlbert.distributed.rendezvous import Rendezvous, Result
 from mlbert.host.environment import environment
 
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
+ROUND_SECONDS = 10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
 
 
 def nccl_options(timeout: timedelta) -> Any:
@@ -86,6 +88,18 @@ class World(RankPlace):
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self.all_reduce_sum(torch.zeros(1))
+
+    def wait_for_all(self, work: Future[Result] | None) -> Result | None:
+        """Wait until the work of every rank (None: it has none) is done, and return this rank's result.
+
+        All ranks call it together. Unlike a barrier, which has a time limit, it waits for as long as the health monitor
+        permits.
+        """
+        busy = torch.ones(1)
+        while busy:
+            busy[0] = work is not None and bool(wait([work], ROUND_SECONDS).not_done)
+            self.all_reduce_max(busy)
+        return work.result() if work is not None else None
 
     def warm_up(self, device: torch.device) -> None:
         """Connect all ranks, through the host and between their devices. All ranks call it together."""

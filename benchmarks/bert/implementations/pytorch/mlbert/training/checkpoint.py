@@ -69,12 +69,19 @@ class CheckpointFolder:
         nodes.
         """
         bounds, warnings = [_UNKNOWN, _UNKNOWN], list[str]()
-        if world.local_rank == 0:
-            found, warnings = self._folders.load_newest(lambda folder, state: int(folder.name.removeprefix("step_")))
+
+        def search() -> tuple[int | None, list[str]]:
+            return self._folders.load_newest(lambda folder, state: int(folder.name.removeprefix("step_")))
+
+        with ThreadPoolExecutor(1) as reader:
+            result = world.wait_for_all(reader.submit(search) if world.local_rank == 0 else None)
+        if result is not None:
+            found, warnings = result
             bounds = [-1, 1] if found is None else [found, -found]
         newest, least = world.all_reduce_max(torch.tensor(bounds)).tolist()
         if newest != -least:
-            reason = f"one node finds step {newest}, another step {-least} as its newest good checkpoint"
+            other = "finds none" if least == 1 else f"step {-least}"
+            reason = f"one node finds step {newest} as its newest good checkpoint, another {other}"
             raise UserError("checkpoint.damaged", self.path, reason, "Set LOGDIR to a folder that all nodes share")
         if newest < 0:
             return None, warnings
@@ -115,7 +122,7 @@ class Snapshots:
         Raises UserError if that one failed, for example because the disk is full.
         """
         method = self._method
-        self._finish_writing()
+        self.wait()
         with method.optimizer.exact_weights():
             tensors, numbers = self._copy_state()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
@@ -125,16 +132,11 @@ class Snapshots:
 
     def wait(self) -> None:
         """Return once the last save is complete. Raises UserError if it failed."""
-        self._finish_writing()
-        self._world.barrier()
+        self._world.wait_for_all(self._writing)
 
     def close(self) -> None:
         """Complete a save that was not waited for, because an error ended the run. Not collective."""
         self._writer.shutdown()
-
-    def _finish_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
 
     def _copy_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return host copies of the run's tensors, on rank 0 only, and the optimizer's numbers.

