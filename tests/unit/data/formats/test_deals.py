@@ -123,10 +123,13 @@ def test_a_machine_packs_a_set_once(make_set, tmp_path, monkeypatch):
     alone = packs_of(1)
     monkeypatch.setattr(order, "_SHARED_SEQUENCES", 0)
     assert packs_of(1) == alone
+    others = [packs_of(seed) for seed in (2, 3, 4)]
     with monkeypatch.context() as patch:
         patch.setattr(order, "pack_lengths", lambda *_: pytest.fail("the packs were there"))
-        assert packs_of(1) == alone
-    assert packs_of(2) != alone
+        assert [packs_of(seed) for seed in (1, 2, 3, 4)] == [alone, *others]
+    assert alone not in others
+    packs_of(5)
+    assert len(list((tmp_path / "cache/mlbert/packs").iterdir())) == 4
 
 
 def test_one_makes_what_the_others_wait_for(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -241,6 +242,16 @@ print(orders(0, np.arange(90)).tolist())
     assert outputs == [f"{sample_order([40, 50], 'py1e', 0, 2, 3).tolist()}\n"] * 3
     assert len(list(tmp_path.glob("[abc].made"))) == 1
     assert [name for name in order_files(tmp_path) if name.startswith("0")] == ["0.order"]
+
+
+@pytest.mark.parametrize("size", [0, 4 * 89, 4 * 90 + 1])
+def test_an_order_of_another_length_is_made_again(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+    expected = whole_order(orders_of([40, 50], folder=tmp_path), 0).tolist()
+    (path,) = tmp_path.glob("orders/*-0.order")
+    os.truncate(path, size)
+    assert whole_order(orders_of([40, 50], folder=tmp_path), 0).tolist() == expected
+    assert path.stat().st_size == 4 * 90
 
 
 @pytest.mark.parametrize("names", [["cache"], []])

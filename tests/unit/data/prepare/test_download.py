@@ -13,13 +13,15 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mlbert.data.prepare import download
 from mlbert.data.prepare.download import LIST, fetch_all, read_list, select
+from mlbert.data.prepare.jobs import Progress
 from mlbert.host import files
 from user_errors import assert_error_line, user_error
 
@@ -151,12 +153,26 @@ def test_a_server(tmp_path: Path, server: Server) -> None:
     assert len(server.asked) == 2
 
 
+class Advances(Progress):
+    """Records the sum of a task's units after each call."""
+
+    def __init__(self) -> None:
+        self.sums = [0]
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        assert (name, total, unit) == ("data.bin", len(CONTENT), "bytes")
+        yield lambda units: self.sums.append(self.sums[-1] + units)
+
+
 def test_a_connection_dropped_in_the_middle_is_continued(tmp_path: Path, server: Server) -> None:
     server.breaks = 2
     server.errors = 1
-    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+    progress = Advances()
+    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url, progress=progress)
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
     assert server.asked[2] == "bytes=1000000-"
+    assert progress.sums[-1] == max(progress.sums) == len(CONTENT)
 
 
 def test_a_dropped_connection_keeps_what_was_received(tmp_path: Path) -> None:

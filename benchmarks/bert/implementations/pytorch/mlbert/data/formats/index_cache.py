@@ -38,14 +38,14 @@ class IndexCache:
     """The cached arrays of one set of files.
 
     ``folder`` holds all caches of this ``kind``. ``options`` are JSON-serializable values other than the files that the
-    arrays depend on, such as a version or limits.
+    arrays depend on, such as a version or limits. Of the same files, the ``keep`` newest caches remain.
     """
 
-    def __init__(self, kind: str, paths: Sequence[Path], options: Sequence[object]) -> None:
+    def __init__(self, kind: str, paths: Sequence[Path], options: Sequence[object], keep: int = 1) -> None:
         files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
         which, state = files[0][0], json.dumps([options, files])
         self._which, self._state = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state))
-        self.folder = cache_folder() / kind
+        self.folder, self._keep = cache_folder() / kind, keep
         self._kept = self.folder / f"{self._which}-{self._state}"
 
     def once(self, kind: Callable[..., _T], names: Sequence[str], make: Callable[[], Mapping[str, Any]]) -> _T:
@@ -69,7 +69,7 @@ class IndexCache:
         return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Store arrays, replacing older ones of the same files. Write errors are ignored: the only cost is time at the
+        """Store arrays, and delete older ones of the same files. Write errors are ignored: the only cost is time at the
         next opening."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,8 +77,10 @@ class IndexCache:
             try:
                 for name, array in arrays.items():
                     np.save(temporary / f"{name}.npy", array)
-                for old in self.folder.glob(f"{self._which}-*"):
-                    shutil.rmtree(old)  # even one of this name: it must be damaged, or it would have been read
+                newest = sorted(self.folder.glob(f"{self._which}-*"), key=os.path.getmtime, reverse=True)
+                # One of this name must be damaged, or it would have been read.
+                for old in (self._kept, *newest[self._keep - 1 :]):
+                    shutil.rmtree(old, ignore_errors=True)
                 os.rename(temporary, self._kept)  # atomic, so that one of several processes wins
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

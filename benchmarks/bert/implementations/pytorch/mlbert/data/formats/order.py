@@ -33,6 +33,7 @@ from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
 _SHARED_SEQUENCES = 1 << 20  # sequences from which the processes of a machine share one packing
+_KEPT_PACKINGS = 4  # stored packings of a set, for example with different seeds
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,11 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
 def _packing(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Packing:
     """Pack a store's first ``num_sequences`` sequences; if they are many, once for all processes of the machine."""
-
     arguments = max_tokens, max_sequences, seed
     if num_sequences < _SHARED_SEQUENCES:
         return pack_lengths(store.lengths[:num_sequences], *arguments)
     data = store.info.identity if store.info.is_listed else xxhash.xxh3_128_hexdigest(store.lengths.data)
-    cache = IndexCache("packs", [store.info.folder], [PACKING_VERSION, data, num_sequences, *arguments])
+    cache = IndexCache("packs", [store.info.folder], [PACKING_VERSION, data, num_sequences, *arguments], _KEPT_PACKINGS)
     return cache.once(
         Packing, ["order", "offsets"], lambda: vars(pack_lengths(store.lengths[:num_sequences], *arguments))
     )

@@ -59,6 +59,7 @@ class EpochOrders:
         self._options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "canonical_nodes": canonical_nodes}
         self._num_texts = int(shard_sizes.sum())
         self._dtype = np.dtype("<i4" if self._num_texts < 2**31 else "<i8")
+        self._num_bytes = self._num_texts * self._dtype.itemsize  # of an order
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
@@ -111,18 +112,22 @@ class EpochOrders:
         for folder in self._folders:
             path = folder / f"{self._key}-{epoch}.order"
             with contextlib.suppress(UserError, OSError):
-                if not (path.exists() or self._write(path, epoch, wait)):
+                if not (self._is_whole(path) or self._write(path, epoch, wait)):
                     return None
                 return np.memmap(path, self._dtype, "r", shape=(self._num_texts,)).view(np.ndarray)
         return None
 
+    def _is_whole(self, path: Path) -> bool:
+        """Return whether an order's file exists and was not cut short, as a crash of the machine can do."""
+        return path.exists() and path.stat().st_size == self._num_bytes
+
     def _write(self, path: Path, epoch: int, wait: bool) -> bool:
         """Make an order's file unless it exists. Return False if another process has the lock and ``wait`` is False."""
         with locked(path.with_name(self._key), wait) as is_mine:
-            if is_mine and not path.exists():  # another process may have made it in the meantime
+            if is_mine and not self._is_whole(path):  # another process may have made it in the meantime
                 self._delete_old(path.parent, epoch)
                 with whole_file(path) as file:
-                    os.posix_fallocate(file.fileno(), 0, self._num_texts * self._dtype.itemsize)
+                    os.posix_fallocate(file.fileno(), 0, self._num_bytes)
                     made = np.memmap(file.name, self._dtype, "r+").view(np.ndarray)
                     shuffle_into(made, self._sizes, epoch=epoch, **self._options)
             return is_mine

@@ -215,16 +215,16 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
             return state.hexdigest()
         advance = None
         for offset, content, total, _ in read_pieces(source, file.tell()):
-            if offset != file.tell():
+            if moved := offset - file.tell():
                 file.seek(offset)
                 file.truncate()
                 state = hashlib.md5(usedforsecurity=False)
             if advance is None:
                 advance = stack.enter_context(progress.task(target, entry.size or total or 0, "bytes"))
-                advance(offset)
+                moved = offset
             file.write(content)
             state.update(content)
-            advance(len(content))
+            advance(moved + len(content))
         return state.hexdigest()
 
 
