@@ -178,15 +178,9 @@ def alike(log: Log) -> list[Log]:
     """Return the finished runs in the log's folder with the same settings, including the log itself."""
     others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
     finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
-    return [
-        other
-        for other in finished
-        if not _settings_that_differ(ComparedSide("", [log], None), ComparedSide("", [other], None))
-    ]
-
-
-def _settings_that_differ(a: ComparedSide, b: ComparedSide) -> list[Difference]:
-    return [*_facts_that_differ(a, b)[0], *_configuration(a, b, [])]
+    own = ComparedSide("", [log], None)
+    sides = ((other, ComparedSide("", [other], None)) for other in finished)
+    return [other for other, side in sides if not (_facts_that_differ(own, side)[0] or _configuration(own, side, []))]
 
 
 def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:

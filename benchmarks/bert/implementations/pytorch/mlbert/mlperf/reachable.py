@@ -142,10 +142,11 @@ class ReachableCode:
 def _is_inert(node: ast.stmt) -> bool:
     """Return True for a docstring, an import, and a block that only type checkers read."""
     is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    return is_typing or isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node)
+    return is_typing or isinstance(node, ast.Import | ast.ImportFrom) or is_text(node)
 
 
-def _is_text(node: ast.stmt) -> bool:
+def is_text(node: ast.stmt) -> bool:
+    """Return True for a docstring or another constant that stands alone."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 

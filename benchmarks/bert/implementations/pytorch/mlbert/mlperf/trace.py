@@ -33,7 +33,7 @@ from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2_HOME, recipe_file
 from mlbert.mlperf.call_sites import Sources, is_key, line_of, terminal_name
 from mlbert.mlperf.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlbert.mlperf.logs import Log
-from mlbert.mlperf.reachable import ReachableCode
+from mlbert.mlperf.reachable import ReachableCode, is_text
 
 _SECTION_NAMES = {section.__name__ for section in SECTIONS}
 _MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
@@ -214,7 +214,7 @@ class CodeSearch:
         found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for file in self.reachable.files:
             for node in self.reachable.nodes(file):
-                if isinstance(node, ast.FunctionDef) and not all(map(_is_text, node.body)):
+                if isinstance(node, ast.FunctionDef) and not all(map(is_text, node.body)):
                     found[node.name].append(self._place(file, node.lineno))
             for line, defined, _ in _set_by(self.reachable.statements(file)):
                 found[str(defined)].append(self._place(file, line))
@@ -302,10 +302,6 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
 
 
 _NO_CALL = ast.Call(ast.Name(""), [], [])
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 _LONGEST_VALUE = 70  # characters of a value in a one-line summary

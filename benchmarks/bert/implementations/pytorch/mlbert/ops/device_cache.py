@@ -80,9 +80,6 @@ def _software() -> tuple[str, ...]:
     folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
     for path in sorted(p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")):
         sources.update(path.name.encode() + path.read_bytes())
-    packages = [f"{d.name} {d.version}" for d in importlib.metadata.distributions() if _computes(d.name)]
+    installed = [(one.name or "", one.version) for one in importlib.metadata.distributions()]
+    packages = [f"{name} {version}" for name, version in installed if name == "triton" or name.startswith("nvidia-")]
     return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())
-
-
-def _computes(package: str | None) -> bool:
-    return package is not None and (package == "triton" or package.startswith("nvidia-"))

@@ -98,11 +98,8 @@ def _files(path: Path) -> list[Path]:
         newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
         file = path / (newest[1] if newest else "")
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", file.name)
-    return sorted(part for part in file.parent.glob("*") if re.fullmatch(_part_of(prefix), part.name)) or [file]
-
-
-def _part_of(prefix: str) -> str:
-    return rf"{re.escape(prefix)}\.(index|data-\d+-of-\d+)"
+    part_of = re.compile(rf"{re.escape(prefix)}\.(index|data-\d+-of-\d+)")
+    return sorted(part for part in file.parent.glob("*") if part_of.fullmatch(part.name)) or [file]
 
 
 def _sha256(path: Path) -> str:

@@ -41,10 +41,6 @@ def _numbers(edges: str) -> list[int]:
         raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512") from None
 
 
-def _filled(manifest: Manifest) -> float:
-    return manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
-
-
 def _in_shards(manifest: Manifest) -> str:
     shards = counted(len(manifest.shards), "shard")
     return f"{manifest.path.parent}: {counted(manifest.num_sequences, 'sequence')} in {shards}"
@@ -70,9 +66,10 @@ def pack_command(
         source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress, share=share
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
+    filled = manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
     say(
         f"{out}: {manifest.num_sequences:,} sequences in {manifest.num_packs:,} packs ({rate:.5f} per pack), "
-        f"{_filled(manifest):.3%} of slots filled"
+        f"{filled:.3%} of slots filled"
     )
 
 

@@ -82,11 +82,8 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
         reason = f"cannot be fetched ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         raise UserError("data.format", f"{_DATASET} {name}", reason, remedy) from None
     columns = [column for column in rows.column_names if column not in ("label", "idx")]
-    return [(tuple(row[column] for column in columns), _label(task, row["label"])) for row in rows]
-
-
-def _label(task: GlueTask, value: float) -> str:
-    return task.classes[int(value)] if task.classes else str(value)
+    labels = (task.classes[int(row["label"])] if task.classes else str(row["label"]) for row in rows)
+    return [(tuple(row[column] for column in columns), label) for row, label in zip(rows, labels, strict=True)]
 
 
 def write_tasks(folder: Path, made: Mapping[str, Mapping[str, Iterable[Row]]]) -> None:

@@ -172,7 +172,7 @@ def _contradictions(log: Log) -> Complaints:
         yield Complaint(Outcome.NOTE, f"{text} in the whole log; the rules ask for eval_start and eval_stop")
     for key in _MANY[:2]:
         yield from _again(log, key)
-        pairs = [(one, _of(one, key)) for one in evaluations]
+        pairs = [(one, one.start if key == "eval_start" else one.stop) for one in evaluations]
         agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in pairs)
         if 2 * agreeing > len(evaluations):
             yield from _disagreeing(log, key, pairs)
@@ -188,10 +188,6 @@ def _contradictions(log: Log) -> Complaints:
         if before.key == after.key == "block_start" and after.time_ms - before.time_ms > _RANKS_APART_MS:
             text = f"{where(log, after)}block_start within the block that starts in line {before.line}"
             yield Complaint(Outcome.WARN, text, _ORDER)
-
-
-def _of(one: LoggedEvaluation, key: str) -> Event | None:
-    return one.start if key == "eval_start" else one.stop
 
 
 def _again(log: Log, key: str) -> Iterator[Complaint]:

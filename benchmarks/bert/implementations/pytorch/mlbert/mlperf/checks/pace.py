@@ -371,15 +371,12 @@ def check_time(results: ResultSet) -> Complaints:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
             text = f"{log.path.name}: line {event.line}: resumed from a checkpoint, so its time is not a result"
             yield Complaint(outcome, text, _CONTINUED)
-        complaints = [_goes_back(log, *pair) for pair in itertools.pairwise(log.events) if _is_back(*pair)]
+        pairs = [(one, other) for one, other in itertools.pairwise(log.events) if other.time_ms < one.time_ms]
+        complaints = [_goes_back(log, *pair) for pair in pairs]
         yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
         stop = log.first("run_stop")
         if stop is not None and log.minutes is not None and log.minutes <= 0:
             yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED)
-
-
-def _is_back(before: Event, after: Event) -> bool:
-    return after.time_ms < before.time_ms
 
 
 def _goes_back(log: Log, before: Event, after: Event) -> Complaint:

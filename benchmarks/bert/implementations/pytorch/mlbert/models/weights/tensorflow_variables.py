@@ -108,7 +108,8 @@ def _choose(
     chosen: dict[str, str] = {}
     skipped: dict[str, str] = {}
     poolers: dict[str, str] = {}
-    for name in sorted(variables, key=_preferred_first):
+    preferred = ("next_sentence", "model/classification_heads")
+    for name in sorted(variables, key=lambda name: (not name.startswith(preferred), name)):
         own = own_name(name)
         if is_bookkeeping(name):
             skipped[name] = "optimizer slot or counter"
@@ -130,10 +131,6 @@ def _read_or_raise(prefix: str, part: str, read: Callable[..., Any], *names: str
     except Exception as error:
         text = " ".join(str(getattr(error, "message", None) or error).split())
         raise UserError("checkpoint.damaged", prefix, f"is damaged at {part} ({text})", REMEDY) from None
-
-
-def _preferred_first(name: str) -> tuple[bool, str]:
-    return not name.startswith(("next_sentence", "model/classification_heads")), name
 
 
 def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
