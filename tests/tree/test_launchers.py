@@ -500,3 +500,11 @@ def test_staged_data_is_copied_on_every_node_and_mounted(cluster: FakeCluster) -
     (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
     assert "/disk/data/train:/disk/data/train" in mounts
     assert ",/data/train:" not in mounts
+
+
+def test_data_at_a_relative_path_is_staged(cluster: FakeCluster) -> None:
+    folder = cluster.system / "sets"
+    folder.mkdir()
+    cluster.job(STAGE_DIR="/disk", DATADIR_PHASE2="sets", EVALDIR="none")
+    (copied,) = cluster.calls("srun", "stage.sh")
+    assert copied["words"][-2:] == [str(folder), f"/disk{folder}"]
