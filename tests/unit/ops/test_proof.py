@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlbert.cli.bench import CONFIGS
+from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops import device_cache, proof, reference
 from mlbert.ops import forms as registry
-from mlbert.ops.proof import Problems
+from mlbert.ops.proof import Problems, Sizes
 from user_errors import user_error
 
 CPU = torch.device("cpu")
 OP = "layer_norm_dropout"
+LARGE = BertConfig.from_json(CONFIGS / "large.json")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +43,7 @@ def alone(failed: Tensor) -> None:
 def proven(precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = alone) -> list[str]:
     """What is told of a proof."""
     said: list[str] = []
-    proof.prove("auto", precision, CPU, over_ranks, said.append)
+    proof.prove("auto", precision, LARGE, CPU, over_ranks, said.append)
     return said
 
 
@@ -66,6 +69,21 @@ def test_interpreted_kernels_pass(use_triton: None, op: str) -> None:
 def test_every_op_has_a_problem() -> None:
     problems = Problems(CPU, torch.bfloat16)
     assert {*problems.differentiable(), *problems.fp8()} == set(registry.ops())
+
+
+def test_a_gpu_verifies_the_sizes_of_the_run() -> None:
+    """Kernels and algorithms depend on them; on a CPU they are arguments, and problems are small."""
+    sizes = Sizes.of_run(LARGE, torch.device("cuda"))
+    assert sizes == (1024, 16, 4096, 30522, 30528)
+    assert Sizes.of_run(LARGE, CPU) == Sizes()
+    problems = Problems(CPU, torch.bfloat16, sizes=sizes)
+    arguments = {op: make(0) for op, (make, _) in problems.differentiable().items()}
+    tokens = arguments["attention"][0].shape[0]
+    assert tokens > 256, "several blocks of every kernel"
+    assert arguments["attention"][0].shape == (tokens, 3, 16, 64)
+    assert arguments["feed_forward"][1].shape == (4096, 1024)
+    assert arguments["masked_cross_entropy"][0].shape[1] == arguments["embedding_sum"][3].shape[0] == 30528
+    assert problems.fp8()["fp8_gelu"]()[0].shape == (tokens, 4096)
 
 
 def wrong_gradient(x: Tensor, *settings: Any) -> Tensor:

@@ -11,8 +11,9 @@ verified. Results are cached (`mlbert.ops.device_cache`).
 A kernel that breaks the device's context ends the process, since no other kernel could run. The error names the op and
 the setting that disables the implementation.
 
-The problems cover empty sequences, one token, more than a block, and tokens after the last sequence. They are small, so
-that all of them take milliseconds on a GPU; the head size is 64, as in BERT.
+The problems cover empty sequences, one token, more than a block, and tokens after the last sequence. On a GPU they have
+the run's sizes except for the number of tokens, because other sizes are other binaries, layouts and algorithms; C
+kernels take the sizes as arguments, so on a CPU they are small.
 
 Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V vocabulary.
 """
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.ops import device_cache
 from mlbert.ops import forms as registry
@@ -36,16 +38,33 @@ from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
 from mlbert.ops.precision import compute_dtype
 from mlbert.ops.rotary import rotations
 
-LENGTHS = (0, 7, 0, 65, 1, 33, 0)
+LENGTHS = (0, 7, 0, 65, 1, 33, 180, 0)
 TAIL = 13  # tokens after the last sequence
 TOKENS = sum(LENGTHS) + TAIL
-HEADS, HEAD_SIZE = 2, 64
-HIDDEN = HEADS * HEAD_SIZE
-INNER = 256
-VOCABULARY, PADDED = 509, 512
 MASKED = 37
 DROPOUT = 0.1
 SCALE = 4.0  # for FP8
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model: D, N, F, V, and the vocabulary's rows in memory."""
+
+    hidden: int = 128
+    heads: int = 2
+    inner: int = 256
+    vocabulary: int = 509
+    padded: int = 512
+
+    @classmethod
+    def of_run(cls, shape: BertConfig, device: torch.device) -> Sizes:
+        """Return the sizes to verify for a run of this model."""
+        if device.type != "cuda":
+            return SMALL
+        layer = shape.hidden_size, shape.num_attention_heads, shape.intermediate_size
+        return cls(*layer, shape.vocab_size, shape.padded_vocab_size)
+
+
+SMALL = Sizes()
 
 
 class Problems:
@@ -55,9 +74,12 @@ class Problems:
         device: of the tensors.
         dtype: of the activations; weights are float32.
         dropout: whether attention uses dropout.
+        sizes: of the model.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, dropout: bool = True) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, dropout: bool = True, sizes: Sizes = SMALL) -> None:
+        self._hidden, heads, self._inner, self._vocabulary, self._padded = sizes
+        self._heads = 3, heads, self._hidden // heads
         self._device, self._dtype, self._dropout = device, dtype, DROPOUT if dropout else 0.0
         self._key = dropout_key(3, 1, 2, 3)
         self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
@@ -89,48 +111,50 @@ class Problems:
 
     def _attention(self, draw: int) -> tuple[Any, ...]:
         bounds = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=self._device)
-        qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
+        qkv = self._random(draw, TOKENS, *self._heads, dtype=None)
         return (qkv, bounds, max(LENGTHS), self._dropout, self._key, self._rows, None)
 
     def _rotary(self, draw: int) -> tuple[Any, ...]:
-        qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
-        return (qkv, rotations(torch.arange(TOKENS, device=self._device), HEAD_SIZE, 10_000.0))
+        qkv = self._random(draw, TOKENS, *self._heads, dtype=None)
+        return (qkv, rotations(torch.arange(TOKENS, device=self._device), self._heads[2], 10_000.0))
 
     def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
-        x, residual = (self._random(2 * draw + i, TOKENS, HIDDEN, dtype=None) for i in range(2))
-        weight, bias, x_bias = (self._random(3 * draw + i, HIDDEN) for i in range(3))
+        x, residual = (self._random(2 * draw + i, TOKENS, self._hidden, dtype=None) for i in range(2))
+        weight, bias, x_bias = (self._random(3 * draw + i, self._hidden) for i in range(3))
         return (x, residual, weight, bias, 1e-12, DROPOUT, self._key, self._rows, x_bias)
 
     def _layer_norm_dropout(self, draw: int) -> tuple[Any, ...]:
-        x, weight, bias = self._random(draw, TOKENS, HIDDEN), *(self._random(2 * draw + i, HIDDEN) for i in range(2))
+        x = self._random(draw, TOKENS, self._hidden)
+        weight, bias = (self._random(2 * draw + i, self._hidden) for i in range(2))
         return (x, weight, bias, 1e-12, DROPOUT, self._key, self._rows)
 
     def _embedding_sum(self, draw: int) -> tuple[Any, ...]:
         # Few ids for many tokens: long runs of equal rows.
         ids = self._ids(draw, TOKENS, 9), self._ids(draw + 1, TOKENS, 2), self._ids(draw + 2, TOKENS, 33)
-        return (*ids, *(self._random(draw + i, rows, HIDDEN) for i, rows in enumerate((PADDED, 40, 2))))
+        return (*ids, *(self._random(draw + i, n, self._hidden) for i, n in enumerate((self._padded, 40, 2))))
 
     def _masked_cross_entropy(self, draw: int) -> tuple[Any, ...]:
-        labels = self._ids(draw, MASKED, VOCABULARY)
+        labels = self._ids(draw, MASKED, self._vocabulary)
         labels[::9] = -100  # ignored
-        return (self._random(draw, MASKED, PADDED, dtype=None), labels, VOCABULARY)
+        return (self._random(draw, MASKED, self._padded, dtype=None), labels, self._vocabulary)
 
     def _linear_qkv(self, draw: int) -> tuple[Any, ...]:
-        weights = (self._random(3 * draw + i, HIDDEN, HIDDEN) * HIDDEN**-0.5 for i in range(3))
-        biases = (self._random(3 * draw + i, HIDDEN) for i in range(3))
-        return (self._random(draw, TOKENS, HIDDEN, dtype=None), *weights, *biases)
+        weights = (self._random(3 * draw + i, self._hidden, self._hidden) * self._hidden**-0.5 for i in range(3))
+        biases = (self._random(3 * draw + i, self._hidden) for i in range(3))
+        return (self._random(draw, TOKENS, self._hidden, dtype=None), *weights, *biases)
 
     def _linear_gelu(self, draw: int) -> tuple[Any, ...]:
         return (*self._feed_forward(draw)[:3], False)
 
     def _feed_forward(self, draw: int) -> tuple[Any, ...]:
-        x, bias = self._random(draw, TOKENS, HIDDEN, dtype=None), self._random(draw, INNER)
-        w1, w2 = self._random(draw, INNER, HIDDEN) * HIDDEN**-0.5, self._random(draw, HIDDEN, INNER) * INNER**-0.5
+        x, bias = self._random(draw, TOKENS, self._hidden, dtype=None), self._random(draw, self._inner)
+        w1 = self._random(draw, self._inner, self._hidden) * self._hidden**-0.5
+        w2 = self._random(draw, self._hidden, self._inner) * self._inner**-0.5
         return (x, w1, bias, w2, False)
 
     def fp8(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
         """Return functions that create the arguments of the FP8 ops; ops modify some arguments."""
-        e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+        e4m3, e5m2, inner = torch.float8_e4m3fn, torch.float8_e5m2, self._inner
 
         def scales() -> tuple[Tensor, Tensor]:
             return torch.full((), SCALE, device=self._device), torch.zeros((), device=self._device)
@@ -143,20 +167,21 @@ class Problems:
 
         def product() -> tuple[Any, ...]:
             tokens = padded_tokens(TOKENS)
-            a, b = (self._random(i, n, HIDDEN).to(TYPES[INPUT]) for i, n in enumerate((tokens, INNER)))
+            a, b = (self._random(i, n, self._hidden).to(TYPES[INPUT]) for i, n in enumerate((tokens, self._inner)))
             inverses = tuple(torch.full((), value, device=self._device) for value in (0.25, 2.0))
             return (a, b, inverses, torch.float32, False, None, None)
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()
             saved = registry.form("fp8_dropout_add_layer_norm_forward", "plain")(*x_and_residual, *scales())[-1]
-            return (x(HIDDEN, 2), x(HIDDEN, 3), saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
+            gradients = x(self._hidden, 2), x(self._hidden, 3)
+            return (*gradients, saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
 
         return {
-            "fp8_quantise": lambda: (x(INNER), *scales(), e4m3, None),
-            "fp8_quantise_sum": lambda: (x(INNER), *scales(), e5m2),
-            "fp8_gelu": lambda: (x(INNER), self._random(1, INNER), False, *scales(), e4m3),
-            "fp8_gelu_backward": lambda: (x(INNER), x(INNER, 2), self._random(1, INNER), False, *scales(), e5m2),
+            "fp8_quantise": lambda: (x(inner), *scales(), e4m3, None),
+            "fp8_quantise_sum": lambda: (x(inner), *scales(), e5m2),
+            "fp8_gelu": lambda: (x(inner), self._random(1, inner), False, *scales(), e4m3),
+            "fp8_gelu_backward": lambda: (x(inner), x(inner, 2), self._random(1, inner), False, *scales(), e5m2),
             "fp8_dropout_add_layer_norm_forward": lambda: (*norm(), *scales()),
             "fp8_dropout_add_layer_norm_backward": backward,
             "fp8_product": product,
@@ -176,18 +201,18 @@ REMEDIES = {
     "flash": "OPS=auto",
     "fmha": "OPS=auto",
 }
-OverRanks = Callable[[Tensor], Any]
+OverRanks, Say = Callable[[Tensor], Any], Callable[[str], object]
 
 
 def prove(
-    choice: str, precision: str, device: torch.device, over_ranks: OverRanks, say: Callable[[str], object]
+    choice: str, precision: str, shape: BertConfig, device: torch.device, over_ranks: OverRanks, say: Say
 ) -> None:
     """Select `choice` and refuse implementations that disagree with the reference. Call it on all ranks.
 
     Args:
         choice: for `registry.select`.
         precision: of the run; FP8 ops are only verified if it uses FP8.
-        device: of the run.
+        shape, device: of the run.
         over_ranks: in-place all-reduce MAX of a host tensor.
         say: logs refused implementations and a damaged cache.
 
@@ -196,7 +221,9 @@ def prove(
     """
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
-    names, found = registry.ops(), device_cache.load(CACHE, device, say, str(dtype))
+    sizes = Sizes.of_run(shape, device)
+    names, kind = registry.ops(), f"{dtype} {sizes}"
+    found = device_cache.load(CACHE, device, say, kind)
     known = len(found)
     while True:
         chosen = {
@@ -204,7 +231,7 @@ def prove(
         }
         wanted = [op for op in names if chosen[op] != "plain" and (precision.startswith("fp8") or op[:4] != "fp8_")]
         for key, op in ((f"{op} {chosen[op]}", op) for op in wanted):
-            found[key] = found[key] if key in found else check(op, chosen[op], device, dtype)
+            found[key] = found[key] if key in found else check(op, chosen[op], device, dtype, sizes)
         failed = torch.tensor([op in wanted and bool(found[f"{op} {chosen[op]}"]) for op in names], dtype=torch.int64)
         over_ranks(failed)
         for op in itertools.compress(names, failed.tolist()):
@@ -215,16 +242,16 @@ def prove(
     # Do not cache exceptions: they may be due to lack of memory.
     found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
-        device_cache.store(CACHE, device, found, str(dtype))
+        device_cache.store(CACHE, device, found, kind)
 
 
-def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
+def check(op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL) -> str:
     """Return why implementation `name` of `op` must not be used, or "" if it agrees with the reference.
 
     Raises:
         UserError: it broke the device.
     """
-    problems, form = Problems(device, dtype, dropout=name != OWN_MASKS), registry.form(op, name)
+    problems, form = Problems(device, dtype, dropout=name != OWN_MASKS, sizes=sizes), registry.form(op, name)
     differentiable = problems.differentiable()
     try:
         if op in differentiable:

@@ -164,7 +164,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         log.start("init_start")
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        prove(compute.ops, compute.precision, world.device, world.all_reduce_max, say)
+        prove(compute.ops, compute.precision, inputs.shape, world.device, world.all_reduce_max, say)
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
