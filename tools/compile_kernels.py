@@ -4,7 +4,8 @@ python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
 
 The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and their
 launches are recorded. Columns: registers per thread, spilled bytes per thread, shared memory per block, warps per
-block, machine instructions, minimum clocks per warp if no loop repeats (see sass.py), instructions of the longest loop.
+block, barriers, machine instructions, minimum clocks per warp if no loop repeats (see sass.py), instructions of the
+longest loop.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ def main(words: list[str]) -> None:
     options = parser.parse_args(words)
     print(
         f"{'case':34} {'kernel':36} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5} "
-        f"{'instructions':>12} {'clocks':>6} {'in a loop':>9}"
+        f"{'barriers':>8} {'instructions':>12} {'clocks':>6} {'in a loop':>9}"
     )
     for case in cases():
         for arch in options.arch if options.only in case else ():
@@ -309,9 +310,10 @@ def main(words: list[str]) -> None:
             for report in reports:
                 counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
                 registers, spilled = report.registers_and_spills
+                barriers = sum(count for opcode, count in counts.items() if opcode.startswith("BAR"))
                 print(
                     f"{case:34} {report.kernel:36} {arch:4} {registers:4} {spilled:5} "
-                    f"{report.shared:7} {report.warps:5} {counts.total():12} {sass.clocks(counts):6} "
+                    f"{report.shared:7} {report.warps:5} {barriers:8} {counts.total():12} {sass.clocks(counts):6} "
                     f"{max((loop.total() for loop in loops), default=0):9}"
                 )
             if (case, arch) == ATTENTION_MODEL:

@@ -65,7 +65,7 @@ def keep(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
     """Return the kept elements, bool [R, COLUMNS]: `row_hash` [R], columns from int32 `first`, a multiple of 4."""
     column = tl.arange(0, COLUMNS)
     # The compiler only sees that adjacent columns share a group if nothing else uses this arange.
-    group = (first >> 2) + (tl.arange(COLUMNS, 2 * COLUMNS) >> 2) - COLUMNS // 4
+    group = (tl.arange(COLUMNS, 2 * COLUMNS) >> 2) + (first >> 2) - COLUMNS // 4
     words = mix32(hashes[:, None] ^ (group.to(tl.uint32) * GOLDEN)[None, :])
     # Shift the column's byte to the top; the bits below do not affect the comparison.
     return (words << (24 - 8 * (column & 3)).to(tl.uint32)[None, :]) >= (THRESHOLD << 24)
