@@ -75,7 +75,6 @@ def _kernels(rows: Rows) -> Iterator[str]:
     for name, row in rows.items():
         compute, memory = (row.get(f"{kind}_percent", 100.0) for kind in ("compute", "memory"))
         if max(compute, memory) < BUSY_PERCENT:
-            waits = (
-                f"compute {compute:.0f} %, memory {memory:.0f} %, occupancy {row.get('occupancy_percent', 0.0):.0f} %"
-            )
-            yield f"{name} keeps nothing busy ({waits}): more warps or a deeper pipeline"
+            busy = f"compute {compute:.0f} %, memory {memory:.0f} %"
+            warps = f"occupancy {row.get('occupancy_percent', 0.0):.0f} %"
+            yield f"{name} keeps nothing busy ({busy}, {warps}): more warps or a deeper pipeline"

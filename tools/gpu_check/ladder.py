@@ -44,7 +44,6 @@ OPS = (
 )
 FP8_OPS = "fp8_"
 WARM_UP, MIN_STEPS, MAX_STEPS = 2, 3, 1000
-ALL = "all fast ops"
 HUGGINGFACE_ATTENTION = ("eager", "sdpa")
 
 
@@ -86,7 +85,7 @@ def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
             found.append(Rung(f"+ {op} {name}", {**forms, op: name}, sequences))
         if best[op] != "plain":
             forms = {**forms, op: best[op]}
-    return [*found, Rung(ALL, forms, sizes.fast)]
+    return [*found, Rung("all fast ops", forms, sizes.fast)]
 
 
 def fp8_rungs(device: torch.device, best: Rung) -> list[Rung]:

@@ -99,8 +99,7 @@ class Product:
         if graphs:
             self.make.record(partial(tuned, device, True, world.all_reduce_max, say))
         self._steps = itertools.count()
-        counts = method.objective.counts(self.batch)
-        self._divisors = method.objective.divisors(counts)
+        self._divisors = method.objective.divisors(method.objective.counts(self.batch))
 
     def step(self) -> Tensor:
         """Queue one step and return its loss."""

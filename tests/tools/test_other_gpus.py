@@ -1,0 +1,69 @@
+"""docs/gpu.md on GPUs that this tree has not run on: what compiles for them, and how the rest is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import compile_kernels
+import mlbert
+from mlbert.cli.main import main
+from mlbert.host.errors import UserError
+from mlbert.ops.precision import fp8_products
+
+TRITON = Path(mlbert.__file__).parent / "ops" / "triton"
+
+
+@pytest.fixture(scope="module")
+def table(tree_root: Path) -> dict[str, list[str]]:
+    """Return the table's cells by GPU."""
+    section = (tree_root / "docs" / "gpu.md").read_text().partition("## Other GPUs")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    return {row[0].partition(",")[0]: row[1:] for row in rows[1:]}
+
+
+@pytest.mark.parametrize(("gpu", "arch"), [("A100", 80), ("B200", 100), ("RTX 5090", 120)])
+def test_kernels_compile_as_the_table_says(gpu: str, arch: int, table: dict[str, list[str]]) -> None:
+    compiled = [case for case in ("LAMB", "cast fp8") if compile_kernels.compile_case(case, arch)]
+    assert compiled == (["LAMB"] if gpu == "A100" else ["LAMB", "cast fp8"])
+    assert table[gpu][0] == ("all but FP8" if gpu == "A100" else "all")
+
+
+def test_kernels_with_nvidias_assembly_are_the_ones_that_rocm_lacks(table: dict[str, list[str]]) -> None:
+    """AMD's assembler does not know it. A helper in mask.py with it is used by attention alone."""
+    with_assembly = {path.stem for path in TRITON.glob("*.py") if "inline_asm_elementwise" in path.read_text()}
+    assert with_assembly == {"cast", "mask"}
+    users = {path.stem for path in TRITON.glob("*.py") if re.search(r"keep_signs|pack_masks", path.read_text())}
+    assert {stem.partition("_")[0] for stem in users - {"mask"}} == {"attention"}
+    assert table["MI300X"][0] == "all but attention with dropout and FP8"
+
+
+def test_fp8_is_refused_without_hardware_for_it(table: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    with pytest.raises(UserError) as error:
+        fp8_products("fp8", torch.device("cuda"))
+    assert error.value.code == "device.unavailable"
+    assert f"`{error.value}" in table["A100"][1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090"), ("MI300X", "--gpu mi300x")],
+)
+def test_plan_refuses_as_the_table_says(
+    gpu: str, words: str, table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "--gpus", "8", *words.split()])
+    message = capsys.readouterr().err.strip().removeprefix("mlbert: error: ")
+    assert f"`{message.partition('. ')[0]}`" in table[gpu][2]
+
+
+def test_plan_estimates_a_b200(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", "--gpus", "8", "--gpu", "b200", "--precision", "fp8"])
+    assert "FP8 products" in capsys.readouterr().out
