@@ -56,8 +56,6 @@ def evaluations(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
     """Based on the published smoke test. A masked number can be inferred from its neighbours."""
-    if model == "hf_bert":
-        pytest.importorskip("transformers")
     words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")
     words += ("model.model_config.max_position_embedding=512",)  # as a published file has it
     printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")

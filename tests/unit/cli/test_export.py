@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,9 +76,13 @@ def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, capsys):
     assert len({re.search(r"initial .*, 64 samples", out)[0] for _, out, _ in found}) == 1
 
 
-def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, capsys):
+def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, capsys, monkeypatch):
     logdir, _ = trained
-    assert run(capsys, "export", logdir / "run_0", "--out", tmp_path / "hf")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    before = sorted(logdir.iterdir())
+    assert run(capsys, "export", logdir / "run_0")[0] == 0
+    assert sorted(logdir.iterdir()) == before, "nothing is written next to the source"
+    Path("run_0-huggingface").rename("hf")
     same = (logdir / "run_0/huggingface/model.safetensors").read_bytes()
     assert (tmp_path / "hf/model.safetensors").read_bytes() == same
     assert run(capsys, "export", logdir, "--out", tmp_path / "again")[0] == 0

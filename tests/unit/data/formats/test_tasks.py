@@ -101,6 +101,9 @@ def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskFor
     with user_error(code, path) as error:
         read_training(path, form)
     assert named in str(error.value)
+    if not text:
+        with user_error(code, path):
+            column_names(path)
 
 
 @pytest.mark.parametrize(

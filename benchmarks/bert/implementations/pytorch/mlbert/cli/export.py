@@ -17,7 +17,7 @@ def export(
     ],
     to: Annotated[Literal["huggingface"], typer.Option(help="Output format.")] = "huggingface",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface next to the source.")
+        Path | None, typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface here.")
     ] = None,
 ) -> None:
     """Write weights as a folder that transformers loads with from_pretrained(DIR).
@@ -26,7 +26,7 @@ def export(
     """
     from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
-    target = out or source.resolve().with_name(f"{source.resolve().name}-{to}")
+    target = out or Path(f"{source.resolve().name}-{to}")
     export_to_huggingface(source, target)
     typer.echo(f"wrote {target}")
     if not (target / "vocab.txt").is_file():
