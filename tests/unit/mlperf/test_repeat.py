@@ -17,6 +17,7 @@ import pytest
 from mlbert.mlperf.compare import alike
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.repeat import code_of, judge, make_plan, other_settings, read_repeatable, remarks
+from mosaic_texts import BASE, make_texts
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
 from user_errors import assert_error_line, user_error
@@ -79,6 +80,28 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path) -> None:
     assert [row.name for row in rows if not row.agrees] == [rows[-1].name]
     assert rows[-1].name.startswith("accuracy after")
     assert "2 of 3" in remarks(large, new, True)[0]
+
+
+def test_a_run_on_text(tmp_path: Path) -> None:
+    """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
+    make_texts(tmp_path, ROOT)
+    words = (*BASE, "model.name=mosaic_bert", "max_duration=6ba", "eval_interval=3ba", "save_folder=out")
+    main = [sys.executable, str(ROOT / "benchmarks/mosaic_bert/main.py"), "main.yaml", *words]
+    subprocess.run(main, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    (tmp_path / "moved").mkdir()
+    for name in ("vocab.txt", "data/train_small", "data/val"):
+        (tmp_path / name).rename(tmp_path / "moved" / Path(name).name)
+    repeat = ("submission", "repeat", tmp_path / "out/result_0.txt", "--data")
+    done = mlbert(*repeat, tmp_path / "moved")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = " ".join(done.stdout.split())
+    assert "2 of 2 accuracies are equal to the last digit. Losses of all 6 logged steps agree" in found
+    assert "Settings that differ" not in found
+    with (tmp_path / "moved/vocab.txt").open("a") as vocabulary:
+        vocabulary.write("eleven\n")
+    done = mlbert(*repeat, tmp_path / "moved")
+    assert done.returncode == 2
+    assert_error_line(done.stderr, "data.checksum", tmp_path / "moved/train_small")
 
 
 def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert status == 0, output  # without evaluation, reaching the limit is a success
     status, output = run(
         f"{words} --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
-        f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16"
+        f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16 --num_gpus=2"
     )
     assert status == 1, output
     assert "first samples of the training files" in output
@@ -138,6 +138,13 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
         json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")
     ]
     assert losses[1] < losses[0]
+    (tmp_path / "moved").mkdir()
+    files.rename(tmp_path / "moved/parts")
+    repeat = ["submission", "repeat", str(tmp_path / "second/result_0.txt"), "--data", str(tmp_path / "moved")]
+    done = subprocess.run([sys.executable, "-m", "mlbert", *repeat], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 accuracies are equal to the last digit." in done.stdout
+    assert "Settings that differ" not in done.stdout
 
 
 @needs_tensorflow

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats.mds import MdsWriter
-from mlbert.data.formats.token_shards import TokenShards
+from mlbert.data.formats.token_shards import TokenShards, describe_text
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
-from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, describe_text
+from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import MaskingRate
 from text_sets import Row, original, random_texts, rows, sample_order, write_texts
 from user_errors import user_error

@@ -138,7 +138,7 @@ def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
 
 def _command(plan: RepeatPlan) -> list[str]:
     if plan.recipe == TENSORFLOW2:
-        return [sys.executable, "-c", _TENSORFLOW]
+        return [sys.executable, "-c", _TENSORFLOW, f"--num_gpus={plan.ranks}"]
     train = [sys.executable, "-c", _TORCH, "train"]
     if plan.ranks == 1:
         return train

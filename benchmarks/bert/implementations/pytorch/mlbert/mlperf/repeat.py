@@ -17,10 +17,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports
 from mlbert.data.formats.open import describe
+from mlbert.data.formats.token_shards import describe_text
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2, tree_root
@@ -31,14 +34,30 @@ from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target, setting
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
-_RECIPES = ("packed_lamb", "ddp_adam", TENSORFLOW2)
-_DATA = {"DATADIR_PHASE2": "train_data", "EVALDIR": "eval_data"}  # setting -> key of the data's identity
+_RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)
+_ONE_MACHINE = (None, "one_device", "off", "mirrored")  # values of DISTRIBUTION_STRATEGY
+
+
+class _DataSet(NamedTuple):
+    """Settings of a data set: its folder, the address it is a copy of, globs of its files; and its key in the log."""
+
+    folder: str
+    remote: str
+    globs: str
+    key: str
+
+
+_DATA = (
+    _DataSet("DATADIR_PHASE2", "DATA_REMOTE", "INPUT_FILES", "train_data"),
+    _DataSet("EVALDIR", "EVAL_REMOTE", "EVAL_FILES", "eval_data"),
+)
 _SYNTHETIC = "synthetic"
 # The run's number, and settings that would write elsewhere or resume another run.
 _NEW = {
     **{"EXPERIMENT": "0", "RESUME": "0", "CACHES_CLEARED": "0"},
-    **{"TENSORBOARD_DIR": "none", "WANDB_PROJECT": "none"},
+    **{"TENSORBOARD_DIR": "none", "WANDB_PROJECT": "none", "WANDB_OPTIONS": "none"},
 }
+_MAY_DIFFER = (*_NEW, "SEED", "MAX_SECONDS", "TOKENIZER", "INPUT_FILES", "EVAL_FILES", "INIT_CHECKPOINT")
 
 
 @dataclass(frozen=True)
@@ -81,20 +100,25 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     ranks = log.value("ranks")
     if not isinstance(ranks, int) or ranks < 1:
         raise UserError("log.incomplete", log.path, "does not name its ranks", "Name a log of this code")
-    if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in (None, "one_device", "off"):
-        reason = "ran in TensorFlow on several devices"
+    if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in _ONE_MACHINE:
+        reason = "ran in TensorFlow on a TPU or in several processes"
         raise UserError("log.unsupported", log.path, reason, "Start such a run with its own launcher")
     exports = dict(_settings(log))
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
     if (config := _config_file(log, code)) is not None:
         exports["CONFIG_FILE"] = str(config)  # without it the TensorFlow program uses other defaults
+    if (vocabulary := setting(log, "TOKENIZER")) is not None:
+        exports["TOKENIZER"] = _find_vocabulary(str(vocabulary), data)
     if log.value("train_data") != _SYNTHETIC:
-        exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
+        for named in _DATA:
+            exports |= _find_data(log, named, exports, data, code)
     start = setting(log, "INIT_CHECKPOINT")
-    if start is not None and "://" not in start and not Path(start).exists():
-        reason = f"{start} is missing, and the run started from it"
-        raise UserError("file.missing", "INIT_CHECKPOINT", reason, "Put it there")
+    if start is not None and "://" not in start:
+        if not Path(start).exists() and not Path(f"{start}.index").exists():
+            reason = f"{start} is missing, and the run started from it"
+            raise UserError("file.missing", "INIT_CHECKPOINT", reason, "Put it there")
+        exports["INIT_CHECKPOINT"] = str(Path(start).absolute())  # the run starts in another folder
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may need more time for the same result
     return RepeatPlan(str(log.value("recipe")), ranks, exports)
@@ -136,7 +160,7 @@ def other_settings(log: Log, repeated: Log) -> list[str]:
     texts = []
     for env, row in log.value("configuration").items():
         known, old, new = settings_by_env().get(env), row.get("value"), setting(repeated, env)
-        if old != new and env not in (*_NEW, "SEED", "MAX_SECONDS") and (known is None or known.kind is not Path):
+        if old != new and env not in _MAY_DIFFER and (known is None or known.kind is not Path):
             texts.append(f"{env} {old}, here {'not set' if new is None else new}")
     return texts
 
@@ -165,21 +189,43 @@ def _model_shape(log: Log, code: Path) -> Path:
     return path
 
 
-def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
-    """Return the folder of a data set. Raises UserError if it is missing or not the one in the log."""
-    logged, wanted = Path(str(setting(log, env))), log.value(_DATA[env])
-    places = [data / logged.name] if data is not None else [*_site_path(log, env, code), logged]
-    path = next((place for place in places if place.is_dir()), None)
+def _find_vocabulary(name: str, data: Path | None) -> str:
+    """Return a vocabulary, from the data folder if it is not at the log's path; names of models stay as they are."""
+    places = [Path(name), *([data / Path(name).name] if data is not None else [])]
+    return next((str(place.absolute()) for place in places if place.exists()), name)
+
+
+def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path | None, code: Path) -> dict[str, str]:
+    """Return the exports of a data set: its folder, and its globs in that folder.
+
+    Raises UserError if it is missing or not the one in the log.
+    """
+    logged = Path(str(setting(log, named.folder)))
+    globs = str(setting(log, named.globs) or "")
+    if "://" in globs:
+        return {}
+    remote = setting(log, named.remote)
+    places = [data / logged.name] if data is not None else [*_site_path(log, named.folder, code), logged]
+    if remote is not None:
+        places.append(Path(exports["LOGDIR"]) / "copies" / logged.name)
+    path = next((place for place in places if place.is_dir()), None if remote is None else places[-1])
     if path is None:
         remedy = "Prepare it (quickstart.sh does for the demonstrations), and name its folder with --data"
-        raise UserError("file.missing", env, f"the log's {logged.name} set is not at {places[0]}", remedy)
-    found = f"sha256:{describe(path).identity}"
-    if found != wanted:
+        raise UserError("file.missing", named.folder, f"the log's {logged.name} set is not at {places[0]}", remedy)
+    path = path.absolute()
+    if globs:  # only TensorFlow knows which files match; `judge` compares their identity
+        inside = [str(path / Path(pattern.strip()).name) for pattern in globs.split(",")]
+        return {named.folder: str(path), named.globs: ",".join(inside)}
+    if "TOKENIZER" in exports and exports["TOKENIZER"] != "none":
+        found = describe_text(path, remote, load_tokenizer(exports["TOKENIZER"])).identity
+    else:
+        found = describe(path).known_as
+    if found != (wanted := log.value(named.key)):
         # A prefix is enough to see that the digests differ.
         reason = f"is not the log's {logged.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
         remedy = "Prepare it with the log's code and text, or name another folder with --data"
         raise UserError("data.checksum", path, reason, remedy)
-    return path.resolve()
+    return {named.folder: str(path)}
 
 
 def _config_file(log: Log, code: Path) -> Path | None:
@@ -219,6 +265,9 @@ class Row:
 def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
     """Judge a repeated run. ``siblings`` are the log and the other runs in its folder with the same settings."""
     rows = [Row("status", str(log.status), str(repeated.status), str(log.status), log.status == repeated.status)]
+    for name, old, new in ((data.key, log.value(data.key), repeated.value(data.key)) for data in _DATA):
+        if old != new:
+            rows.append(Row(name, str(old), str(new), str(old), agrees=False))
     has_spread = len(siblings) >= FEWEST_RUNS
     wanted, got = evaluations_of(log), evaluations_of(repeated)
     drawn = [evaluations_of(run) for run in siblings] if has_spread else [wanted]

@@ -49,6 +49,14 @@ _INT64, _UINT16 = np.dtype("<i8"), np.dtype("<u2")
 
 
 @dataclass(frozen=True)
+class TextInfo:
+    """Facts about a set of texts that are known before a text is read."""
+
+    identity: str  # "sha256:...", of the set's index and the tokenizer
+    num_texts: int
+
+
+@dataclass(frozen=True)
 class TokenShard:
     """The texts of one shard."""
 
@@ -74,6 +82,13 @@ def open_texts(local: Path, remote: str | None) -> MdsReader:
         reason = f"has the columns {found}"
         raise UserError("data.columns", remote or local, reason, "Give a set with a column text (str)")
     return reader
+
+
+def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> TextInfo:
+    """Read only the index, copying it to ``local`` if needed. Raises UserError if it is missing or lists no texts."""
+    reader = open_texts(local, remote)
+    digest = hashlib.sha256(f"{reader.identity}\0{tokenizer.identity}".encode()).hexdigest()
+    return TextInfo(f"sha256:{digest}", len(reader))
 
 
 def column_of(reader: MdsReader) -> str | None:

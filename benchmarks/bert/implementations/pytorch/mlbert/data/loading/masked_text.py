@@ -8,7 +8,6 @@ Legend: B sequences per step over all ranks ("lanes").
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.ragged import offsets_of
-from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import StepSource
@@ -28,14 +27,6 @@ from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes
 from mlbert.host.errors import UserError
 
 SPLIT, TRUNCATE = "split", "truncate"
-
-
-@dataclass(frozen=True)
-class TextInfo:
-    """Facts about a set of texts that are known before a text is read."""
-
-    identity: str  # "sha256:...", of the set's index and the tokenizer
-    num_texts: int
 
 
 @dataclass(frozen=True)
@@ -55,13 +46,6 @@ class TextSet:
     tokenizer: Tokenizer
     max_seq_length: int
     long_texts: str
-
-
-def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> TextInfo:
-    """Read only the index, copying it to ``local`` if needed. Raises UserError if it is missing or lists no texts."""
-    reader = open_texts(local, remote)
-    digest = hashlib.sha256(f"{reader.identity}\0{tokenizer.identity}".encode()).hexdigest()
-    return TextInfo(f"sha256:{digest}", len(reader))
 
 
 def count_sequences(texts: TextSet) -> int:

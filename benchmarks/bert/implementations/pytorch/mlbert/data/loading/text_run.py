@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
+from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, count_sequences
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.training.config import EvaluationConfig
