@@ -132,3 +132,38 @@ def test_the_console_stays_empty(chromium: str, pages: dict[str, str], tmp_path:
     document, log = run(chromium, tmp_path / "report.html")
     assert "olympic mean" in document
     assert [line for line in log.splitlines() if "CONSOLE" in line] == []
+
+
+LAYOUT = """<script>addEventListener('load', () => {
+  const rows = {};
+  for (const tile of document.querySelectorAll('.tiles div')) {
+    const box = tile.getBoundingClientRect();
+    rows[box.top] = Math.max(rows[box.top] || 0, box.right);
+  }
+  const runs = [...document.querySelectorAll('.scroll')].find(box => box.scrollWidth > box.clientWidth);
+  const output = document.createElement('pre');
+  output.textContent = JSON.stringify({
+    right: document.querySelector('.tiles').getBoundingClientRect().right, rows: Object.values(rows),
+    shadows: runs ? getComputedStyle(runs).backgroundImage.split('linear-gradient').length - 1 : 0,
+  });
+  document.body.append(output);
+})</script></body>"""
+
+
+def test_tiles_fill_every_row_and_a_table_shows_that_it_scrolls(
+    chromium: str, pages: dict[str, str], tmp_path: Path
+) -> None:
+    page, _ = POLICY.subn("", pages["one"].replace("</body>", LAYOUT))
+    (tmp_path / "page.html").write_text(page)
+    document, _ = run(chromium, tmp_path / "page.html", "--window-size=500,900")
+    found = json.loads(html.unescape(re.findall(r"<pre>(\{.*?\})</pre>", document)[-1]))
+    assert len(found["rows"]) > 1
+    assert found["rows"] == pytest.approx([found["right"]] * len(found["rows"]), abs=1)
+    assert found["shadows"] == 4
+
+
+def test_passes_fold_into_one_row_in_print(chromium: str, tmp_path: Path) -> None:
+    findings = [Finding(f"own: check {number}", "a log", Outcome.PASS, "fine") for number in range(90)]
+    (tmp_path / "page.html").write_text(findings_page([*findings, Finding("one", "x", Outcome.ERROR, "bad")], "logs"))
+    run(chromium, tmp_path / "page.html", f"--print-to-pdf={tmp_path}/page.pdf")
+    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 1

@@ -80,7 +80,7 @@ def _headline(result: Result) -> Headline:
         (str(result.logged("submission_division") or "-"), "division"),
         (count(result.batch), "sequences a batch"),
         (count(result.accelerators or None), str(facts.get("accelerator_model_name") or "accelerators")),
-        (speed(result.samples_per_second), "samples/s, evaluations included"),
+        (speed(result.samples_per_second), "samples/s with evaluations, median of the runs"),
         (count(result.mean_samples), "samples to the target, olympic mean"),
     ]
     if result.scaling is not None and mean is not None and math.isfinite(mean):

@@ -94,9 +94,8 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
         paint(axes)
         target = io.StringIO()
         figure.savefig(target, format="svg", transparent=True, metadata=_NO_METADATA)
-    legend = dict.fromkeys(
-        _key(artist, words.strip()) for artist, words in zip(*axes.get_legend_handles_labels(), strict=True)
-    )
+    labelled = zip(*axes.get_legend_handles_labels(), strict=True)
+    legend = dict.fromkeys(_key(artist, words.strip()) for artist, words in labelled if _is_in_view(artist, axes))
     words = f"{title}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
     svg = target.getvalue()
     svg = re.sub(r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :])  # ids that are the same in every figure
@@ -111,6 +110,14 @@ def _with_variables(text: str) -> str:
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     return text
+
+
+def _is_in_view(artist: Any, axes: Axes) -> bool:
+    """Return False for a line without a point inside the axes."""
+    if not isinstance(artist, Line2D):
+        return True
+    view = axes.bbox.padded(1)  # an axhline ends on its edges
+    return any(view.contains(x, y) for x, y in artist.get_transform().transform(artist.get_xydata()))
 
 
 def _key(artist: Any, words: str) -> Key:
