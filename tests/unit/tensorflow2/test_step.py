@@ -100,6 +100,19 @@ def test_sequences_of_a_step_are_counted_exactly() -> None:
     assert run(one, [rows._replace(next_sentence_weights=weights)]).sequences.tolist() == [31]
 
 
+def test_work_of_a_step_is_that_of_its_sequences() -> None:
+    ragged, _, rows = packed_case()
+    found = run(trained(shape=NO_DROPOUT), [rows])
+    lengths = np.asarray(ragged.lengths, np.int64)
+    counted = (found.tokens, found.squared_lengths, found.masked, found.sequences)
+    assert [numbers.tolist() for numbers in counted] == [
+        [lengths.sum()],
+        [(lengths**2).sum()],
+        [len(ragged.masked_positions)],
+        [len(ragged)],
+    ]
+
+
 def test_loop_is_traced_once_for_any_number_of_steps() -> None:
     one, other = trained(run_eagerly=0), trained(run_eagerly=0)
     traces, step = [], one.step._replica_step

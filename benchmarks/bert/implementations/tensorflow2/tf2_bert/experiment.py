@@ -113,6 +113,7 @@ def run_experiment(
         log.end("init_stop")
         run = Run(
             step=trained.step,
+            shape=inputs.shape,
             data=data,
             workers=workers,
             schedule=schedule,
@@ -132,6 +133,8 @@ def run_experiment(
             outcome = train(run)
     if workers.is_chief:
         summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
+        rate = outcome.state.flops / max(outcome.state.train_seconds, 1e-9) / workers.replicas
+        summary["model_flops_per_second_per_rank"] = round(rate)
         write_outputs(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome

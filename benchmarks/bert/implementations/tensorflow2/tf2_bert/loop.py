@@ -24,7 +24,9 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.mlperf.mllog import MLPerfLogger, constants
+from mlbert.models.flops import BatchWork, training_flops
 from mlbert.optim.schedules import Schedule
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Clock, Limits, RunOutcome, StepCounts, TrainState
@@ -51,6 +53,7 @@ class Run:
     """The objects of one run, and when to evaluate and save."""
 
     step: TrainStep
+    shape: BertConfig
     data: Data
     workers: Workers
     schedule: Schedule
@@ -140,7 +143,9 @@ def run_steps(run: Run, steps: int) -> None:
     state.train_seconds += time.monotonic() - started
     for i, rate in enumerate(rates):
         state.step += 1
-        state.add(StepCounts(round(float(results.sequences[i])), round(float(results.tokens[i])), 0))
+        sequences, tokens, squared, masked = (round(float(numbers[i])) for numbers in results[2:])
+        flops = training_flops(run.shape, BatchWork(tokens, squared, masked, sequences))
+        state.add(StepCounts(sequences, tokens, flops))
         if not math.isfinite(results.grad_norms[i]):
             state.skipped_steps += 1
             run.events.skipped(state)

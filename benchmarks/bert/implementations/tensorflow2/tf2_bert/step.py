@@ -48,6 +48,8 @@ class LoopResult(NamedTuple):
     grad_norms: np.ndarray  # float32 [n], of the summed gradient before it is clipped
     sequences: np.ndarray  # float32 [n], in each step's global batch
     tokens: np.ndarray  # float32 [n], likewise
+    squared_lengths: np.ndarray  # float32 [n], sum over the sequences, likewise
+    masked: np.ndarray  # float32 [n], masked tokens, likewise
 
     @property
     def skipped(self) -> int:
@@ -158,21 +160,25 @@ class TrainStep:
 
     def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Run one step on one replica; its `LoopResult` fields averaged over replicas are those of the step."""
-        counts, sequences, tokens = self._step_counts(rows)
+        counts, work = self._step_counts(rows)
         loss, gradients = self._accumulated(rows, counts, step)
         gradients, norm = self._summed(gradients)
         finite = tf.math.is_finite(norm)  # identical bits on every replica, so all decide alike
         self._optimizer.apply(gradients, lr, finite)
         if self._loss_scale:
             self._loss_scale.update(finite)
-        return tf.stack([loss, norm, sequences, tokens])
+        return tf.stack([loss, norm, *work])
 
-    def _step_counts(self, rows: Rows) -> tuple[Counts, tf.Tensor, tf.Tensor]:
-        """Return mean counts per micro-batch over the step, and the step's total sequences and tokens."""
-        tokens = tf.reduce_sum(tf.cast(rows.sequence_ids > 0, tf.float32))
-        *counts, tokens = tf.distribute.get_replica_context().all_reduce(SUM, [*objective.counts(rows), tokens])
+    def _step_counts(self, rows: Rows) -> tuple[Counts, list[tf.Tensor]]:
+        """Return mean counts per micro-batch over the step, and the step's totals in the order of `LoopResult`."""
+        numbers = tf.range(1, rows.first_positions.shape[1] + 1)
+        of_sequence = tf.cast(rows.sequence_ids[:, :, None] == numbers, tf.float32)
+        lengths = tf.reduce_sum(of_sequence, 1)
+        sums = [*objective.counts(rows), tf.reduce_sum(lengths), tf.reduce_sum(lengths**2)]
+        *counts, tokens, squared = tf.distribute.get_replica_context().all_reduce(SUM, sums)
         whole = Counts(*counts)
-        return Counts(*(count / (self._accumulation * self._replicas) for count in whole)), whole.sequences, tokens
+        mean = Counts(*(count / (self._accumulation * self._replicas) for count in whole))
+        return mean, [whole.sequences, tokens, squared, whole.masked]
 
     def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
         """Return loss and gradient, averaged over micro-batches; the gradient is ready to be summed over replicas."""

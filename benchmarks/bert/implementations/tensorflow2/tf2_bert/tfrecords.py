@@ -35,7 +35,7 @@ from tf2_bert.store_rows import RowShape
 
 FILES_AT_A_TIME = 8
 SHUFFLED_RECORDS = 1500
-RESUMED = "shuffled TFRecords have no position: a resumed run reshuffles them by seed and step"
+REORDERED = "DETERMINISTIC=0: the TFRecords continue in another order"
 _PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
 _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 
@@ -157,11 +157,9 @@ class _TFRecordData:
 class TFRecordTraining(_TFRecordData):
     """Endless training rows in the order given in the module docstring, shuffled by ``seed``."""
 
-    resume_note: str | None = RESUMED
-
     def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=deterministic)
-        self._seed = seed
+        self._seed, self.resume_note = seed, None if deterministic else REORDERED
 
     def open(self) -> None:
         """Check the first record. Raises UserError if its list sizes differ."""
@@ -170,7 +168,8 @@ class TFRecordTraining(_TFRecordData):
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
         """Return a tf.distribute.DistributedDataset with B rows for each replica and step.
 
-        The order depends on ``first_step``. Raises UserError if there are fewer files than hosts.
+        A resumed run reads the records before ``first_step`` again, without parsing them. Raises UserError if there are
+        fewer files than hosts.
         """
         return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
@@ -181,10 +180,10 @@ class TFRecordTraining(_TFRecordData):
             reason = f"{len(self.files.names)} files cannot be divided among {hosts} hosts"
             raise UserError("data.too-small", self.files.patterns, reason, "Split the data into more files")
         # Every host must draw the same file order, so that their shares do not overlap.
-        draws = np.random.default_rng([self._seed, first_step])
+        draws = np.random.default_rng(self._seed)
         order = draws.permutation(len(self.files.names))[host::hosts]
         # Op seeds for this host's files and records.
-        file_seed, record_seed = np.random.default_rng([self._seed, first_step, host]).integers(1, 2**31, 2).tolist()
+        file_seed, record_seed = np.random.default_rng([self._seed, host]).integers(1, 2**31, 2).tolist()
         dataset = tf.data.Dataset.from_tensor_slices([self.files.names[index] for index in order])
         dataset = dataset.repeat().shuffle(len(order), seed=file_seed)
         dataset = dataset.interleave(
@@ -194,6 +193,7 @@ class TFRecordTraining(_TFRecordData):
             deterministic=self._deterministic,
         )
         dataset = dataset.shuffle(SHUFFLED_RECORDS, seed=record_seed).batch(self._rows, drop_remainder=True)
+        dataset = dataset.skip(first_step * (context.num_replicas_in_sync // hosts))
         return self._finish(dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE))
 
 

@@ -15,14 +15,29 @@ sequences of length L:
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Any, Protocol
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch, HostBatch
 
 BACKWARD_FACTOR = 3  # forward and backward
-Counted = Batch | HostBatch  # both know the batch's sizes on the host
+
+
+class Counted(Protocol):
+    """A batch that knows its sizes on the host; no class of PyTorch, so that TensorFlow's program can count too."""
+
+    cu_seqlens: Any  # integer tensor [S+1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens."""
+
+    @property
+    def num_masked(self) -> int:
+        """Masked tokens."""
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class BatchWork:
     @classmethod
     def of(cls, batch: Counted) -> BatchWork:
         """Count one batch. Reads ``cu_seqlens``, which synchronizes the host if the batch is on an accelerator."""
-        lengths = torch.diff(batch.cu_seqlens.long())
+        lengths = batch.cu_seqlens.long().diff()
         return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
 
 
