@@ -133,3 +133,11 @@ def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Pa
         monkeypatch.setenv("CPU_THREADS", wrong)
         with user_error("config.value", "CPU_THREADS"):
             resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
+
+
+def test_links_in_a_loop_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(SystemExit) as end:
+        main(["prepare", "eval-set", "--input", str(tmp_path / "a"), "--num", "1", "--out", str(tmp_path / "out")])
+    assert (end.value.code, len(capsys.readouterr().err.splitlines())) == (2, 1)

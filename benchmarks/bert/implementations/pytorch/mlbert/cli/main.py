@@ -219,6 +219,8 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's MemoryError
             return _print_error(_NO_MEMORY, debug)
+        if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13
+            return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
