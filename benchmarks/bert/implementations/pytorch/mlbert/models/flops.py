@@ -25,7 +25,9 @@ BACKWARD_FACTOR = 3  # forward and backward
 class Counted(Protocol):
     """A batch that knows its sizes on the host; no class of PyTorch, so that TensorFlow's program can count too."""
 
-    cu_seqlens: Any  # integer tensor [S+1]
+    @property
+    def cu_seqlens(self) -> Any:
+        """Cumulative lengths, an integer tensor [S+1]."""
 
     @property
     def num_tokens(self) -> int:

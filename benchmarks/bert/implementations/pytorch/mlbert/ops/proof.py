@@ -201,7 +201,8 @@ REMEDIES = {
     "flash": "OPS=auto",
     "fmha": "OPS=auto",
 }
-OverRanks, Say = Callable[[Tensor], Any], Callable[[str], object]
+OverRanks = Callable[[Tensor], Any]
+Say = Callable[[str], object]
 
 
 def prove(
