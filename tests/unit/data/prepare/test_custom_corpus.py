@@ -23,9 +23,10 @@ from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import custom_corpus, pipeline
+from mlbert.data.prepare import corpus_sequences, custom_corpus, pipeline
 from mlbert.data.prepare.corpus_files import documents, find_sources
-from mlbert.data.prepare.custom_corpus import RUN, Facts, Request, prepare, take_inventory
+from mlbert.data.prepare.corpus_sequences import RUN
+from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.jobs import Progress
 from user_errors import user_error
 
@@ -153,8 +154,9 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_TOGETHER", 1 << 15), ("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
+    for name, value in (("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
         monkeypatch.setattr(custom_corpus, name, value)
+    monkeypatch.setattr(corpus_sequences, "_TOGETHER", 1 << 15)
     monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
@@ -200,6 +202,14 @@ def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) ->
         assert tokenizer.encode(answer) == [tokenizer.vocabulary[answer]]
     is_chinese = {any("一" <= char <= "鿿" for char in text) for text, _ in facts.sentences}
     assert is_chinese == ({True, False} if "+" in languages else {languages == "zh"})
+
+
+def test_numbers_without_letters_are_text(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    (tmp_path / "a.txt").write_text("\n".join(f"{draw.randrange(10**6)} {draw.random():.3f}" for _ in range(4000)))
+    facts = prepare(Request(find_sources([tmp_path / "a.txt"], tmp_path), None, 400, None, 32, 0.15), tmp_path / "out")
+    assert "no letters" in facts.inventory[-1]
+    assert (facts.sentences, facts.scripts) == ([], "")
 
 
 def test_rare_characters_take_no_entries(tmp_path: Path) -> None:

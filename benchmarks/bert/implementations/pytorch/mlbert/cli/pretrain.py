@@ -69,10 +69,19 @@ def pretrain(
     if out is None and not dry_run:
         raise UserError("config.missing", "--out", "is missing", "Name a folder for the model: --out DIR")
     seconds = _seconds(minutes, hours)
-    is_new = vocab is None and start is None
     if start is not None and (vocab is not None or size != "auto"):
         reason = "already sets the vocabulary and the size"
         raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
+    _check_vocabulary(vocab is None and start is None, cased, vocab_size)
+    _check_encoding(encoding)
+    from mlbert.programs.custom_corpus import run  # torch takes a second
+
+    out, reading = out or Path("model"), (encoding, skip_bad)
+    asked = run.Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, *reading, start, mlperf, dry_run)
+    return run.pretrain(asked)
+
+
+def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) -> None:
     for name, value in (("--cased/--lower-case", cased), ("--vocab-size", vocab_size)):
         if value is not None and not is_new:
             remedy = f"Remove {name}; do_lower_case in the tokenizer_config.json next to a vocabulary sets its case"
@@ -81,19 +90,15 @@ def pretrain(
         from mlbert.data.prepare.pipeline import check_vocab_size
 
         check_vocab_size(vocab_size)
+
+
+def _check_encoding(encoding: str | None) -> None:
     if encoding is not None:
         try:
             codecs.lookup(encoding)
         except LookupError:
             remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
             raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy) from None
-    from mlbert.programs.custom_corpus.run import Asked  # torch takes a second
-    from mlbert.programs.custom_corpus.run import pretrain as run
-
-    out = out or Path("model")
-    return run(
-        Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, encoding, skip_bad, start, mlperf, dry_run)
-    )
 
 
 def _seconds(minutes: float | None, hours: float | None) -> float:

@@ -87,9 +87,11 @@ def capture_obstacle(
 registry.register("attention", "plain")(reference.attention)
 
 
-@registry.register(
-    "attention", "native", remark=lambda: "bfloat16 attention on the matrix unit" if tiles_work() else ""
-)
+def _remark() -> str:
+    return "bfloat16 attention on the matrix unit" if tiles_work() else ""
+
+
+@registry.register("attention", "native", remark=_remark)
 def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) -> Tensor:
     """Run `attention` with a C kernel; ``settings`` are the other arguments of `native_attention`."""
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()

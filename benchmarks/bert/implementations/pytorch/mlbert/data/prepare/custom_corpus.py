@@ -10,7 +10,7 @@ with its size.
 
 Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
 SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat a held-out
-document are dropped: those with at least half of their tokens in runs of `RUN` tokens that also occur in the held-out
+document are dropped: those with at least half of their tokens in runs of 8 tokens that also occur in the held-out
 text. The example sentences show users what a model has learnt.
 """
 
@@ -40,6 +40,7 @@ from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenize
 from mlbert.data.formats.wordpiece import CJK_RANGES, MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
 from mlbert.data.prepare.corpus_files import CorpusSource, documents, format_counts
+from mlbert.data.prepare.corpus_sequences import SequenceStream, has_next, run_hashes
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
@@ -96,7 +97,6 @@ def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> b
 LEAST_CHARACTERS = 20_000
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
-RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_COUNTED, _THINNED = 100_000_000, 16  # characters with all words counted; after that every 16th document
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
@@ -108,9 +108,7 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"), 2000  # characters of a document
 _MUCH_MARKUP = 0.02
 _SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
-_TOGETHER = 1 << 20  # characters tokenised at a time
 _SHARD_BYTES = 8 << 20
-_PRIME = np.uint64(0x9E3779B97F4A7C15)
 _FACTS = "text.json"
 
 
@@ -147,8 +145,7 @@ class Request:
         eval_rate: probability of masking a held-out token, as in the evaluations during training.
         held_out: text to hold out instead of a part of ``sources``.
         others: files that are not read, by suffix.
-        encoding: of the files that are not UTF-8.
-        skip_bad: leave out files that cannot be read.
+        encoding, skip_bad: of the files that are not UTF-8; leave out files that cannot be read.
     """
 
     sources: Sequence[CorpusSource]
@@ -348,12 +345,8 @@ def _scan_readable(request: Request, is_cut: bool, progress: Progress) -> tuple[
     UserError: there are others, which are all named."""
     scan = _scan_once(request, is_cut, progress)
     if (bad := scan.bad) and request.encoding is not None:
-        sources = [
-            replace(source, encoding=request.encoding)
-            if source in bad and bad[source].code == "data.encoding"
-            else source
-            for source in request.sources
-        ]
+        other = {source for source, error in bad.items() if error.code == "data.encoding"}
+        sources = [replace(s, encoding=request.encoding) if s in other else s for s in request.sources]
         request = replace(request, sources=sources, encoding=None)
         scan = _scan_once(request, is_cut, progress)
         bad = scan.bad
@@ -407,8 +400,10 @@ def _case(words: Counter[str]) -> tuple[bool, str]:
             letters += count
             cased += count * (char.lower() != char.upper())
             accented += count * (basic_split(char) != [char.lower()])
+    if not letters:
+        return False, "there are no letters"
     if cased < _PLAIN_CASED * letters:
-        return False, f"only {cased / max(1, letters):.0%} of the letters have case"
+        return False, f"only {cased / letters:.0%} of the letters have case"
     is_plain = accented < _MOST_ACCENTS * letters
     return is_plain, f"{accented / letters:.2%} of the letters have accents"
 
@@ -434,26 +429,24 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
 
 def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
     what = "removed" if tokenizer.lower_case else "kept"
-    if request.vocabulary is not None:
-        return f"case and accents: {what}, as the given vocabulary does"
-    if request.lower_case is not None:
+    if request.vocabulary is not None or request.lower_case is not None:
         return f"case and accents: {what}, as asked"
     option = "--cased keeps" if tokenizer.lower_case else "--lower-case removes"
     return f"case and accents: {what}, because {_case(scan.words)[1]}; {option} them"
 
 
 def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Facts:
-    held_out = _Stream(tokenizer, request.length)
+    held_out = SequenceStream(tokenizer, request.length)
     samples = [*held_out.samples(iter(scan.held_out.texts)), *held_out.rest()]
     _write_set(folder / "val", samples)
-    known = np.unique(np.concatenate([_runs(one) for one in samples]))
+    known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
 
-    train = _Stream(tokenizer, request.length, known)
+    train = SequenceStream(tokenizer, request.length, known)
 
     def counted() -> Iterator[np.ndarray]:
         for one in train.samples(text for text in texts if _digest(text) not in scan.held_out):
-            neighbours.add(one, _has_next(one, tokenizer))
+            neighbours.add(one, has_next(one, tokenizer))
             yield one
         yield from train.rest()
 
@@ -495,105 +488,6 @@ def _write_set(folder: Path, samples: Iterable[np.ndarray]) -> int:
         if not written:
             raise _repeats_itself()
     return written
-
-
-class _Stream:
-    """Convert documents to sequences and count the tokens.
-
-    Args:
-        known: uint64, sorted: hashes of token runs; lines that consist mostly of them are dropped.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, length: int, known: np.ndarray | None = None) -> None:
-        self._tokenizer, self._room, self._known = tokenizer, length - 2, known
-        self._end = np.asarray([tokenizer.sep_id], np.uint16)
-        self._waiting = np.empty(0, np.uint16)
-        self.tokens = self.left_out = self.unknown = 0
-
-    def samples(self, texts: Iterator[str]) -> Iterator[np.ndarray]:
-        """Yield the full sequences of texts, uint16 [length]."""
-        for several in _together(texts):
-            self._waiting = np.concatenate([self._waiting, self._encoded(several)])
-            full = len(self._waiting) // self._room * self._room
-            for part in self._waiting[:full].reshape(-1, self._room):
-                yield self._sequence(part)
-            self._waiting = self._waiting[full:]
-
-    def rest(self) -> Iterator[np.ndarray]:
-        """Yield the last, shorter sequence if anything is left."""
-        if len(self._waiting) > 1:
-            yield self._sequence(self._waiting)
-
-    def _sequence(self, part: np.ndarray) -> np.ndarray:
-        inner = part[:-1] if part[-1] == self._end[0] and len(part) < self._room else part
-        start = np.asarray([self._tokenizer.cls_id], np.uint16)
-        return np.concatenate([start, inner, self._end])
-
-    def _encoded(self, texts: Sequence[str]) -> np.ndarray:
-        """Return uint16 tokens of some documents, with [SEP] after each and without known lines."""
-        lines = [text.splitlines() for text in texts]
-        tokens, starts = self._tokenizer.encode_all([line for document in lines for line in document])
-        kept = np.ones(len(tokens), bool)
-        if self._known is not None:
-            kept = ~_repeated(tokens, starts, self._known)
-        self.left_out += int(len(tokens) - kept.sum())
-        ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
-        self.unknown += int((tokens[kept] == self._tokenizer.vocabulary[UNKNOWN]).sum())
-        self.tokens += int(kept.sum())
-        before = np.concatenate([[0], np.cumsum(kept)])
-        places = before[ends]
-        found = np.insert(tokens[kept], places, self._end[0])
-        is_end = np.zeros(len(found), bool)
-        is_end[places + np.arange(len(places))] = True
-        again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
-        return found[~again]  # a document without remaining tokens leaves no [SEP]
-
-
-def _together(texts: Iterator[str]) -> Iterator[list[str]]:
-    several, size = list[str](), 0
-    for text in texts:
-        several.append(text)
-        size += len(text)
-        if size >= _TOGETHER:
-            yield several
-            several, size = [], 0
-    if several:
-        yield several
-
-
-def _runs(tokens: np.ndarray) -> np.ndarray:
-    """Return uint64 [T - RUN + 1], a hash of each run of `RUN` tokens."""
-    if len(tokens) < RUN:
-        return np.empty(0, np.uint64)
-    wide = tokens.astype(np.uint64)
-    count = len(wide) - RUN + 1
-    hashes = np.zeros(count, np.uint64)
-    for place in range(RUN):
-        hashes = hashes * _PRIME + wide[place : place + count] + np.uint64(1)
-    return hashes
-
-
-def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their tokens in known
-    runs."""
-    runs = _runs(tokens)
-    found = known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs if len(known) else runs == 1
-    change = np.zeros(len(tokens) + 1, np.int64)
-    change[: len(found)] += found
-    change[RUN : RUN + len(found)] -= found
-    covered = offsets_of(np.cumsum(change)[:-1] > 0)
-    lengths = np.diff(starts)
-    shares = np.diff(covered[starts]) / np.maximum(lengths, 1)
-    return np.repeat(shares >= NEAR_DUPLICATE, lengths)
-
-
-def _has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return bool [T]: whether a token is followed by a neighbour from the same document."""
-    ends = (sample == tokenizer.sep_id) | (sample == tokenizer.cls_id)
-    has_next = ~ends
-    has_next[:-1] &= ~ends[1:]
-    has_next[-1] = False
-    return has_next
 
 
 def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
