@@ -156,7 +156,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["max_seq_len=9000"], "positions"),
         (["callbacks.speed_moniter={}"], "The nearest known one is callbacks.speed_monitor"),
         (["train_loader.dataset.streams={a: {local: x}}"], "Write the local and remote of one stream"),
-        (["loggers.wandb.init_kwargs=notes"], "init_kwargs 'notes' is not a mapping"),
+        (["loggers.wandb.init_kwargs=notes"], "init_kwargs is 'notes', not names with values"),
         (
             ["train_loader.dataset.shuffle_algo=py1e", "train_loader.dataset.shuffle_block_size=9"],
             "shuffle_block_size of py1e is always Streaming's default",

@@ -46,6 +46,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
+MinJobAge=7200
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=100
 EnforcePartLimits=ALL
