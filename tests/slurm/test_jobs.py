@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_four_nodes_measure_the_network_and_train(site: Site, prepared_data: Pat
     )
     assert state == "COMPLETED", output
     assert "slowest node: node" in output
-    assert all(f"node{i}: " in output for i in (1, 2, 3, 4))
+    assert len(set(re.findall(r"(node\d+): [\d.]+ GB/s to a neighbour", output))) == 4, output
     assert "nothing FAILED" in output
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
     assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
