@@ -467,17 +467,12 @@ def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("mpirun", "reason", "status"),
     [
-        (137, "rank 1 on n2 died after step 4", 3),
-        (137, None, 3),
+        *((137, "rank 1 on n2 died after step 4", 3), (137, None, 3), (2, None, 2), (143, None, 143)),
         (143, "SIGTERM", 143),
-        (143, None, 143),
-        (2, None, 2),
         (3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
     ],
 )
-def test_mpirun_that_kills_the_ranks_of_a_lost_one_ends_with_its_status(
-    cluster: FakeCluster, mpirun: int, reason: str | None, status: int
-) -> None:
+def test_mpirun_ends_with_the_runs_status(cluster: FakeCluster, mpirun: int, reason: str | None, status: int) -> None:
     exports = {"RUN_STOP": json.dumps({"reason": reason, "status": "aborted"})} if reason else {}
     done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
     assert done.returncode == status, done.stderr
@@ -492,19 +487,13 @@ def test_host_count_must_match_the_config(cluster: FakeCluster) -> None:
 def test_staged_data_is_copied_on_every_node_and_mounted(cluster: FakeCluster) -> None:
     image = cluster.logs.with_name("bert.sqsh")
     image.touch()
-    cluster.job(CONT=image, STAGE_DIR="/disk", DATADIR_PHASE2="/data/train", EVALDIR="none")
-    (copied,) = cluster.calls("srun", "stage.sh")
+    (relative := cluster.system / "sets").mkdir()
+    cluster.job(CONT=image, STAGE_DIR="/disk", DATADIR_PHASE2="/data/train", EVALDIR="sets")
+    copied, of_evaluation = cluster.calls("srun", "stage.sh")
     assert copied["words"][-2:] == ["/data/train", "/disk/data/train"]
+    assert of_evaluation["words"][-2:] == [str(relative), f"/disk{relative}"]
     assert {"--ntasks=2", "--ntasks-per-node=1"} <= set(copied["words"])
     (run,) = cluster.calls("srun", "run_and_time.sh")
     (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
     assert "/disk/data/train:/disk/data/train" in mounts
     assert ",/data/train:" not in mounts
-
-
-def test_data_at_a_relative_path_is_staged(cluster: FakeCluster) -> None:
-    folder = cluster.system / "sets"
-    folder.mkdir()
-    cluster.job(STAGE_DIR="/disk", DATADIR_PHASE2="sets", EVALDIR="none")
-    (copied,) = cluster.calls("srun", "stage.sh")
-    assert copied["words"][-2:] == [str(folder), f"/disk{folder}"]

@@ -80,8 +80,8 @@ class Product:
         config, world = resolved.config, World.identify({})
         compute, packs = config[ComputeConfig], config[DataConfig].train_batch_size
         self.device, self.seed = device, config[RunConfig].seed or 0
-        prove(compute.ops, compute.precision, device, world.all_reduce_max, say)
         inputs = resolved.recipe.inspect(config)
+        prove(compute.ops, compute.precision, inputs.shape, device, world.all_reduce_max, say)
         self.config: BertConfig = inputs.shape
         self.method: Method = resolved.recipe.load().build(config, inputs, world, self.seed, say)
         self.flat, self.batch = self.method.flat, self._batch(packs)

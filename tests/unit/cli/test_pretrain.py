@@ -147,7 +147,7 @@ def test_mended_text_starts_again_where_nothing_was_trained(
         (["TEXT"], "config.missing", "--out"),
         (["TEXT", "--out", "OUT", "--minutes", "0"], "config.range", "--minutes 0"),
         (["TEXT", "--out", "OUT", "--minutes", "1e9"], "config.range", "--minutes 1e+09"),
-        (["TEXT", "--out", "OUT", "--minutes", "nan"], "config.range", "--minutes nan"),
+        (["TEXT", "--out", "OUT", "--minutes", "nan"], "config.value", "--minutes"),
         (["TEXT", "--out", "OUT", "--hours", "-1"], "config.range", "--hours -1"),
         (["TEXT", "--out", "OUT", "--hours", "1", "--minutes", "1"], "config.conflict", "--minutes and --hours"),
         (["TEXT", "--out", "TEXT"], "file.wrong-kind", "TEXT"),

@@ -49,4 +49,5 @@ def test_an_interrupted_run_raises_no_error(runs: Path, name: str) -> None:
 
 def test_the_rate_counts_no_sample_of_an_earlier_part(runs: Path) -> None:
     rates = [samples_per_second(read_log(runs / "requeued" / name)) for name in RUNS["requeued"]]
-    assert rates[1] == pytest.approx(rates[0], rel=0.5)
+    # With the samples of the first part the second one's rate would be many times as high; a busy machine doubles it.
+    assert rates[0] / 3 < rates[1] < 3 * rates[0]

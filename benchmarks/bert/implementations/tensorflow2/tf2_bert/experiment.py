@@ -80,9 +80,8 @@ def run_experiment(
 ) -> RunOutcome:
     """Train once and write the files listed in the module docstring. Raises UserError for user mistakes."""
     config = resolved.config
-    settings, data_settings = config[RunConfig], config[DataConfig]
-    evaluation, tensorflow = config[EvaluationConfig], config[TensorFlowConfig]
-    paths, workers = RunFolder.of(settings), Workers(strategy)
+    settings, data_settings, evaluation = config[RunConfig], config[DataConfig], config[EvaluationConfig]
+    tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
     inputs = resolved.recipe.inspect(config)
     if workers.is_chief:
         paths.prepare(settings.resume)
@@ -105,8 +104,8 @@ def run_experiment(
         state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
         _prepare(config, trained, folder, state, data, log, say)
-        metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
         limits = Limits.of(evaluation, config[ScheduleConfig], settings)
+        metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
         monitor = Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
         boards = [Summaries(settings.tensorboard_dir)] if settings.tensorboard_dir and workers.is_chief else []
         monitor.open(state)
@@ -133,8 +132,6 @@ def run_experiment(
             outcome = train(run)
     if workers.is_chief:
         summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
-        rate = outcome.state.flops / max(outcome.state.train_seconds, 1e-9) / workers.replicas
-        summary["model_flops_per_second_per_rank"] = round(rate)
         write_outputs(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome

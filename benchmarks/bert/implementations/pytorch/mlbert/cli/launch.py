@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
+from mlbert.config.section import is_count
 from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import shown
-from mlbert.host.numbers import is_count
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted
 from mlbert.programs.console import standard_output

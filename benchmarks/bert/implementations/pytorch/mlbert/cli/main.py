@@ -21,7 +21,6 @@ from typer.main import get_command
 
 from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
-from mlbert.host.numbers import is_number
 
 # name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -83,7 +82,7 @@ class _Lazy(TyperCommand):
 
 
 def _check_texts(command: Any) -> None:
-    """Let a command and its subcommands refuse texts that Typer reads as something else: `mlbert.host.numbers` says
+    """Let a command and its subcommands refuse texts that Typer reads as something else: `mlbert.config.section` says
     which numbers, and an empty path is the current folder."""
     for inner in command.commands.values() if isinstance(command, TyperGroup) else ():
         _check_texts(inner)
@@ -92,6 +91,8 @@ def _check_texts(command: Any) -> None:
 
 
 def _process_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
+    from mlbert.config.section import is_number  # imports pydantic, which --help does not need
+
     found = convert(context, given)
     texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
     for text, value in zip(texts, values, strict=False):

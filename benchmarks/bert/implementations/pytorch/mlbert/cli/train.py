@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from mlbert.cli import main as command_line
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
+from mlbert.config.section import parse_number
 from mlbert.config.sections import Configuration, settings_by_key
 from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
@@ -30,7 +31,6 @@ from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.machine import threads_per_rank
-from mlbert.host.numbers import parse_number
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig

@@ -17,12 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
-
-from mlbert.host.numbers import parse_number
 
 # Every number has an upper bound, so that a typing error cannot hang or crash the machine.
 MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
@@ -189,3 +187,27 @@ def _setting(section: type[Section], name: str) -> Setting:
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return typing.get_args(annotation) if is_union else (annotation,)
+
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+Number = TypeVar("Number", int, float)
+
+
+def parse_number(text: str, kind: type[Number]) -> Number:
+    """Return a number that is written in ASCII digits; Python also reads underscores and digits of other scripts.
+
+    Raises ValueError if the text is not one of this kind, or is nan or infinite.
+    """
+    if not is_number(text):
+        raise ValueError(f"{text!r} is not a number")
+    return kind(text)
+
+
+def is_number(text: str) -> bool:
+    """Return True for an integer or a decimal number."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def is_count(text: str) -> bool:
+    """Return True for digits without sign."""
+    return text.isascii() and text.isdecimal()

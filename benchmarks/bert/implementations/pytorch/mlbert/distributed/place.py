@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from mlbert.config.section import is_count
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.host.numbers import is_count
 
 DEFAULT_PORT = 29500
 # Below the range that Linux uses for outgoing connections (32768 and up).

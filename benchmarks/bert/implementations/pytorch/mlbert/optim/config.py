@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from mlbert.config.section import MOST_STEPS, Contradiction, Section, setting
-from mlbert.host.numbers import parse_number
+from mlbert.config.section import MOST_STEPS, Contradiction, Section, parse_number, setting
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {

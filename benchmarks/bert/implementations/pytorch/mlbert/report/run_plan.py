@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.section import is_count
 from mlbert.config.sections import Configuration
 from mlbert.config.sources import parse_config_name
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
-from mlbert.host.numbers import is_count
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig

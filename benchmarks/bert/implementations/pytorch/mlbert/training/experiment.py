@@ -87,7 +87,6 @@ def summarize(
     rate = state.flops / seconds / world.world_size
     return {
         **run_folder.summarize(outcome, data, evaluation, seed, world.world_size),
-        "model_flops_per_second_per_rank": round(rate),
         "gemm_peak_flops_per_second_per_rank": round(peak),
         "share_of_gemm_peak": round(rate / peak, 4),
     }

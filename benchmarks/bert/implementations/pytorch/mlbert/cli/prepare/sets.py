@@ -9,13 +9,13 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import MOST_FILES, Merges, Out, ShareTask, Workers, console, counted, say
+from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
 from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.host.errors import UserError
-from mlbert.host.numbers import parse_number
 from mlbert.programs.console import console_progress
 
 app = typer.Typer()

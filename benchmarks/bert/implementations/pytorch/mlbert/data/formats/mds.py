@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.config.section import is_count
 from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder, no_folder
@@ -32,7 +33,6 @@ from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo,
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, read_plain, write_atomically
-from mlbert.host.numbers import is_count
 
 UINT32 = np.dtype("<u4")
 _RESTORE = "Restore the file, or write the set again"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, setting
-from mlbert.host.numbers import is_count
+from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, is_count, setting
 
 
 class DataConfig(Section):

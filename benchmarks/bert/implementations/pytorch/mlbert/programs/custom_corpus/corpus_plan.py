@@ -24,12 +24,12 @@ import torch
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import MASKED_LM
 from mlbert.config.resolution import Resolved, resolve
+from mlbert.config.section import is_count
 from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.host.machine import threads_per_rank
-from mlbert.host.numbers import is_count
 from mlbert.ops.precision import compute_dtype, gemm_peak_flops, small_model_precision
 from mlbert.programs import pretrain_rules as rules
 from mlbert.recipes import masked_lm_text

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlbert.config.section import parse_number
 from mlbert.config.sources import check_yaml_depth, load_yaml
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown
-from mlbert.host.numbers import parse_number
 from mlbert.host.provenance import tree_relative
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
