@@ -10,6 +10,7 @@ Legend: S sequences, M masked tokens, G sequences of a group, W padded length of
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -124,7 +125,12 @@ def fastest_side(
     def seconds(tried: Choice) -> float:
         if tried not in trials:
             side = expert_side(config, batch, dtype, start, tried)
-            trials[tried] = statistics.median(alternate([side], _TRIALS)[side.name])
+            try:
+                trials[tried] = statistics.median(alternate([side], _TRIALS)[side.name])
+            except Exception:  # the compiler needs g++, and raises many types
+                if not tried.compiled:
+                    raise
+                return math.inf
         return trials[tried]
 
     options: dict[str, Sequence[Any]] = {
