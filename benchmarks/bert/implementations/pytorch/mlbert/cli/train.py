@@ -231,7 +231,7 @@ def _take_speed(words: list[str]) -> float | None:
             speed = parse_number(value, float)
         except ValueError:
             speed = 0.0
-        if not 0 < speed < float("inf"):
+        if speed <= 0:
             reason = f"{value!r} is not a number above 0"
             raise UserError("config.value", name, reason, "Give a speed reported by a run")
         return speed

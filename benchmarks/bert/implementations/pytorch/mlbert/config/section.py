@@ -137,10 +137,7 @@ class Setting:
         text = str(value)
         if not text or _UNPRINTABLE.search(text):
             raise ValueError(value)
-        parsed = parse_number(text, self.kind) if self.kind in (int, float) else self.kind(text)
-        if isinstance(parsed, float) and not math.isfinite(parsed):
-            raise ValueError(value)
-        return parsed
+        return parse_number(text, self.kind) if self.kind in (int, float) else self.kind(text)
 
 
 def says_none(value: object) -> bool:
@@ -198,9 +195,10 @@ def parse_number(text: str, kind: type[Number]) -> Number:
 
     Raises ValueError if the text is not one of this kind, or is nan or infinite.
     """
-    if not is_number(text):
+    number = kind(text) if is_number(text) else None
+    if number is None or (isinstance(number, float) and not math.isfinite(number)):
         raise ValueError(f"{text!r} is not a number")
-    return kind(text)
+    return number
 
 
 def is_number(text: str) -> bool:

@@ -326,8 +326,5 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
         layer.put("wandb_project", leaves.text("loggers.wandb.project", "uncategorized"))
         given = {one: leaves[f"loggers.wandb.{one}"].value for one in WANDB if leaves.is_given(f"loggers.wandb.{one}")}
         more = leaves.get("loggers.wandb.init_kwargs")
-        if more and not isinstance(more.value, dict | None):
-            reason = f"loggers.wandb.init_kwargs {more.value!r} is not a mapping"
-            raise UserError("config.value", more.origin, reason, "Write names and values")
         if options := given | ((more and more.value) or {}):
             layer.put("wandb_options", json.dumps(options), "loggers.wandb")
