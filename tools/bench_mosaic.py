@@ -202,10 +202,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of weights, masks and dropout")
     parser.add_argument("--json", type=Path, help="write the record there")
     given = parser.parse_args()
+    shape = BertConfig.from_json(given.config)
+    if not shape.alibi_slopes or not shape.gated_mlp:
+        parser.error(f"--config {given.config} is not a MosaicBERT config. Give one with ALiBi and a gated MLP.")
+    if not 5 <= given.pairs <= 10_000:
+        parser.error(f"--pairs {given.pairs} is out of range. Use 5 to 10000.")
+    if given.length < 8 or given.sequences < 1 or not 0.01 <= given.rate <= 0.9:
+        parser.error("--length must be at least 8, --sequences at least 1, and --rate 0.01 to 0.9.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = first_texts(given.data, given.tokenizer, given.sequences, given.length, given.rate, given.seed)
     dtype = compute_dtype(given.precision, device)
-    record = run(BertConfig.from_json(given.config), batch, given.length, given.pairs, dtype, device, given.seed)
+    record = run(shape, batch, given.length, given.pairs, dtype, device, given.seed)
     print(f"padded to {given.length}: ratio (median of pairs) {record['ratio']:.2f}")
     if given.json:
         given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
