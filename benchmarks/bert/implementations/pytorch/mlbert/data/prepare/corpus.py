@@ -17,13 +17,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from mlbert.data.formats.manifest import file_sha256, no_folder, reading
-from mlbert.data.prepare.jobs import left_out
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -258,9 +258,11 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def name_note(folder: Path) -> str:
-    """Return `left_out` for the visible files below a folder that are not `text_files`."""
-    names = (path.name for path in folder.rglob("*") if path.is_file())
-    return left_out((name for name in names if not name.startswith(".")), lambda name: name.endswith(".txt"))
+    """Return a sentence about the visible files below a folder that are not `text_files`, or an empty text."""
+    names = sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    kinds = Counter(Path(name).suffix or "without suffix" for name in names if not name.endswith(".txt"))
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
+    return f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}" if kinds else ""
 
 
 def keep_out(folder: Path, out: Path) -> None:

@@ -25,6 +25,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ _MOST_COUNTED, _THINNED = 100_000_000, 16  # characters with all words counted; 
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000
 _LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
-_PLAIN_CASED, _MOST_ACCENTS = 0.5, 0.003  # shares of the letters, see `_case`
+_PLAIN_CASED, _MOST_ACCENTS = 0.5, 0.003  # shares of the letters, see `_Scan.case`
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
 _LETTERS = re.compile(r"[^\W\d_]+")
 _MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"), 2000  # characters of a document
@@ -140,7 +141,7 @@ class Request:
         sources: the input text.
         vocabulary: the tokenizer to use (None trains a vocabulary).
         vocab_size: maximum number of entries of a trained vocabulary.
-        lower_case: whether a trained vocabulary is uncased; None decides by the text, see `_case`.
+        lower_case: whether a trained vocabulary is uncased; None decides by the text, see `_Scan.case`.
         length: tokens per sequence.
         eval_rate: probability of masking a held-out token, as in the evaluations during training.
         held_out: text to hold out instead of a part of ``sources``.
@@ -180,8 +181,7 @@ def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Fact
     make_folder(folder)
     readable, scan = _scan_text(request, progress)
     tokenizer = _tokenizer(readable, scan, folder)
-    made_from = json.loads(json.dumps(request.made_from()))
-    facts = replace(_write_sets(readable, scan, tokenizer, folder, progress), made_from=made_from)
+    facts = _write_sets(readable, scan, tokenizer, folder, progress, request.made_from())
     write_json(folder / _FACTS, add_checksum(asdict(facts)))
     return facts
 
@@ -272,14 +272,35 @@ class _Scan:
         self.sampled += len(text[:_SAMPLED])
         self.markup += sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
 
+    @cached_property
     def scripts(self) -> str:
-        """Return the scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``."""
+        """Scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``; after the last document."""
         found: Counter[str] = Counter()
         for char, count in count_characters(self.words).items():
             if char.isalpha():
                 found[unicodedata.name(char, "other").split()[0].split("-")[0]] += count
         names = {name: count / found.total() for name, count in found.most_common() if count >= 0.01 * found.total()}
         return ", ".join(f"{share:.0%} {name if name == 'CJK' else name.capitalize()}" for name, share in names.items())
+
+    @cached_property
+    def case(self) -> tuple[bool, str]:
+        """Whether a vocabulary for the words should ignore case and accents, and the reason; after the last document.
+
+        A small vocabulary of a language such as English gains: a word has one entry, also at the start of a sentence.
+        Where letters have accents, the words lose their meaning with them, and scripts without case gain nothing.
+        """
+        letters = cased = accented = 0
+        for char, count in count_characters(self.words).items():
+            if char.isalpha() or unicodedata.category(char) == "Mn":
+                letters += count
+                cased += count * (char.lower() != char.upper())
+                accented += count * (basic_split(char) != [char.lower()])
+        if not letters:
+            return False, "there are no letters"
+        if cased < _PLAIN_CASED * letters:
+            return False, f"only {cased / letters:.0%} of the letters have case"
+        is_plain = accented < _MOST_ACCENTS * letters
+        return is_plain, f"{accented / letters:.2%} of the letters have accents"
 
     def inventory(self, request: Request) -> list[str]:
         """Return lines about the files and their text."""
@@ -289,7 +310,7 @@ class _Scan:
         lines = [
             f"files: {len(request.sources):,} read ({format_counts(read)}){others}{skipped}",
             f"text: {self.characters:,} characters in {self.documents:,} documents, "
-            f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts()}",
+            f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts}",
         ]
         if (share := self.markup / max(1, self.sampled)) > _MUCH_MARKUP:
             lines.append(f"warning: {share:.0%} of the characters are markup (tags, entities or wiki syntax)")
@@ -388,26 +409,6 @@ def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
     return scan
 
 
-def _case(words: Counter[str]) -> tuple[bool, str]:
-    """Return whether a vocabulary for these words should ignore case and accents, and the reason.
-
-    A small vocabulary of a language such as English gains: a word has one entry at the start of a sentence and inside.
-    Where letters have accents, the words lose their meaning with them, and scripts without case gain nothing.
-    """
-    letters = cased = accented = 0
-    for char, count in count_characters(words).items():
-        if char.isalpha() or unicodedata.category(char) == "Mn":
-            letters += count
-            cased += count * (char.lower() != char.upper())
-            accented += count * (basic_split(char) != [char.lower()])
-    if not letters:
-        return False, "there are no letters"
-    if cased < _PLAIN_CASED * letters:
-        return False, f"only {cased / letters:.0%} of the letters have case"
-    is_plain = accented < _MOST_ACCENTS * letters
-    return is_plain, f"{accented / letters:.2%} of the letters have accents"
-
-
 def _words(text: str) -> list[str]:
     """Return the words of a text, without those too long to be anything but [UNK]."""
     return [word for word in clean_words(text) if len(word) <= MAX_CHARS_PER_WORD]
@@ -418,7 +419,7 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     if (given := request.vocabulary) is not None:
         entries, lower_case = given.entries, given.lower_case
     else:
-        lower_case = _case(scan.words)[0] if request.lower_case is None else request.lower_case
+        lower_case = scan.case[0] if request.lower_case is None else request.lower_case
         words = split_words(scan.words, lower_case)
         least = max(1, round(_LEAST_SHARE * count_characters(words).total()))
         entries = train_vocabulary(words, request.vocab_size, least)
@@ -432,10 +433,12 @@ def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
     if request.vocabulary is not None or request.lower_case is not None:
         return f"case and accents: {what}, as asked"
     option = "--cased keeps" if tokenizer.lower_case else "--lower-case removes"
-    return f"case and accents: {what}, because {_case(scan.words)[1]}; {option} them"
+    return f"case and accents: {what}, because {scan.case[1]}; {option} them"
 
 
-def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Facts:
+def _write_sets(
+    request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress, made_from: dict[str, Any]
+) -> Facts:
     held_out = SequenceStream(tokenizer, request.length)
     samples = [*held_out.samples(iter(scan.held_out.texts)), *held_out.rest()]
     _write_set(folder / "val", samples)
@@ -461,7 +464,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         remedy = "Give a vocabulary of its language, or none" if request.vocabulary else "Give natural-language text"
         raise UserError("vocabulary.other-language", "the text", reason, remedy)
     return Facts(
-        made_from={},
+        made_from=json.loads(json.dumps(made_from)),
         characters=scan.characters,
         documents=scan.documents,
         train_sequences=written,
@@ -472,7 +475,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         unknown_share=unknown,
         held_out_unknown=held_out.unknown / max(1, held_out.tokens),
         inventory=[*scan.inventory(request), _decision(request, scan, tokenizer)],
-        scripts=scan.scripts(),
+        scripts=scan.scripts,
         baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),
         sentences=choose_sentences(scan.held_out.texts, tokenizer),
     )

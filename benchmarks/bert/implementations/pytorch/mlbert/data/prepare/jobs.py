@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -253,14 +252,6 @@ class TextPart:
     num_bytes: int  # 0 if it cannot be read
     sha256: str  # of its bytes; empty if it cannot be read
     problem: UserError | None = None  # why it cannot be used
-
-
-def left_out(names: Iterable[str], takes: Callable[[str], object]) -> str:
-    """Return a sentence about the files of a folder that a command does not take, or an empty text if it takes all."""
-    names = sorted(names)
-    kinds = Counter(Path(name).suffix or "without suffix" for name in names if not takes(name))
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
-    return f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}" if kinds else ""
 
 
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:

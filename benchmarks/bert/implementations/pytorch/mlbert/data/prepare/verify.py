@@ -341,7 +341,7 @@ def _keep_sums(folder: Path, result: SetReport) -> None:
     """Write the checksum lists of a good set, if it has none. A folder that is not writable stays without."""
     if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
         return
-    if result.info is not None and result.info.kind == "mds":  # has sums of its own
+    if result.info is not None and result.info.kind == "mds":  # its index lists the checksums
         return
     prepared = result.info is not None and result.info.is_listed
     folders: dict[Path, dict[str, str]] = {}

@@ -82,16 +82,13 @@ def read_weights_folder(folder: Path) -> dict[str, Tensor]:
     return read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
 
 
-def read_own(source: Path) -> ReadCheckpoint:
-    """Read our format: a run's ``weights/`` folder or the output of a conversion."""
-    return _own(read_weights_folder(source), BertConfig.from_json(source / CONFIG), source / WEIGHTS)
+def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
+    """Read our format: a run's ``weights/`` folder or the output of a conversion.
 
-
-def _read_heads(source: Path) -> ReadCheckpoint:
-    """Read our format as `read_own`, with the heads that it has, including a classifier."""
-    shape = BertConfig.from_json(source / CONFIG)
-    tensors = read_weights_folder(source)
-    return _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape))
+    ``own_heads``: return the heads that it has, including a classifier, not those of pre-training.
+    """
+    shape, tensors = BertConfig.from_json(source / CONFIG), read_weights_folder(source)
+    return _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape) if own_heads else None)
 
 
 def _own(
@@ -152,7 +149,7 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
 
 def torch_to_composer(source: Path, target: Path) -> Report:
     """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
-    checkpoint = _read_heads(source)
+    checkpoint = read_own(source, own_heads=True)
     write_composer(checkpoint.state, checkpoint.shape, target)
     report = checkpoint.report
     for own in (name for name in checkpoint.state if name.startswith("cls.seq_relationship.")):
@@ -189,7 +186,7 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
 def torch_to_huggingface(source: Path, target: Path) -> Report:
     """Convert our format to a folder that transformers loads; see `mlbert.models.weights.export.write_huggingface`."""
     check_target(target)
-    checkpoint = _read_heads(source)
+    checkpoint = read_own(source, own_heads=True)
     _refuse_cut_vocabulary(checkpoint)
     vocabulary = source / VOCAB_FILE
     write_huggingface(

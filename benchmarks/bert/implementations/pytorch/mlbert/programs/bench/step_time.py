@@ -193,7 +193,7 @@ def run(
     if "huggingface" in versus:
         peers.append(their_side(config, batch, dtype, model))
     if "expert" in versus:
-        from mlbert.programs.bench.expert import fastest_side
+        from mlbert.programs.bench.expert import fastest_side  # imports this module
 
         side, record["expert"] = fastest_side(config, batch, dtype, model)
         peers.append(side)
