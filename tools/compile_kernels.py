@@ -139,9 +139,9 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     ptx = compiled.asm["ptx"]
-    name, told = launch.kernel.fn.__name__, compiled.metadata
+    name, metadata = launch.kernel.fn.__name__, compiled.metadata
     code = compiled.asm["ttir"], ptx, compiled.asm["cubin"]
-    return Report(name, case, arch, told.shared, told.num_warps, *code, launch.arguments)
+    return Report(name, case, arch, metadata.shared, metadata.num_warps, *code, launch.arguments)
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
@@ -152,9 +152,9 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
         command = [get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", source, "-o", f"{folder}/kernel.cubin"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers, spills = re.search(r"Used (\d+) registers", told), re.findall(r"(\d+) bytes spill", told)
-    assert registers, told
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spills = re.search(r"Used (\d+) registers", output), re.findall(r"(\d+) bytes spill", output)
+    assert registers, output
     return int(registers[1]), sum(map(int, spills))
 
 

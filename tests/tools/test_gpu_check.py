@@ -184,7 +184,7 @@ def test_rows_are_kept_only_with_resume(resume: bool, tmp_path: Path, monkeypatc
 
 
 def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
-    """The others beside it keep their exit codes."""
+    """The processes that run at the same time keep their exit codes."""
     started, python = time.monotonic(), [sys.executable, "-c"]
     commands = [[*python, "import time; time.sleep(600)"], [*python, "raise SystemExit(3)"]]
     assert program.run_until(commands, tmp_path / "log.txt", started + 8, {}) == [None, 3]

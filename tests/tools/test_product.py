@@ -100,7 +100,7 @@ def test_tools_of_the_toolkit_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_nothing_changes_the_settings_of_the_gpu() -> None:
-    """Others may use it: clocks are never locked, and ncu, which would, is told not to."""
+    """Others may use it: clocks are never locked, and ncu, which would, gets --clock-control none."""
     text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
     assert re.findall(r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text) == []
     assert external.NCU[:2] == ("--clock-control", "none")

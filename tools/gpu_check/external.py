@@ -73,7 +73,7 @@ def parse_counters(text: str) -> dict[str, Any]:
 
 def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
     """Return compute-sanitizer's verdict on every check, at the model's real sizes and a few sequences."""
-    # Each tensor is an allocation of its own, so that an access behind it is seen.
+    # Each tensor has a separate allocation, so that an access behind it is seen.
     words = ["compute-sanitizer", *SANITIZER, *_part("sanitized", work, rehearsal)]
     done = run(words, SANITIZER_SECONDS, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     if isinstance(done, str):

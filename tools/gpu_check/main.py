@@ -1,9 +1,9 @@
 """Everything that needs a GPU, in three runs of less than ten minutes each; see docs/gpu.md. Started by gpu_check.sh.
 
-Each part is a process of its own, or several at a time, so that a kernel that breaks the device for its process, or
-hangs, costs one row. A part may run until its deadline, counted from the start: a part that ends early leaves its time
-to the next. Parts write JSON files row by row into a work folder, which later runs on the same machine read, too. The
-tables and the archive in the results folder are written again after each part.
+Each part runs in a separate process, or in several at a time, so that a kernel that hangs, or breaks the device for
+its process, costs one row. A part may run until its deadline, counted from the start: one that ends early leaves its
+time to the next. Parts write JSON files row by row into a work folder, which later runs on the same machine read, too.
+The tables and the archive in the results folder are written again after each part.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def missing_things() -> list[str]:
 
 
 def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> str:
-    """Run the processes of a part beside each other, again behind the rows in which they lost the device.
+    """Run the processes of a part at the same time, and again after the rows in which they lost the device.
 
     Returns how the part ended; empty if it is complete.
     """

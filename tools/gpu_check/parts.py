@@ -91,7 +91,7 @@ class Bench:
         scale: how large everything is.
         device: where to compute.
         share: name of this process's share of the part.
-        work: folder of this run's rows; beside it are those of the others.
+        work: folder of this run's rows; the folders of the other runs are next to it.
     """
 
     rows: Rows

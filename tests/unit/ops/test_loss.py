@@ -46,7 +46,7 @@ def test_error(error_rule_of_kernels, shape: tuple[int, int, int], dtype: torch.
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_one_row(kernels: str) -> None:
-    """The error of a single number is chance, so it has a bound of its own: two rounding steps."""
+    """The error of a single number is random, so its bound is separate: two rounding steps."""
     logits, labels = problem(1, 40, 33)
     exact, _ = reference.masked_cross_entropy(logits.double(), labels, 33)
     assert ops.masked_cross_entropy(logits, labels, 33)[0].item() == pytest.approx(exact.item(), rel=2.4e-7)

@@ -79,7 +79,7 @@ def test_embedding_form_error(
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_one_token(kernels: str) -> None:
-    """The error of a single row's statistics is chance, so it has a bound of its own: some rounding steps."""
+    """The error of a single row's statistics is random, so its bound is separate: some rounding steps."""
     x, residual, weight, bias = randn(1, 40), randn(1, 40), randn(40), randn(40)
     settings = (1e-12, 0.1, 3, some_rows(1))
     exact = reference.dropout_add_layer_norm(*(t.double() for t in (x, residual, weight, bias)), *settings)
