@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +79,16 @@ def test_killed_at_random_and_started_again(folder, tmp_path):
     run_and_kill(arguments(folder, straight), arguments(folder, killed), random.Random(1))
     assert digests(killed) == digests(straight)
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "text/train-00002-of-00004.txt", "eval/shard-00000-of-00001.h5"])
+def test_temporary_file_of_a_killed_process_is_removed(folder, tmp_path, name):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        leftover = tmp_path / "set" / f"{name}.{ended.pid}@{socket.gethostname()}.tmp"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    invoke(*arguments(folder, tmp_path / "set"))
+    assert not leftover.exists()
 
 
 @pytest.fixture(scope="module")

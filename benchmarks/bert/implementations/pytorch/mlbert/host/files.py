@@ -267,6 +267,13 @@ def is_leftover(path: Path) -> bool:
         return False
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in a folder."""
+    for path in folder.iterdir():
+        if is_leftover(path):
+            path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file atomically; see `whole_file`."""
     with whole_file(path) as file:

@@ -34,7 +34,7 @@ from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import SILENT, Progress, inspect_parts, is_whole, read_summary, tool_name, whole_shards
 from mlbert.data.prepare.shuffle import pick_evenly
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import remove_leftovers, write_atomically
 from mlbert.host.json_files import add_checksum, read_json
 
 MIN_VOCAB_SIZE = 200
@@ -241,6 +241,8 @@ def prepare_text(
         return found
     started = time.monotonic()
     make_folder(out / "text")
+    for folder in (out, out / "text"):
+        remove_leftovers(folder)
     corpus = corpora.split(
         documents, options.eval_share, options.split_seed, max_sentences=options.max_document_sentences
     )
@@ -296,8 +298,8 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
     if len(corpus.train) < num_parts:
         reason = f"{len(corpus.train)} training documents cannot fill {num_parts} parts"
         raise UserError("data.too-small", "--parts", reason, "Use fewer parts or more text")
-    for leftover in folder.glob("train-?????-of-?????.txt"):
-        leftover.unlink()  # of an interrupted run, perhaps with another number of parts
+    for earlier in folder.glob("train-?????-of-?????.txt"):
+        earlier.unlink()  # of an interrupted run, perhaps with another number of parts
     parts = []
     for part in range(num_parts):
         path = folder / f"train-{part:05d}-of-{num_parts:05d}.txt"
