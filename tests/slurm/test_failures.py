@@ -137,10 +137,12 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     os.kill(site.cluster.rank(job, 0), signal.SIGKILL)
     site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 90, "restart")
     assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(job)
+    log = site.runs / "out/result_0.txt"
+    site.cluster.wait_for(lambda: "run_start" in read_log(log), 90, "the first step after the restart")
     os.kill(site.cluster.rank(job, 2), signal.SIGKILL)
     facts = site.cluster.wait_for_end(job)
     assert (facts["ExitCode"], facts["Restarts"]) == ("3:0", "0")
-    assert f"rank 2 on {spare} died after step " in (site.runs / "out/result_0.txt").read_text()
+    assert f"rank 2 on {spare} died after step " in log.read_text()
     assert f"the job has already lost 1 nodes ({first}), as many as SPARES and MAX_RESTARTS allow" in site.output(job)
     assert f"{second} is excluded" not in site.output(job)
     assert f"{third} is excluded" not in site.output(job)
