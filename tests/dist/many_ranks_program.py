@@ -55,6 +55,12 @@ def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> N
     mark("steps")
 
 
+def wait_for_mark(name: str, folder: Path, ranks: int) -> None:
+    """Wait until every rank has written the mark."""
+    while sum(name in json.loads(path.read_text()) for path in folder.glob("*.json")) < ranks:
+        time.sleep(0.1)
+
+
 def train(world: World, folder: Path, victim: int, steps: int, mark: Mark) -> None:
     """Start as training does and run the steps; then the victim is killed while the others wait for it."""
 
@@ -72,6 +78,7 @@ def train(world: World, folder: Path, victim: int, steps: int, mark: Mark) -> No
         if steps:
             count_steps(world, lifecycle, steps, mark)
         if world.rank == victim:
+            wait_for_mark("steps" if steps else "watch", folder, world.world_size)
             mark("end")
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()

@@ -265,7 +265,7 @@ class Cluster:
                 raise subprocess.SubprocessError(f"no {description} within {seconds:.0f} s; logs in {self.folder}")
             time.sleep(0.1)
 
-    def wait_for_end(self, job: str, seconds: float = 120) -> dict[str, str]:
+    def wait_for_end(self, job: str, seconds: float = 240) -> dict[str, str]:
         """Wait for a job's end and return its fields."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", None)
         self.wait_for(lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from programs import copy_files, write_program
+from tree.conftest import READMES, ROOT, relative
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
@@ -87,33 +88,50 @@ def make_venv(root: Path) -> None:
     (root / ".venv" / "mlbert-installed").write_text(f"{digest}\n")
 
 
-def blocks(readme: Path) -> list[str]:
-    return BLOCK.findall(readme.read_text(encoding="utf-8"))
+def commands(readme: Path) -> list[str]:
+    """Return the README's blocks that are executed here."""
+    blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
+    return [block for block in blocks if not any(words in block for words in NOT_EXECUTED)]
+
+
+def run_blocks(stage: Stage, readme: Path) -> int:
+    """Run the README's blocks in order and return their number."""
+    folder = (stage.root / readme.relative_to(ROOT)).parent
+    for command in (found := commands(readme)):
+        done = stage.run(command, folder)
+        assert done.returncode == 0, f"{readme}:\n{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return len(found)
+
+
+@pytest.fixture(scope="module")
+def quickstarted(stage: Stage) -> Stage:
+    """Run the root README, whose quickstart the others use."""
+    assert run_blocks(stage, ROOT / "README.md") >= 3
+    out = stage.root / "runs/quickstart"
+    assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
+    return stage
 
 
 @pytest.mark.timeout(2 * MAX_SECONDS)
-def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Path) -> None:
-    # test_contributing follows that page, whose commands need the files of its examples.
-    readmes = [path for path in tracked if path.suffix == ".md" and path.name != "CONTRIBUTING.md"]
-    # The root README comes first: the others use the output of its quickstart.
-    readmes.sort(key=lambda path: (path != tree_root / "README.md", path))
-    ran = 0
-    for readme in readmes:
-        folder = (stage.root / readme.relative_to(tree_root)).parent
-        for command in blocks(readme):
-            if any(words in command for words in NOT_EXECUTED):
-                continue
-            done = stage.run(command, folder)
-            assert done.returncode == 0, f"{readme}:\n{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-            ran += 1
-    assert ran >= 3
-    out = stage.root / "runs/quickstart"
-    assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
+def test_the_first_readme_runs_as_written(quickstarted: Stage) -> None:
+    assert (quickstarted.root / "runs/quickstart/report.html").stat().st_size > 10_000
+
+
+# test_contributing follows that page, whose commands need the files of its examples.
+@pytest.mark.timeout(MAX_SECONDS)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in READMES if path not in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") and commands(path)],
+    ids=relative,
+)
+def test_readmes_run_as_written(quickstarted: Stage, path: Path) -> None:
+    assert run_blocks(quickstarted, path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAX_SECONDS)
-def test_ten_runs_produce_a_submission_tree(stage: Stage) -> None:
+def test_ten_runs_produce_a_submission_tree(quickstarted: Stage) -> None:
+    stage = quickstarted
     out = stage.root / "runs/ten"
     shutil.copytree(stage.root / "runs/quickstart/data", out / "data")
     (out / "CONTENTS.txt").write_text("made by the test\n")

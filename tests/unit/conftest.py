@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,22 @@ from simple_recipe import FOLDERS, simple_recipe
 from unit.test_interpreted import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+
+if INTERPRETS:  # list the language's functions once; Triton does it at each call of a function, a third of its time
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def _builtins(package: object) -> list[str]:
+        return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+
+    def _patch_builtins(package: object, builder: object, scope: object) -> None:
+        for name in _builtins(package):
+            if is_builtin(member := getattr(package, name)):  # not yet patched
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = _patch_builtins
 
 
 def _uses_triton(item: pytest.Item) -> bool:
@@ -27,9 +45,8 @@ def _uses_triton(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the files of test_interpreted, run what uses Triton with TRITON_INTERPRET=1, and everything else without."""
-    interprets = os.environ.get("TRITON_INTERPRET") == "1"
     files = {Path(__file__).parent / test.partition("::")[0] for suite in SUITES.values() for test in suite}
-    others = {item for item in items if item.path in files and _uses_triton(item) != interprets}
+    others = {item for item in items if item.path in files and _uses_triton(item) != INTERPRETS}
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=list(others))
 

@@ -13,11 +13,14 @@ import pytest
 SUITES = {  # of a process each
     "data, models and ops": [
         "data/loading/test_host_batch.py",
-        "models/test_fp8.py::test_kernels_equal_their_plain_twins",
         "models/test_step_counts.py",
-        *(f"ops/test_{name}.py" for name in ("embedding", "fp8", "fp8_blocks", "loss", "norm")),
+        *(f"ops/test_{name}.py" for name in ("embedding", "loss", "norm")),
         "ops/test_proof.py::test_interpreted_kernels_pass",
-        *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "norm_fp8")),
+        *(f"ops/triton/test_{name}.py" for name in ("attention", "cast")),
+    ],
+    "FP8": [
+        "models/test_fp8.py::test_kernels_equal_their_plain_twins",
+        *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks", "triton/test_norm_fp8")),
     ],
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
 }

@@ -165,7 +165,7 @@ def test_qkv_equals_its_parts(choice: str) -> None:
 @pytest.mark.parametrize(
     ("dropout", "with_bias", "with_twin"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
 )
-@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (15, 24), (17, 48), (63, 40), (130, 70)])
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (66, 40)])
 def test_norm_passes_equal_autograd(
     choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, with_twin: bool
 ) -> None:
