@@ -25,6 +25,10 @@ from pydantic_core import PydanticUndefined
 # Every number has an upper bound, so that a typing error cannot hang or crash the machine.
 MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
 MOST_PACKS, MOST_IN_PACK, MOST_CPUS = 2**20, 512, 4096
+# Unit and limits of settings that count steps or sequences.
+STEPS: dict[str, Any] = {"unit": "steps", "ge": 1, "le": MOST_STEPS}
+STEPS_FROM_0 = STEPS | {"ge": 0}
+SAMPLES: dict[str, Any] = {"unit": "sequences", "ge": 1, "le": MOST_SAMPLES}
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting
@@ -11,77 +11,49 @@ from mlbert.config.sections import settings_by_key
 from mlbert.host.errors import UserError, hide_credentials, name_shape, nearest
 
 REQUIRED = "required"
-_STEPS = "run length is in steps"
-# Flags of transformers' examples and of other trainers, without dashes, underscores and case: our setting as key or
-# key=value, and a note.
-_OTHERS: Mapping[str, tuple[str, str]] = {
-    "lr": ("learning_rate", ""),
-    "baselr": ("learning_rate", ""),
-    "epochs": ("max_steps", _STEPS),
-    "numepochs": ("max_steps", _STEPS),
-    "numtrainepochs": ("max_steps", _STEPS),
-    "maxepochs": ("max_steps", _STEPS),
-    "steps": ("max_steps", ""),
-    "trainsteps": ("max_steps", ""),
-    "numtrainsteps": ("max_steps", ""),
-    "reportto": ("tensorboard_dir", "for Weights & Biases --wandb_project"),
-    "loggingdir": ("tensorboard_dir", ""),
-    "tensorboard": ("tensorboard_dir", ""),
-    "wandb": ("wandb_project", ""),
-    "bf16": ("precision=bf16", ""),
-    "fp16": ("precision=fp16", ""),
-    "fp8": ("precision=fp8", ""),
-    "amp": ("precision=bf16", ""),
-    "mixedprecision": ("precision=bf16", ""),
-    "dtype": ("precision", ""),
-    "perdevicetrainbatchsize": ("train_batch_size", ""),
-    "pergputrainbatchsize": ("train_batch_size", ""),
-    "perdeviceevalbatchsize": ("eval_batch_size", ""),
-    "batchsize": ("train_batch_size", "per rank"),
-    "bs": ("train_batch_size", "per rank"),
-    "gradaccumsteps": ("gradient_accumulation_steps", ""),
-    "accumulategradbatches": ("gradient_accumulation_steps", ""),
-    "outdir": ("output_dir", ""),
-    "out": ("output_dir", ""),
-    "savedir": ("output_dir", ""),
-    "modelnameorpath": ("init_checkpoint", "the model shape is --bert_config_file"),
-    "model": ("init_checkpoint", "the model shape is --bert_config_file"),
-    "configname": ("bert_config_file", ""),
-    "tokenizername": ("tokenizer", ""),
-    "trainfile": ("input_dir", ""),
-    "datadir": ("input_dir", ""),
-    "dataset": ("input_dir", ""),
-    "datasetname": ("input_dir", ""),
-    "validationfile": ("eval_dir", ""),
-    "evalfile": ("eval_dir", ""),
-    "blocksize": ("max_seq_length", ""),
-    "maxlength": ("max_seq_length", ""),
-    "seqlen": ("max_seq_length", ""),
-    "mlmprobability": ("masking_rate", ""),
-    "weightdecay": ("weight_decay_rate", ""),
-    "wd": ("weight_decay_rate", ""),
-    "adambeta1": ("opt_lamb_beta_1", ""),
-    "beta1": ("opt_lamb_beta_1", ""),
-    "adambeta2": ("opt_lamb_beta_2", ""),
-    "beta2": ("opt_lamb_beta_2", ""),
-    "adamepsilon": ("opt_epsilon", ""),
-    "eps": ("opt_epsilon", ""),
-    "optim": ("optimizer", ""),
-    "lrschedulertype": ("schedule", ""),
-    "scheduler": ("schedule", ""),
-    "warmupratio": ("warmup_proportion", ""),
-    "gradclip": ("max_grad_norm", ""),
-    "clipgradnorm": ("max_grad_norm", ""),
-    "randomseed": ("seed", ""),
-    "loggingsteps": ("log_freq", ""),
-    "evalsteps": ("eval_iter_samples", "counted in sequences"),
-    "savesteps": ("save_checkpoint_steps", ""),
-    "savetotallimit": ("keep_checkpoints", ""),
-    "resumefromcheckpoint": ("resume", "from the newest checkpoint in LOGDIR"),
-    "numthreads": ("cpu_threads", ""),
-    "threads": ("cpu_threads", ""),
-    "maxtime": ("max_seconds", ""),
-}
+# Our setting as key or key=value, a note, and its names in the examples of transformers and in other trainers: without
+# dashes, underscores and case.
+_NAMES_ELSEWHERE = (
+    ("learning_rate", "", "lr baselr"),
+    ("max_steps", "run length is in steps", "epochs numepochs numtrainepochs maxepochs"),
+    ("max_steps", "", "steps trainsteps numtrainsteps"),
+    ("tensorboard_dir", "for Weights & Biases --wandb_project", "reportto"),
+    ("tensorboard_dir", "", "loggingdir tensorboard"),
+    ("wandb_project", "", "wandb"),
+    ("precision=bf16", "", "bf16 amp mixedprecision"),
+    ("precision=fp16", "", "fp16"),
+    ("precision=fp8", "", "fp8"),
+    ("precision", "", "dtype"),
+    ("train_batch_size", "", "perdevicetrainbatchsize pergputrainbatchsize"),
+    ("eval_batch_size", "", "perdeviceevalbatchsize"),
+    ("train_batch_size", "per rank", "batchsize bs"),
+    ("gradient_accumulation_steps", "", "gradaccumsteps accumulategradbatches"),
+    ("output_dir", "", "outdir out savedir"),
+    ("init_checkpoint", "the model shape is --bert_config_file", "modelnameorpath model"),
+    ("bert_config_file", "", "configname"),
+    ("tokenizer", "", "tokenizername"),
+    ("input_dir", "", "trainfile datadir dataset datasetname"),
+    ("eval_dir", "", "validationfile evalfile"),
+    ("max_seq_length", "", "blocksize maxlength seqlen"),
+    ("masking_rate", "", "mlmprobability"),
+    ("weight_decay_rate", "", "weightdecay wd"),
+    ("opt_lamb_beta_1", "", "adambeta1 beta1"),
+    ("opt_lamb_beta_2", "", "adambeta2 beta2"),
+    ("opt_epsilon", "", "adamepsilon eps"),
+    ("optimizer", "", "optim"),
+    ("schedule", "", "lrschedulertype scheduler"),
+    ("warmup_proportion", "", "warmupratio"),
+    ("max_grad_norm", "", "gradclip clipgradnorm"),
+    ("seed", "", "randomseed"),
+    ("log_freq", "", "loggingsteps"),
+    ("eval_iter_samples", "counted in sequences", "evalsteps"),
+    ("save_checkpoint_steps", "", "savesteps"),
+    ("keep_checkpoints", "", "savetotallimit"),
+    ("resume", "from the newest checkpoint in LOGDIR", "resumefromcheckpoint"),
+    ("cpu_threads", "", "numthreads threads"),
+    ("max_seconds", "", "maxtime"),
+)
+_OTHERS = {name: (ours, note) for ours, note, names in _NAMES_ELSEWHERE for name in names.split()}
 
 
 def hint_at(shape: str) -> str | None:

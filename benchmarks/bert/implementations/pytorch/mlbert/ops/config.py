@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlbert.config.section import MOST_CPUS, MOST_STEPS, Section, setting
+from mlbert.config.section import MOST_CPUS, STEPS, Section, setting
 
 
 class ComputeConfig(Section):
@@ -25,12 +25,7 @@ class ComputeConfig(Section):
         "LOSS_SCALE", "Initial loss scale of fp16; halved on overflow.", default=131072.0, gt=0, le=16777216
     )
     loss_scale_window: int = setting(
-        "LOSS_SCALE_WINDOW",
-        "Steps without overflow after which LOSS_SCALE doubles.",
-        default=2000,
-        unit="steps",
-        ge=1,
-        le=MOST_STEPS,
+        "LOSS_SCALE_WINDOW", "Steps without overflow after which LOSS_SCALE doubles.", default=2000, **STEPS
     )
     cpu_threads: int | None = setting(
         "CPU_THREADS",

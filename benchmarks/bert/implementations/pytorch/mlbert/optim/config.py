@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from mlbert.config.section import MOST_STEPS, Contradiction, Section, parse_number, setting
+from mlbert.config.section import MOST_STEPS, STEPS, STEPS_FROM_0, Contradiction, Section, parse_number, setting
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {
@@ -92,10 +92,8 @@ class ScheduleConfig(Section):
     """The learning rate of each step, and how many steps there are."""
 
     learning_rate: float = setting("LR", "Base learning rate.", gt=0, le=100, fixed_on_resume=True)
-    max_steps: int = setting(
-        "MAX_STEPS", "Length of the schedule; training ends there.", unit="steps", ge=1, le=MOST_STEPS
-    )
-    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, unit="steps", ge=0, le=MOST_STEPS)
+    max_steps: int = setting("MAX_STEPS", "Length of the schedule; training ends there.", **STEPS)
+    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, **STEPS_FROM_0)
     warmup_proportion: float | None = setting(
         "WARMUP_PROPORTION",
         "Length of the warm-up; replaces WARMUP_STEPS.",
@@ -134,18 +132,10 @@ class ScheduleConfig(Section):
         "LR_DECAY_END",
         "Step at which the decay ends (all but multistep, constant); none means MAX_STEPS.",
         default=None,
-        unit="steps",
-        ge=1,
-        le=MOST_STEPS,
+        **STEPS,
     )
     lr_decay_steps: int | None = setting(
-        "LR_DECAY_STEPS",
-        "Length of the decay after the plateau of wsd.",
-        default=None,
-        unit="steps",
-        ge=1,
-        le=MOST_STEPS,
-        fixed_on_resume=True,
+        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **STEPS, fixed_on_resume=True
     )
     lr_milestones: str | None = setting(
         "LR_MILESTONES",

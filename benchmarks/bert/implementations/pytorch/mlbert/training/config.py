@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.config.section import MOST_PACKS, MOST_SAMPLES, MOST_SECONDS, MOST_STEPS, Contradiction, Section, setting
+from mlbert.config.section import (
+    MOST_PACKS,
+    MOST_SECONDS,
+    MOST_STEPS,
+    SAMPLES,
+    STEPS_FROM_0,
+    Contradiction,
+    Section,
+    setting,
+)
 
 
 class EvaluationConfig(Section):
@@ -20,26 +29,15 @@ class EvaluationConfig(Section):
         lt=1,
     )
     num_eval_examples: int | None = setting(
-        "NUM_EVAL_EXAMPLES",
-        "Number of evaluation sequences; none uses all of them.",
-        default=10000,
-        unit="sequences",
-        ge=1,
-        le=MOST_SAMPLES,
+        "NUM_EVAL_EXAMPLES", "Number of evaluation sequences; none uses all of them.", default=10000, **SAMPLES
     )
     eval_batch_size: int = setting(
         "EVAL_BATCH_SIZE", "Packs in one evaluation batch.", default=16, unit="packs per rank", ge=1, le=MOST_PACKS
     )
     eval_iter_start_samples: int = setting(
-        "EVAL_ITER_START_SAMPLES",
-        "Training sequences before the first evaluation.",
-        unit="sequences",
-        ge=1,
-        le=MOST_SAMPLES,
+        "EVAL_ITER_START_SAMPLES", "Training sequences before the first evaluation.", **SAMPLES
     )
-    eval_iter_samples: int = setting(
-        "EVAL_ITER_SAMPLES", "Training sequences between evaluations.", unit="sequences", ge=1, le=MOST_SAMPLES
-    )
+    eval_iter_samples: int = setting("EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **SAMPLES)
 
 
 class RunConfig(Section):
@@ -52,7 +50,7 @@ class RunConfig(Section):
         "SEED", "Random seed; none draws one from the system.", default=None, ge=0, le=4294967295
     )
     max_samples_termination: int = setting(
-        "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", unit="sequences", ge=1, le=MOST_SAMPLES
+        "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", **SAMPLES
     )
     max_seconds: float | None = setting(
         "MAX_SECONDS",
@@ -63,20 +61,10 @@ class RunConfig(Section):
         le=MOST_SECONDS,
     )
     max_skipped_steps: int = setting(
-        "MAX_SKIPPED_STEPS",
-        "Non-finite losses tolerated before the run ends.",
-        default=20,
-        unit="steps",
-        ge=0,
-        le=MOST_STEPS,
+        "MAX_SKIPPED_STEPS", "Non-finite losses tolerated before the run ends.", default=20, **STEPS_FROM_0
     )
     save_checkpoint_steps: int = setting(
-        "SAVE_CHECKPOINT_STEPS",
-        "Steps between checkpoints; 0 saves none.",
-        default=0,
-        unit="steps",
-        ge=0,
-        le=MOST_STEPS,
+        "SAVE_CHECKPOINT_STEPS", "Steps between checkpoints; 0 saves none.", default=0, **STEPS_FROM_0
     )
     keep_checkpoints: int = setting(
         "KEEP_CHECKPOINTS",
@@ -87,9 +75,7 @@ class RunConfig(Section):
         le=MOST_STEPS,
     )
     resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False)
-    log_freq: int = setting(
-        "LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, unit="steps", ge=0, le=MOST_STEPS
-    )
+    log_freq: int = setting("LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **STEPS_FROM_0)
     tensorboard_dir: Path | None = setting(
         "TENSORBOARD_DIR",
         "Folder for TensorBoard event files, with a subfolder for each run; none writes none.",
