@@ -17,7 +17,7 @@ from mlbert.host.provenance import SOURCE_STATEMENT
 from mlbert.mlperf.checks.run_identity import check_whose
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.result_set import ResultSet, is_ours
+from mlbert.mlperf.result_set import ResultSet
 
 IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"  # where it was when the log was written
 
@@ -68,8 +68,8 @@ def test_a_run_beyond_its_time(ours: Path, limit: str, is_wrong: bool) -> None:
 def test_a_log_stays_ours_without_its_provenance(deleted: str, ours: Path, log: Path) -> None:
     edit(ours, deleted, ".*\n", "")
     edit(ours, "configuration" if deleted == "recipe" else "recipe", ".*\n", "")
-    assert is_ours(read_log(ours))
-    assert not is_ours(read_log(log))
+    assert read_log(ours).is_ours
+    assert not read_log(log).is_ours
     expect(report([ours], ROOT), "writer", Outcome.ERROR, f"result_0.txt: {deleted} is missing, which {IDENTITY}:")
 
 
@@ -78,7 +78,7 @@ def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
         edit(
             log, key, r'"file": "[^"]*"', '"file": "benchmarks/bert/implementations/pytorch/mlbert/mlperf/callback.py"'
         )
-    assert not is_ours(read_log(log))
+    assert not read_log(log).is_ours
 
 
 def test_an_image_of_another_commit(ours: Path) -> None:

@@ -6,7 +6,7 @@ Run the checks that no official tool makes on the logs of one system.
 
 Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows the first line of
 the function's docstring. Only a broken rule is an error. Properties that only this code's logs have (provenance, call
-sites, one seed, one writer) are required only of them: see `mlbert.mlperf.result_set.is_ours`.
+sites, one seed, one writer) are required only of them: see `mlbert.mlperf.logs.Log.is_ours`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,13 @@ from typing import Any
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.mlperf import official, seal
+from mlbert.mlperf.checks import pace
 from mlbert.mlperf.checks.accuracy import check_accuracies
 from mlbert.mlperf.checks.code_provenance import check_event_types, check_writer
 from mlbert.mlperf.checks.configuration import check_configuration
 from mlbert.mlperf.checks.duplicate_runs import check_copies, check_copies_between
 from mlbert.mlperf.checks.evaluation import check_evaluations
 from mlbert.mlperf.checks.event_order import check_division, check_lines, check_numbers, check_order, check_program
-from mlbert.mlperf.checks.pace import (
-    check_clock,
-    check_evaluation_time,
-    check_overlap,
-    check_pace,
-    check_status,
-    check_time,
-)
 from mlbert.mlperf.checks.run_identity import check_call_sites, check_code, check_whose
 from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
 from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
@@ -47,7 +40,7 @@ from mlbert.mlperf.findings import Complaint, Complaints, Finding, Outcome, find
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
-from mlbert.mlperf.result_set import NAMES, Check, ResultSet, is_ours
+from mlbert.mlperf.result_set import NAMES, Check, ResultSet
 from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
 from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_in
 from mlbert.mlperf.tree_export import check_source, export_tree, is_checkout, is_export
@@ -56,13 +49,13 @@ CHECKS: Mapping[str, Check] = {
     "program": check_program,
     "lines": check_lines,
     "division": check_division,
-    "status": check_status,
+    "status": pace.check_status,
     "order of events": check_order,
-    "time stamps": check_time,
-    "clock": check_clock,
-    "runs apart": check_overlap,
-    "speed": check_pace,
-    "evaluation time": check_evaluation_time,
+    "time stamps": pace.check_time,
+    "clock": pace.check_clock,
+    "runs apart": pace.check_overlap,
+    "speed": pace.check_pace,
+    "evaluation time": pace.check_evaluation_time,
     "same settings": check_same_settings,
     "plain numbers": check_numbers,
     "seeds": check_seeds,
@@ -294,7 +287,7 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
             rows.append(_row("copies between systems", place.name(tree / "results"), check_copies_between, logs))
         for folder, results in result_sets:
             rows += _own_rows(results, place.name(folder))
-            if (folder.parent / seal.SUMS).exists() or any(is_ours(log) for log in results.logs):
+            if (folder.parent / seal.SUMS).exists() or results.own_logs:
                 rows.append(_row("seal", place.name(folder.parent), seal.check_seal, folder.parent))
         return rows
 
@@ -319,7 +312,7 @@ def _check_logs(
 
 def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
     rows = run_checks(results, subject)
-    if any(is_ours(log) for log in results.logs):
+    if results.own_logs:
         rows.append(_row("metrics", subject, check_metrics, results))
     return rows
 

@@ -23,15 +23,8 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import parse_json, read_json
 from mlbert.mlperf.call_sites import changed_files, has_commit, num_commits
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.logs import Log, read_log
-from mlbert.mlperf.result_set import (
-    is_number,
-    minutes_to_train,
-    samples_per_second,
-    samples_to_target,
-    setting,
-    stamps_evaluations,
-)
+from mlbert.mlperf.logs import Log, is_number, read_log
+from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target, stamps_evaluations
 from mlbert.mlperf.rules import BENCHMARK, olympic_mean
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_in
 
@@ -295,7 +288,7 @@ def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[D
     found, paths = [], []
     defaults: tuple[list[str], list[str]] = ([], [])
     for name in names:
-        texts = [_as_text([setting(log, name) for log in side.logs]) for side in (a, b)]
+        texts = [_as_text([log.setting(name) for log in side.logs]) for side in (a, b)]
         if texts[0] == texts[1] or name in _UNCOMPARED_SETTINGS:
             continue
         origins = [_origin(side, name) for side in (a, b)]
@@ -342,7 +335,7 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
     """Return notes on what makes the comparison unfair."""
     values_of = {
         "batch sizes": [[log.value("global_batch_size") for log in side.logs] for side in (a, b)],
-        "targets": [[setting(log, "TARGET_MLM_ACCURACY") for log in side.logs] for side in (a, b)],
+        "targets": [[log.setting("TARGET_MLM_ACCURACY") for log in side.logs] for side in (a, b)],
         "training sets": [[log.value("train_data") for log in side.logs] for side in (a, b)],
         "evaluation sets": [[log.value("eval_data") for log in side.logs] for side in (a, b)],
         "evaluation counts": [[log.value("eval_samples") for log in side.logs] for side in (a, b)],

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
 from mlbert.host.json_files import parse_json
+from mlbert.mlperf.findings import Complaint, Outcome
 
 _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
@@ -22,6 +24,14 @@ _MAX_LINES = 20_000  # MLPerf lines; published logs have up to 507
 _OURS = ("configuration", "recipe")
 _OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
 _CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
+_LARGEST = int(sys.float_info.max)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for a finite number that fits a float. Booleans are not numbers."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= _LARGEST
+    return isinstance(value, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,12 @@ class Event:
         name, number = (self.metadata or {}).get("file"), (self.metadata or {}).get("lineno")
         return (name, number) if isinstance(name, str) and isinstance(number, int) else None
 
+    @property
+    def samples(self) -> float | None:
+        """Return the samples trained so far according to this line, or None if that is not a number."""
+        samples = (self.metadata or {}).get("epoch_num")
+        return samples if is_number(samples) else None
+
 
 @dataclass(frozen=True)
 class Log:
@@ -58,8 +74,8 @@ class Log:
     broken: Sequence[str] = ()  # sentences about lines that cannot be read
 
     @cached_property
-    def is_of_this_code(self) -> bool:
-        """Return True if this code wrote one of the lines."""
+    def is_ours(self) -> bool:
+        """Return True if this code wrote the log: it has recipe or configuration, or a line logged by this code."""
         return any(event.is_of_this_code for event in self.events)
 
     @cached_property
@@ -82,6 +98,17 @@ class Log:
         event = self.first(key)
         return None if event is None else event.value
 
+    def setting(self, name: str) -> Any:
+        """Return a value of this code's resolved `configuration`, or None if the log does not have it."""
+        configuration = self.value("configuration")
+        entry = configuration.get(name) if isinstance(configuration, dict) else None
+        return entry.get("value") if isinstance(entry, dict) else None
+
+    @property
+    def is_continued(self) -> bool:
+        """Return True if the log covers only the later part of a run."""
+        return self.first("resumed_from_step") is not None
+
     @property
     def status(self) -> str | None:
         """Return the status in run_stop, or None."""
@@ -100,6 +127,26 @@ class Log:
     def evaluations(self) -> list[tuple[Any, Any]]:
         """Return pairs (training samples so far, accuracy)."""
         return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
+
+    def where(self, event: Event | None = None) -> str:
+        """Return the start of a complaint: the file, and the line of an event if given."""
+        return f"{self.path.name}: " + (f"line {event.line}: " if event else "")
+
+    def complaint(self, outcome: Outcome, text: str, rule: str = "", event: Event | None = None) -> Complaint:
+        """Return a complaint about this log, at the line of the event if one is given."""
+        return Complaint(outcome, self.where(event) + text, rule)
+
+    def error(self, text: str, rule: str, event: Event | None = None) -> Complaint:
+        """Return an error in this log."""
+        return self.complaint(Outcome.ERROR, text, rule, event)
+
+    def warning(self, text: str, rule: str = "", event: Event | None = None) -> Complaint:
+        """Return a warning about this log."""
+        return self.complaint(Outcome.WARN, text, rule, event)
+
+    def error_if(self, is_error: bool, text: str, rule: str, event: Event | None = None) -> Complaint:
+        """Return an error or, if ``is_error`` is False, a warning."""
+        return self.complaint(Outcome.ERROR if is_error else Outcome.WARN, text, rule, event)
 
 
 def unfit(path: Path) -> str | None:

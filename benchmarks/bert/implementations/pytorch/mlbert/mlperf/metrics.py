@@ -11,8 +11,8 @@ from mlbert.config.sections import settings_by_key
 from mlbert.host.files import open_plain, read_plain, reading
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import NAMES, ResultSet, is_continued, is_number, is_ours, run_file, samples_per_second
+from mlbert.mlperf.logs import Event, Log, is_number
+from mlbert.mlperf.result_set import NAMES, ResultSet, run_file, samples_per_second
 
 # The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
@@ -39,7 +39,7 @@ class _RunFile:
 
 def check_metrics(results: ResultSet) -> Complaints:
     """The metrics, summary and configuration that a run wrote agree with its log."""
-    logs = [log for log in results.logs if is_ours(log)]
+    logs = results.own_logs
     without = [log.path.name for log in logs if not any(True for _ in _files(log))]
     if without:
         text = f"{len(without)} of {len(logs)} logs have no run files, so nothing is compared"
@@ -90,7 +90,7 @@ def _check_points(file: _RunFile) -> Complaints:
     logged = file.log.all("eval_accuracy")
     for event in logged:
         yield from _check_evaluation(file, event, evaluations)
-    if not is_continued(file.log):
+    if not file.log.is_continued:
         known = [(event.metadata or {}).get("epoch_num") for event in logged]
         for samples, (number, _) in evaluations.items():
             if samples not in known:
@@ -107,7 +107,7 @@ def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int
     if point.get("eval_accuracy") != event.value:
         yield file.differs(f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number)
     start = file.log.first("run_start")
-    if start is None or is_continued(file.log) or not is_number(point.get("seconds")):
+    if start is None or file.log.is_continued or not is_number(point.get("seconds")):
         return
     seconds = (event.time_ms - start.time_ms) / 1000
     if not _is_near(point["seconds"], seconds):
@@ -129,7 +129,7 @@ def _check_summary(file: _RunFile) -> Complaints:
         if summary.get(name) != value:
             yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
     seconds = summary.get("seconds_to_train")
-    if log.minutes is None or is_continued(log):
+    if log.minutes is None or log.is_continued:
         return
     if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
         yield file.differs(f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}")

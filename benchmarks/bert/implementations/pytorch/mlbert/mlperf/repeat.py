@@ -31,7 +31,7 @@ from mlbert.mlperf.call_sites import git, has_commit, num_commits
 from mlbert.mlperf.compare import FEWEST_RUNS
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target, setting
+from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)
@@ -100,7 +100,7 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     ranks = log.value("ranks")
     if not isinstance(ranks, int) or ranks < 1:
         raise UserError("log.incomplete", log.path, "does not name its ranks", "Name a log of this code")
-    if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in _ONE_MACHINE:
+    if log.value("recipe") == TENSORFLOW2 and log.setting("DISTRIBUTION_STRATEGY") not in _ONE_MACHINE:
         reason = "ran in TensorFlow on a TPU or in several processes"
         raise UserError("log.unsupported", log.path, reason, "Start such a run with its own launcher")
     exports = dict(_settings(log))
@@ -108,18 +108,18 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
     if (config := _config_file(log, code)) is not None:
         exports["CONFIG_FILE"] = str(config)  # without it the TensorFlow program uses other defaults
-    if (vocabulary := setting(log, "TOKENIZER")) is not None:
+    if (vocabulary := log.setting("TOKENIZER")) is not None:
         exports["TOKENIZER"] = _find_vocabulary(str(vocabulary), data)
     if log.value("train_data") != _SYNTHETIC:
         for named in _DATA:
             exports |= _find_data(log, named, exports, data, code)
-    start = setting(log, "INIT_CHECKPOINT")
+    start = log.setting("INIT_CHECKPOINT")
     if start is not None and "://" not in start:
         if not Path(start).exists() and not Path(f"{start}.index").exists():
             reason = f"{start} is missing, and the run started from it"
             raise UserError("file.missing", "INIT_CHECKPOINT", reason, "Put it there")
         exports["INIT_CHECKPOINT"] = str(Path(start).absolute())  # the run starts in another folder
-    if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
+    if log.status == "success" and log.setting("MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may need more time for the same result
     return RepeatPlan(str(log.value("recipe")), ranks, exports)
 
@@ -159,7 +159,7 @@ def other_settings(log: Log, repeated: Log) -> list[str]:
     """Describe the settings of a log's configuration that the repeated run did not adopt."""
     texts = []
     for env, row in log.value("configuration").items():
-        known, old, new = settings_by_env().get(env), row.get("value"), setting(repeated, env)
+        known, old, new = settings_by_env().get(env), row.get("value"), repeated.setting(env)
         if old != new and env not in _MAY_DIFFER and (known is None or known.kind is not Path):
             texts.append(f"{env} {old}, here {'not set' if new is None else new}")
     return texts
@@ -200,11 +200,11 @@ def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path
 
     Raises UserError if it is missing or not the one in the log.
     """
-    logged = Path(str(setting(log, named.folder)))
-    globs = str(setting(log, named.globs) or "")
+    logged = Path(str(log.setting(named.folder)))
+    globs = str(log.setting(named.globs) or "")
     if "://" in globs:
         return {}
-    remote = setting(log, named.remote)
+    remote = log.setting(named.remote)
     places = [data / logged.name] if data is not None else [*_site_path(log, named.folder, code), logged]
     if remote is not None:
         places.append(Path(exports["LOGDIR"]) / "copies" / logged.name)

@@ -7,16 +7,15 @@ and reject unknown files next to the logs, but ignore files in ``results/<system
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
-from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.findings import Complaints
+from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
 
 _LARGEST = int(sys.float_info.max)
@@ -46,6 +45,11 @@ class ResultSet:
         return folders[3] / "systems" / f"{folders[1].name}.json"
 
     @property
+    def own_logs(self) -> list[Log]:
+        """Return the logs of this code."""
+        return [log for log in self.logs if log.is_ours]
+
+    @property
     def wanted_division(self) -> object:
         """Return the division expected in all logs: the user's, else the system's, else that of the first log."""
         if self.division is not None:
@@ -56,28 +60,6 @@ class ResultSet:
 
 
 Check = Callable[[ResultSet], Complaints]
-
-
-def is_ours(log: Log) -> bool:
-    """Return True if this code wrote the log: it has recipe or configuration, or a line logged by this code."""
-    return log.is_of_this_code
-
-
-def error(log: Log, text: str, rule: str, event: Event | None = None) -> Complaint:
-    """Return an error in one log, with the line of an event if given."""
-    return Complaint(Outcome.ERROR, where(log, event) + text, rule)
-
-
-def where(log: Log, event: Event | None = None) -> str:
-    """Return the start of a complaint: the file, and the line of an event if given."""
-    return f"{log.path.name}: " + (f"line {event.line}: " if event else "")
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return True for a finite number that fits a float. Booleans are not numbers."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) <= _LARGEST
-    return isinstance(value, float) and math.isfinite(value)
 
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
@@ -119,7 +101,7 @@ def evaluations_of(log: Log) -> list[LoggedEvaluation]:
         elif event.key == "eval_stop":
             stop = event
         elif event.key == "eval_accuracy":
-            samples = samples_of(event)
+            samples = event.samples
             if samples is not None and is_number(event.value):
                 if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
                     found[-1].again.append(event)
@@ -129,40 +111,22 @@ def evaluations_of(log: Log) -> list[LoggedEvaluation]:
     return found
 
 
-def samples_of(event: Event) -> float | None:
-    """Return the samples trained so far according to an event, or None if that is not a number."""
-    samples = (event.metadata or {}).get("epoch_num")
-    return samples if is_number(samples) else None
-
-
 def significant_digits(value: float) -> int:
     """Return the number of digits of a number, without leading and trailing zeros."""
     return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0")) if value else 0
 
 
-def setting(log: Log, name: str) -> Any:
-    """Return a value of this code's resolved `configuration`, or None if the log does not have it."""
-    configuration = log.value("configuration")
-    entry = configuration.get(name) if isinstance(configuration, dict) else None
-    return entry.get("value") if isinstance(entry, dict) else None
-
-
-def is_continued(log: Log) -> bool:
-    """Return True if the log covers only the later part of a run."""
-    return log.first("resumed_from_step") is not None
-
-
 def samples_before(log: Log) -> float | None:
     """Return the samples trained in earlier parts of the run, or None if a resumed log does not say."""
-    if not is_continued(log):
+    if not log.is_continued:
         return 0.0
     start = log.first("epoch_start")
-    return samples_of(start) if start is not None else None
+    return start.samples if start is not None else None
 
 
 def target_of(log: Log) -> float | None:
     """Return the accuracy that ends a run: the configured one, in closed at least the rules', else None."""
-    configured = setting(log, "TARGET_MLM_ACCURACY")
+    configured = log.setting("TARGET_MLM_ACCURACY")
     if log.value("submission_division") == "closed":
         return max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
     return configured if is_number(configured) else None
@@ -182,7 +146,7 @@ def samples_per_second(log: Log) -> float | None:
     begin, seconds, samples = start.time_ms, 0.0, before
     end_key = "eval_start" if stamps_evaluations(log) else "eval_accuracy"
     for event in log.events:
-        if event.key == end_key and (count := samples_of(event)) is not None:
+        if event.key == end_key and (count := event.samples) is not None:
             seconds += (event.time_ms - begin) / _MS
             samples, begin = count, event.time_ms
         elif event.key == "eval_stop":

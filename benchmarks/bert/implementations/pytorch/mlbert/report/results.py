@@ -11,19 +11,12 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
+from mlbert.mlperf import rules
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.result_set import is_ours, samples_per_second
-from mlbert.mlperf.rules import (
-    NUM_EVAL_SAMPLES,
-    RULESET,
-    TARGET_MLM_ACCURACY,
-    ReferencePoint,
-    olympic_mean,
-    reference_point,
-)
+from mlbert.mlperf.result_set import samples_per_second
 from mlbert.report.runs import ReportedRun, System, finite, number, read_run
 
-_FILE = f"rcp_checker/training_{RULESET}/rcps_bert.json"
+_FILE = f"rcp_checker/training_{rules.RULESET}/rcps_bert.json"
 
 
 @cache
@@ -40,7 +33,7 @@ def nearest_hyperparameters(global_batch_size: float) -> tuple[int, Mapping[str,
     return batch, known[batch]
 
 
-def scaling(mean_samples: float, point: ReferencePoint) -> float | None:
+def scaling(mean_samples: float, point: rules.ReferencePoint) -> float | None:
     """Return the factor of the official score on the time.
 
     It is above 1 if a submission needed fewer samples than the reference; None if it needed too few.
@@ -90,7 +83,7 @@ class Result:
     @property
     def ours(self) -> bool:
         """True if this code wrote the logs."""
-        return all(is_ours(run.source.log) for run in self.runs)
+        return all(run.source.log.is_ours for run in self.runs)
 
     @cached_property
     def num_converged(self) -> int:
@@ -135,12 +128,12 @@ class Result:
     def is_benchmark(self) -> bool:
         """True for the benchmark's own task: its target on its evaluation set."""
         evaluated = self.logged("eval_samples")
-        return self.target == TARGET_MLM_ACCURACY and evaluated in (None, NUM_EVAL_SAMPLES)
+        return self.target == rules.TARGET_MLM_ACCURACY and evaluated in (None, rules.NUM_EVAL_SAMPLES)
 
     @cached_property
-    def reference(self) -> ReferencePoint | None:
+    def reference(self) -> rules.ReferencePoint | None:
         """The reference convergence point of this batch size."""
-        return reference_point(int(self.batch)) if self.is_benchmark and self.batch and self.batch < 1e9 else None
+        return rules.reference_point(int(self.batch)) if self.is_benchmark and self.batch and self.batch < 1e9 else None
 
     @cached_property
     def mean_samples(self) -> float | None:
@@ -219,4 +212,4 @@ def plain(value: object) -> str:
 
 
 def _olympic(values: Sequence[float]) -> float | None:
-    return olympic_mean(values) if len(values) >= _LEAST_RUNS else None
+    return rules.olympic_mean(values) if len(values) >= _LEAST_RUNS else None

@@ -13,9 +13,9 @@ from typing import Any
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
-from mlbert.mlperf.logs import Event, Log, read_log
+from mlbert.mlperf.logs import Event, Log, is_number, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import is_number, run_file, samples_to_target, setting
+from mlbert.mlperf.result_set import run_file, samples_to_target
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
 
 RESULT_PATTERN = "result_*.txt"
@@ -268,7 +268,7 @@ def read_run(source: RunSource) -> ReportedRun:
 
 def _target(source: RunSource) -> float | None:
     """Return the target accuracy: our logs record it; other benchmark logs have the rules' target."""
-    target = number(setting(source.log, "TARGET_MLM_ACCURACY"))
+    target = number(source.log.setting("TARGET_MLM_ACCURACY"))
     target = number(source.summary.get("target_accuracy")) if target is None else target
     if target is not None or source.log.first("configuration") is not None:
         return target

@@ -12,19 +12,9 @@ import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import (
-    LoggedEvaluation,
-    ResultSet,
-    error,
-    evaluations_of,
-    is_number,
-    is_ours,
-    setting,
-    significant_digits,
-    target_of,
-)
+from mlbert.mlperf.findings import Complaints, Outcome
+from mlbert.mlperf.logs import Log, is_number
+from mlbert.mlperf.result_set import LoggedEvaluation, ResultSet, evaluations_of, significant_digits, target_of
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 
 _JUMP = 0.3
@@ -58,49 +48,49 @@ def check_accuracies(results: ResultSet) -> Complaints:
         yield from _target(log, results.wanted_division == "closed")
         yield from _end(log, evaluations)
         yield from _guessed(log, evaluations)
-    yield from _shares([log for log in results.logs if is_ours(log)])
+    yield from _shares(results.own_logs)
 
 
 def _range(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     for one in evaluations:
         if not 0 <= one.accuracy < 1:
-            yield error(log, f"{one.where}: eval_accuracy is {one.accuracy}", _RANGE)
+            yield log.error(f"eval_accuracy is {one.accuracy}", _RANGE, one.event)
         elif one.accuracy == 0:
-            text = f"{log.path.name}: {one.where}: eval_accuracy is 0, not one token right"
+            text = "eval_accuracy is 0, not one token right"
             evaluated = log.value("eval_samples")
             # A diverged run may have it, or a trial with few samples.
             is_wrong = log.status == "success" and is_number(evaluated) and evaluated >= _MANY_SAMPLES
-            yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RANGE if is_wrong else "")
+            yield log.error_if(is_wrong, text, _RANGE if is_wrong else "", one.event)
 
 
 def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     for before, after in itertools.pairwise(evaluations):
         if after.accuracy - before.accuracy > _JUMP:
-            text = f"{after.where}: accuracy jumps from {before.accuracy:.4g} to {after.accuracy:.4g}"
-            yield Complaint(Outcome.WARN, f"{log.path.name}: {text} in one evaluation")
+            text = f"accuracy jumps from {before.accuracy:.4g} to {after.accuracy:.4g}"
+            yield log.warning(f"{text} in one evaluation", event=after.event)
 
 
 def _unlike_the_reference(log: Log, first: LoggedEvaluation, last: LoggedEvaluation) -> Complaints:
     """Find a run of the closed division that begins far above its checkpoint or ends far above its target."""
     if first.accuracy - INITIAL_MLM_ACCURACY > _JUMP:
-        text = f"{first.where}: the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
-        yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+        text = f"the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
+        yield log.warning(text, event=first.event)
     if last.accuracy > TARGET_MLM_ACCURACY + _BEYOND:
-        text = f"{last.where}: the last accuracy is {last.accuracy:.4g}, the target {TARGET_MLM_ACCURACY}"
-        yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+        text = f"the last accuracy is {last.accuracy:.4g}, the target {TARGET_MLM_ACCURACY}"
+        yield log.warning(text, event=last.event)
 
 
 def _other_accuracy(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     for one in evaluations:
         for name, value in (one.event.metadata or {}).items():
             if "accuracy" in name and is_number(value) and abs(value - one.accuracy) > _SAME:
-                yield error(log, f"{one.where}: eval_accuracy is {one.accuracy!r}, its {name} {value!r}", _RUNS_DIFFER)
+                yield log.error(f"eval_accuracy is {one.accuracy!r}, its {name} {value!r}", _RUNS_DIFFER, one.event)
 
 
 def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     if len(evaluations) >= _MIN_ROUNDED and all(significant_digits(one.accuracy) <= _ROUNDED for one in evaluations):
-        text = f"{log.path.name}: {evaluations[0].where}: no accuracy has more than {_ROUNDED} digits"
-        yield Complaint(Outcome.WARN, f"{text}, so it is not certain what reached the target")
+        text = f"no accuracy has more than {_ROUNDED} digits"
+        yield log.warning(f"{text}, so it is not certain what reached the target", event=evaluations[0].event)
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
@@ -109,62 +99,59 @@ def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
         values = {one.accuracy for one in evaluations[index : index + _FLAT]}
         accuracy = evaluations[index].accuracy
         if len(values) == 1 and significant_digits(accuracy) >= _MIN_DIGITS:
-            is_wrong = is_ours(log) and log.status == "success" and accuracy > _TRIVIAL_TARGET
-            text = f"{log.path.name}: {evaluations[index + 1].where}: accuracy {accuracy!r} is that of the evaluation"
+            is_wrong = log.is_ours and log.status == "success" and accuracy > _TRIVIAL_TARGET
+            text = f"accuracy {accuracy!r} is that of the evaluation"
             text += " before and of the one after it, to the last digit"
-            yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RUNS_DIFFER if is_wrong else "")
+            yield log.error_if(is_wrong, text, _RUNS_DIFFER if is_wrong else "", evaluations[index + 1].event)
             return
 
 
 def _target(log: Log, is_closed: bool) -> Complaints:
     """Check that the configured target is not below that of the rules in the closed division."""
-    configured = setting(log, "TARGET_MLM_ACCURACY")
+    configured = log.setting("TARGET_MLM_ACCURACY")
     event = log.first("configuration")
     if event is None or not is_number(configured):
         return
     if (is_closed or log.value("submission_division") == "closed") and configured < TARGET_MLM_ACCURACY:
-        text = f"line {event.line}: TARGET_MLM_ACCURACY is {configured}, closed requires {TARGET_MLM_ACCURACY}"
-        yield error(log, text, _ENDS_AT_TARGET)
+        text = f"TARGET_MLM_ACCURACY is {configured}, closed requires {TARGET_MLM_ACCURACY}"
+        yield log.error(text, _ENDS_AT_TARGET, event)
 
 
 def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     target = target_of(log)
-    if not evaluations or (target is None and is_ours(log)):
+    if not evaluations or (target is None and log.is_ours):
         return
     last = evaluations[-1]
     if target is None:
         if log.status == "success" and len(evaluations) == 1:
-            text = f"{log.path.name}: {last.where}: success at the very first evaluation"
-            yield Complaint(Outcome.WARN, f"{text}; the target is not known")
+            yield log.warning("success at the very first evaluation; the target is not known", event=last.event)
         return
     hits = [one for one in evaluations if one.accuracy >= target]
-    sure = Outcome.ERROR if is_ours(log) else Outcome.WARN  # another program may evaluate while training continues
+    sure = Outcome.ERROR if log.is_ours else Outcome.WARN  # another program may evaluate while training continues
     if hits and hits[0] is not last:
-        text = f"{log.path.name}: {hits[0].where}: accuracy {hits[0].accuracy:.6g} is the target {target}"
-        yield Complaint(sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET)
+        text = f"accuracy {hits[0].accuracy:.6g} is the target {target}"
+        yield log.complaint(sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET, hits[0].event)
     if log.status == "success" and last.accuracy < target:
-        text = f"{log.path.name}: {last.where}: success, but the last accuracy {last.accuracy:.6g} is below {target}"
-        yield Complaint(Outcome.ERROR, text, _ENDS_AT_TARGET)
+        text = f"success, but the last accuracy {last.accuracy:.6g} is below {target}"
+        yield log.error(text, _ENDS_AT_TARGET, last.event)
     if log.status == "success" and hits and hits[0] is evaluations[0]:
-        text = f"{log.path.name}: {hits[0].where}: success at the very first evaluation"
-        yield Complaint(Outcome.WARN, f"{text}, at {hits[0].samples:.10g} samples")
+        text = "success at the very first evaluation"
+        yield log.warning(f"{text}, at {hits[0].samples:.10g} samples", event=hits[0].event)
     if log.status == "aborted" and hits:
-        stop = log.first("run_stop")
-        text = f"{log.path.name}: line {stop.line if stop else '?'}: aborted, but {hits[0].where} reached {target}"
-        yield Complaint(sure, text, _ENDS_AT_TARGET)
+        text = f"aborted, but {hits[0].where} reached {target}"
+        yield log.complaint(sure, text, _ENDS_AT_TARGET, log.first("run_stop"))
 
 
 def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """Find a target or final accuracy so low that guessing the most frequent token reaches it."""
-    configured, logged = setting(log, "TARGET_MLM_ACCURACY"), log.value("target_accuracy")
+    configured, logged = log.setting("TARGET_MLM_ACCURACY"), log.value("target_accuracy")
     for target, event in ((configured, log.first("configuration")), (logged, log.first("target_accuracy"))):
         if is_number(target) and target < _TRIVIAL_TARGET and event is not None:
-            text = f"{log.path.name}: line {event.line}: a target of {target:.4g} is reached by guessing"
-            yield Complaint(Outcome.WARN, text)
+            yield log.warning(f"a target of {target:.4g} is reached by guessing", event=event)
             break
     if log.status == "success" and evaluations and evaluations[-1].accuracy < _TRIVIAL_TARGET:
-        text = f"{log.path.name}: {evaluations[-1].where}: success at accuracy {evaluations[-1].accuracy:.4g}"
-        yield Complaint(Outcome.WARN, f"{text}, which guessing reaches")
+        text = f"success at accuracy {evaluations[-1].accuracy:.4g}"
+        yield log.warning(f"{text}, which guessing reaches", event=evaluations[-1].event)
 
 
 def _shares(logs: Sequence[Log]) -> Complaints:
@@ -178,8 +165,8 @@ def _shares(logs: Sequence[Log]) -> Complaints:
     wrong = [(log, one) for log, one in pairs if not _is_share(one.accuracy, predictions)]
     if len(wrong) <= (1 - _MOST) * len(pairs):
         for log, one in wrong:
-            text = f"{one.where}: accuracy {one.accuracy!r} is not a whole number of {predictions} predictions"
-            yield error(log, f"{text}, as the others are", _SHARE)
+            text = f"accuracy {one.accuracy!r} is not a whole number of {predictions} predictions"
+            yield log.error(f"{text}, as the others are", _SHARE, one.event)
 
 
 def _is_share(value: float, count: int) -> bool:

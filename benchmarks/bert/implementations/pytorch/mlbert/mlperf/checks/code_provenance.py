@@ -14,10 +14,10 @@ from pathlib import Path
 import mlbert
 from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2
 from mlbert.mlperf.call_sites import Sources, is_inside, key_of, nodes_of
-from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.findings import Complaint, Complaints
 from mlbert.mlperf.keys import DISTRIBUTIONS_OF
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet
 
 _IDENTITY = f"{PACKAGE_HOME}/runs/identity.py"
 _OLD_IDENTITY = f"{PACKAGE_HOME}/core/identity.py"  # in logs from before the module moved
@@ -68,7 +68,7 @@ _FORMS = {
 def check_event_types(results: ResultSet) -> Complaints:
     """Interval keys start and end intervals, all others are points in time; this code's logs have no namespace."""
     for log in results.logs:
-        ours = is_ours(log)
+        ours = log.is_ours
         for event in log.events:
             wanted = _type_of(event.key)
             if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:
@@ -76,16 +76,16 @@ def check_event_types(results: ResultSet) -> Complaints:
             fields = json.loads(event.text)
             is_asked = ours or (event.key in _INTERVALS and "event_type" in fields)
             if fields.get("event_type") != wanted and is_asked:
-                text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
-                yield Complaint(Outcome.ERROR if ours else Outcome.WARN, text, _EVENT_TYPES)
+                text = f"{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
+                yield log.error_if(ours, text, _EVENT_TYPES, event)
             if fields.get("namespace") != "" and ours:
                 text = f"{event.key} has the namespace {fields.get('namespace')!r}, ours have none"
-                yield error(log, text, OWN_FORM, event)
+                yield log.error(text, OWN_FORM, event)
 
 
 def check_writer(results: ResultSet) -> Complaints:
     """This code's logs have every key that their writer logs, in its order and in the right form."""
-    logs = [log for log in results.logs if is_ours(log)]
+    logs = results.own_logs
     keys_of_commit: dict[str, set[str]] = defaultdict(set)
     for log in logs:
         keys_of_commit[repr(log.value("commit"))].update(event.key for event in log.events)
@@ -119,7 +119,7 @@ def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[C
                 if key in sure or key in lacking:
                     lacking[key] = f", which {name}:{keys[key]} logs"
     for key, place in lacking.items():
-        yield error(log, f"{key} is missing{place}", _WRITER)
+        yield log.error(f"{key} is missing{place}", _WRITER)
 
 
 def _identity_file(log: Log) -> str:
@@ -186,17 +186,16 @@ def _disorder(log: Log) -> Iterable[Complaint]:
     known = [event for event in log.events if _phase_of(event) is not None]
     for before, after in itertools.pairwise(known):
         if (_phase_of(after) or 0) < (_phase_of(before) or 0):
-            yield error(log, f"{after.key} comes after {before.key} (line {before.line})", _WRITER, after)
+            yield log.error(f"{after.key} comes after {before.key} (line {before.line})", _WRITER, after)
             return
     for key in dict.fromkeys(event.key for event in known):
         first, *others = log.all(key)
         if others and key not in _MANY and key != "seed":
-            yield error(log, f"{key} is logged again, after line {first.line}", _WRITER, others[0])
+            yield log.error(f"{key} is logged again, after line {first.line}", _WRITER, others[0])
     for group in _blocks(log):
         for before, after in itertools.pairwise(group):
             if before.call_site and after.call_site and after.call_site[1] < before.call_site[1]:
-                text = f"{after.key} comes after {before.key}, which the code logs later"
-                yield error(log, text, _WRITER, after)
+                yield log.error(f"{after.key} comes after {before.key}, which the code logs later", _WRITER, after)
 
 
 def _phase_of(event: Event) -> int | None:
@@ -218,14 +217,14 @@ def _forms(log: Log) -> Iterable[Complaint]:
     for event in log.events:
         pattern, problem = _FORMS.get(event.key, (None, ""))
         if pattern is not None and not pattern.fullmatch(str(event.value)):
-            yield error(log, f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
+            yield log.error(f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
     built, commit = log.first("image_commit"), str(log.value("commit"))
     built_from = str(built.value).removesuffix("-dirty") if built is not None else "none"
     if built_from not in ("none", "unknown") and not commit.startswith(built_from):
-        yield Complaint(Outcome.WARN, f"{where(log, built)}image_commit is {built_from}, commit {commit}", OWN_FORM)
+        yield log.warning(f"image_commit is {built_from}, commit {commit}", OWN_FORM, built)
     image, digest = log.value("image"), log.first("image_digest")
     if image == "none" and digest is not None and digest.value != "none":
-        yield error(log, "image_digest without an image", OWN_FORM, digest)
+        yield log.error("image_digest without an image", OWN_FORM, digest)
     yield from _packages(log)
 
 
@@ -236,7 +235,7 @@ def _packages(log: Log) -> Iterable[Complaint]:
     versions = event.value if isinstance(event.value, dict) else {}
     names = DISTRIBUTIONS_OF["TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"]
     if not any(versions.get(name) for name in names):
-        yield error(log, f"packages has no {names[0]}, which ran the training", OWN_FORM, event)
+        yield log.error(f"packages has no {names[0]}, which ran the training", OWN_FORM, event)
     for name in ("numpy", "mlperf-logging"):
         if not versions.get(name):
-            yield error(log, f"packages has no {name}, which the program needs", OWN_FORM, event)
+            yield log.error(f"packages has no {name}, which the program needs", OWN_FORM, event)

@@ -11,10 +11,10 @@ from mlbert.config.recipe import MASKED_LM
 from mlbert.config.sections import settings_by_key
 from mlbert.config.sources import parse_config_name
 from mlbert.mlperf import rules
-from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.findings import Complaint, Complaints
 from mlbert.mlperf.keys import SETTINGS_OF
-from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, evaluations_of, is_continued, is_number, is_ours, where
+from mlbert.mlperf.logs import Event, Log, is_number
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet, evaluations_of
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
 _DATA = (
@@ -33,13 +33,13 @@ _LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and the end of a
 
 def check_configuration(results: ResultSet) -> Complaints:
     """Every key of this code's logs has the value of its setting in their configuration."""
-    for log in filter(is_ours, results.logs):
+    for log in results.own_logs:
         event = log.first("configuration")
         if event is None:
             continue  # reported as missing provenance
         settings = _values(event)
         if settings is None:
-            yield error(log, "configuration is not a mapping of settings to value and origin", OWN_FORM, event)
+            yield log.error("configuration is not a mapping of settings to value and origin", OWN_FORM, event)
             continue
         for logged in log.events:
             yield from _against_setting(log, logged, settings)
@@ -72,7 +72,7 @@ def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Ite
     if wanted is None or wanted in _CHOSEN or key == "opt_implementation":
         return
     if not _is_same(key, event.value, wanted):
-        yield error(log, f"{key} is {event.value!r}, its configuration says {env} = {wanted!r}", _AS_SET, event)
+        yield log.error(f"{key} is {event.value!r}, its configuration says {env} = {wanted!r}", _AS_SET, event)
 
 
 def _is_same(key: str, logged: Any, wanted: Any) -> bool:
@@ -100,7 +100,7 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
         event = log.first(key)
         if event is not None and is_number(wanted) and event.value != wanted:
-            yield error(log, f"{key} is {event.value!r}, its configuration says {source}", _AS_SET, event)
+            yield log.error(f"{key} is {event.value!r}, its configuration says {source}", _AS_SET, event)
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
@@ -109,14 +109,13 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     for event in (log.first("train_data"), log.first("eval_data")):
         if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
             text = f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
-            yield error(log, text, _AS_SET, event)
+            yield log.error(text, _AS_SET, event)
     train, held_out = log.value("train_data"), log.first("eval_data")
     if held_out is not None and train == held_out.value and str(train).startswith("sha256:"):
-        yield error(log, "eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
+        yield log.error("eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
     event = log.first("configuration")
-    if settings.get("RESUME") is True and not is_continued(log):
-        text = f"{where(log, event)}its configuration says RESUME = True, but it has no resumed_from_step"
-        yield Complaint(Outcome.WARN, text, _AS_SET)
+    if settings.get("RESUME") is True and not log.is_continued:
+        yield log.warning("its configuration says RESUME = True, but it has no resumed_from_step", _AS_SET, event)
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
@@ -129,36 +128,35 @@ def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
             text = (
                 f"global_batch_size is {event.value!r}, but BATCHSIZE {rows} x {ranks} ranks x PACKING_FACTOR {packing}"
             )
-            yield error(log, f"{text} is {wanted}", _AS_SET, event)
+            yield log.error(f"{text} is {wanted}", _AS_SET, event)
     parts, event = settings.get("GRADIENT_STEPS"), log.first("gradient_accumulation_steps")
     if is_number(rows) and is_number(parts) and parts >= 1 and rows % parts:
-        yield error(log, f"BATCHSIZE {rows} cannot be {parts} equal micro-batches", _AS_SET, event)
+        yield log.error(f"BATCHSIZE {rows} cannot be {parts} equal micro-batches", _AS_SET, event)
 
 
 def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
     """Check ranks and exports against the config file's name (nodes x GPUs x batch x accumulation)."""
     event, name = log.first("ranks"), str(log.value("config_file"))
     if event is not None and (type(event.value) is not int or event.value < 1):
-        yield error(log, f"ranks is {event.value!r}, not a count", OWN_FORM, event)
+        yield log.error(f"ranks is {event.value!r}, not a count", OWN_FORM, event)
         return
     parts = parse_config_name(Path(name).name)
     if event is None or parts is None:
         return
     if parts.nodes * parts.ranks != event.value:
         # DGXNNODES and DGXNGPU may be set after sourcing, and the configuration does not record them.
-        text = f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}"
-        yield Complaint(Outcome.WARN, where(log, event) + text, _AS_SET)
+        yield log.warning(f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}", _AS_SET, event)
     for env, wanted in (("BATCHSIZE", parts.batch), ("GRADIENT_STEPS", parts.accumulation)):
         entry = configuration.value.get(env, {})
         if str(entry.get("origin")).startswith(f"{name}:") and entry["value"] != wanted:
-            yield error(log, f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration)
+            yield log.error(f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration)
 
 
 def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that evaluations follow the first step at or after each multiple of the interval."""
     due, interval = settings.get("EVAL_ITER_START_SAMPLES"), settings.get("EVAL_ITER_SAMPLES")
     batch = log.value("global_batch_size")
-    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or is_continued(log):
+    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or log.is_continued:
         return
     if not (is_number(due) and is_number(interval) and is_number(batch) and interval > 0):
         return
@@ -169,7 +167,7 @@ def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
             return
         if not due <= samples <= due + late:
             text = f"evaluation {number} is at {samples} samples, its configuration says {due:g}"
-            yield error(log, text, _AS_SET, event)
+            yield log.error(text, _AS_SET, event)
             return
         due += interval * math.floor((samples - due) / interval + 1)
 
@@ -182,7 +180,7 @@ def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     took = [one.stop.time_ms - one.start.time_ms for one in evaluations_of(log) if one.start and one.stop]
     seconds = (stop.time_ms - start.time_ms) / 1000
     if seconds > limit * _LATE_SHARE + _LATE_SECONDS + max(took, default=0) / 1000:
-        yield error(log, f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}", _AS_SET, stop)
+        yield log.error(f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}", _AS_SET, stop)
 
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
@@ -190,18 +188,17 @@ def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
     rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
     limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")
-    if event is None or not is_number(steps) or not is_number(samples) or is_continued(log):
+    if event is None or not is_number(steps) or not is_number(samples) or log.is_continued:
         return
     skipped = log.value("skipped_steps") or 0
     if is_number(skipped) and skipped > steps:
-        yield error(log, f"skipped_steps is {skipped}, of {steps} steps", _AS_SET, log.first("skipped_steps"))
+        yield log.error(f"skipped_steps is {skipped}, of {steps} steps", _AS_SET, log.first("skipped_steps"))
     if is_number(limit) and steps > limit:
-        yield error(log, f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
+        yield log.error(f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
     if is_number(rows) and is_number(ranks) and is_number(most):
         packs = rows * ranks
         if not packs * (steps - skipped) <= samples <= packs * steps * most:
             text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
-            yield error(log, text, _AS_SET, event)
+            yield log.error(text, _AS_SET, event)
     if tokens and is_number(length) and is_number(tokens.value) and not samples <= tokens.value <= samples * length:
-        text = f"tokens is {tokens.value}, of {samples} sequences of at most {length}"
-        yield error(log, text, _AS_SET, tokens)
+        yield log.error(f"tokens is {tokens.value}, of {samples} sequences of at most {length}", _AS_SET, tokens)

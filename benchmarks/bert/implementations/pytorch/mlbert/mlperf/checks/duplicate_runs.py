@@ -22,7 +22,7 @@ from typing import NamedTuple
 from mlbert.mlperf.checks.pace import has_plausible_stamps
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import ResultSet, error, evaluations_of, significant_digits
+from mlbert.mlperf.result_set import ResultSet, evaluations_of, significant_digits
 
 _SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
 _SAME_GROWTHS, _GROWTH = 4, 2e-6
@@ -55,7 +55,7 @@ def check_copies(results: ResultSet) -> Complaints:
         for what, (end, length) in _likenesses(one, other, window, counts_vary):
             first, last = other.lines[end - length], other.lines[end - 1]
             text = f"line {first}: {length} {what}, up to line {last}, are those of {one.log.path.name}"
-            yield error(other.log, f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
+            yield other.log.error(f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
             break
         else:
             for begin, end, length in _moved(one, other):

@@ -23,19 +23,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import (
-    SAMPLE_COUNTS,
-    LoggedEvaluation,
-    ResultSet,
-    error,
-    evaluations_of,
-    is_continued,
-    is_number,
-    is_ours,
-    samples_of,
-    setting,
-)
+from mlbert.mlperf.logs import Log, is_number
+from mlbert.mlperf.result_set import SAMPLE_COUNTS, LoggedEvaluation, ResultSet, evaluations_of
 from mlbert.mlperf.rules import NUM_EVAL_SAMPLES, eval_interval
 
 _RULE = "rules, BERT: evaluate every floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000 samples; "
@@ -139,26 +128,26 @@ def check_evaluations(results: ResultSet) -> Complaints:
         evaluations = evaluations_of(log)
         yield from _order(log, evaluations)
         yield from _trained(log, evaluations, are_exact[0])
-        if are_exact[1] and log.status == "success" and not _stops_exactly(log) and not is_ours(log):
+        if are_exact[1] and log.status == "success" and not _stops_exactly(log) and not log.is_ours:
             yield from _stopped_elsewhere(log)
-        if is_ours(log):
+        if log.is_ours:
             yield from _configured(log, evaluations)
         if results.wanted_division == "closed":
             yield from _closed_evaluations(log, evaluations)
 
 
 def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    if not is_ours(log) and len(evaluations) > 1 and len({one.samples for one in evaluations}) == 1:
-        text = f"{log.path.name}: {evaluations[1].where}: every evaluation has epoch_num {evaluations[0].samples}"
-        yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
+    if not log.is_ours and len(evaluations) > 1 and len({one.samples for one in evaluations}) == 1:
+        text = f"every evaluation has epoch_num {evaluations[0].samples}"
+        yield log.warning(text, SAMPLE_COUNTS, evaluations[1].event)
         return
     for before, after in itertools.pairwise(evaluations):
         if after.samples <= before.samples:
-            text = f"{after.where}: evaluations are not in the order of samples: {after.samples} after {before.samples}"
-            yield error(log, text, SAMPLE_COUNTS)
+            text = f"evaluations are not in the order of samples: {after.samples} after {before.samples}"
+            yield log.error(text, SAMPLE_COUNTS, after.event)
             return
     if evaluations and evaluations[-1].samples <= 0:
-        yield error(log, f"{evaluations[-1].where}: the last evaluation comes before any training", SAMPLE_COUNTS)
+        yield log.error("the last evaluation comes before any training", SAMPLE_COUNTS, evaluations[-1].event)
 
 
 def _trains_exactly(log: Log) -> bool:
@@ -168,13 +157,13 @@ def _trains_exactly(log: Log) -> bool:
 
 def _stops_exactly(log: Log) -> bool:
     evaluations, stops = evaluations_of(log), log.all("epoch_stop")
-    return bool(evaluations) and bool(stops) and samples_of(stops[-1]) == evaluations[-1].samples
+    return bool(evaluations) and bool(stops) and stops[-1].samples == evaluations[-1].samples
 
 
 def _stopped_elsewhere(log: Log) -> Complaints:
     for stop in log.all("epoch_stop")[-1:]:
-        text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
-        yield error(log, f"{text}, the last evaluation another; in the other logs they agree", SAMPLE_COUNTS)
+        text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
+        yield log.error(f"{text}, the last evaluation another; in the other logs they agree", SAMPLE_COUNTS, stop)
 
 
 def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact: bool) -> Complaints:
@@ -183,44 +172,42 @@ def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact
         return
     last, trained = max(one.samples for one in evaluations), event.value
     if last > trained:
-        is_near = last <= trained * (1 + _MAX_COUNT_SLACK) and not is_ours(log)  # nominal and real samples
-        text = f"{log.path.name}: line {event.line}: evaluated at {last} samples but trained on {trained}"
-        yield Complaint(Outcome.WARN if is_near else Outcome.ERROR, text, SAMPLE_COUNTS)
-    elif last < trained and log.status == "success" and (is_ours(log) or others_are_exact):
-        text = f"line {event.line}: trained on {trained} samples, the last evaluation is at {last}"
-        yield error(log, f"{text}; a run ends with one", SAMPLE_COUNTS)
+        is_near = last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours  # nominal and real samples
+        yield log.error_if(not is_near, f"evaluated at {last} samples but trained on {trained}", SAMPLE_COUNTS, event)
+    elif last < trained and log.status == "success" and (log.is_ours or others_are_exact):
+        text = f"trained on {trained} samples, the last evaluation is at {last}"
+        yield log.error(f"{text}; a run ends with one", SAMPLE_COUNTS, event)
 
 
 def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """Check this code's evaluations against the configured schedule, data size and end of training."""
-    wanted, event = setting(log, "NUM_EVAL_EXAMPLES"), log.first("eval_samples")
+    wanted, event = log.setting("NUM_EVAL_EXAMPLES"), log.first("eval_samples")
     if is_number(wanted) and event is not None and event.value != wanted:
-        text = f"line {event.line}: eval_samples is {event.value!r}, NUM_EVAL_EXAMPLES {wanted}"
-        yield error(log, text, _AS_CONFIGURED)
+        yield log.error(f"eval_samples is {event.value!r}, NUM_EVAL_EXAMPLES {wanted}", _AS_CONFIGURED, event)
     batch = log.value("global_batch_size")
-    if not is_number(batch) or batch < 1 or is_continued(log) or not evaluations:
+    if not is_number(batch) or batch < 1 or log.is_continued or not evaluations:
         return
     slack = _LARGEST_STEP * batch
     yield from _due(log, evaluations, slack)
-    steps, limit = setting(log, "MAX_STEPS"), setting(log, "MAX_SAMPLES_TERMINATION")
+    steps, limit = log.setting("MAX_STEPS"), log.setting("MAX_SAMPLES_TERMINATION")
     # If the log has a steps event, `checks.configuration` checks the steps exactly.
     can_tell = is_number(steps) and log.first("steps") is None
     ends = [steps * _MEAN_STEP * batch + slack if can_tell else None, limit + slack if is_number(limit) else None]
     for end, name in zip(ends, ("MAX_STEPS", "MAX_SAMPLES_TERMINATION"), strict=True):
         if end is not None and evaluations[-1].samples > end:
-            text = f"{evaluations[-1].where}: {evaluations[-1].samples} samples, more than {name} allows"
-            yield error(log, text, _AS_CONFIGURED)
+            text = f"{evaluations[-1].samples} samples, more than {name} allows"
+            yield log.error(text, _AS_CONFIGURED, evaluations[-1].event)
 
 
 def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Complaints:
     """Find the first evaluation that is early (the last may be, at a limit) or more than a step late."""
-    due, every = setting(log, "EVAL_ITER_START_SAMPLES"), setting(log, "EVAL_ITER_SAMPLES")
+    due, every = log.setting("EVAL_ITER_START_SAMPLES"), log.setting("EVAL_ITER_SAMPLES")
     if not is_number(due) or not is_number(every) or every < 1:
         return
     for one in evaluations:
         is_early = one.samples < due and one is not evaluations[-1]
         if is_early or one.samples > due + slack:
-            yield error(log, f"{one.where}: evaluated at {one.samples} samples, due at {due}", _AS_CONFIGURED)
+            yield log.error(f"evaluated at {one.samples} samples, due at {due}", _AS_CONFIGURED, one.event)
             return
         due += max(0, (one.samples - due) // every + 1) * every
 
@@ -230,8 +217,7 @@ def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Co
     counted = [one for one in evaluations if one.samples > 0]
     if is_number(batch) and batch >= 1:
         lines = [one.event.line for one in counted]
-        for complaint in check_grid(int(batch), [one.samples for one in counted], lines):
-            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+        for found in check_grid(int(batch), [one.samples for one in counted], lines):
+            yield found._replace(text=f"{log.path.name}: {found.text}")
     if event is not None and is_number(event.value) and event.value < NUM_EVAL_SAMPLES:
-        text = f"line {event.line}: eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}"
-        yield error(log, text, _THOROUGH)
+        yield log.error(f"eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}", _THOROUGH, event)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import CLOSED_KEYS, is_numeric
-from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.result_set import (
     LOG_FORMAT,
     ONE_SETTING,
@@ -24,13 +24,7 @@ from mlbert.mlperf.result_set import (
     SAMPLE_COUNTS,
     LoggedEvaluation,
     ResultSet,
-    error,
     evaluations_of,
-    is_continued,
-    is_number,
-    is_ours,
-    samples_of,
-    where,
 )
 
 _ONCE = ("init_stop", "run_start", "run_stop")
@@ -63,45 +57,39 @@ def check_order(results: ResultSet) -> Complaints:
     for log in results.logs:
         yield from _once(log)
         yield from _enclosed(log)
-        yield from _own_order(log) if is_ours(log) else _contradictions(log)
+        yield from _own_order(log) if log.is_ours else _contradictions(log)
     silent = [log for log in results.logs if log.first("eval_accuracy") and not log.first("eval_start")]
     if 2 * len(silent) < len(results.logs):
-        for log in [log for log in silent if not is_ours(log)]:
-            yield Complaint(Outcome.WARN, f"{where(log)}has no eval_start, as the other logs have", _ORDER)
+        for log in [log for log in silent if not log.is_ours]:
+            yield log.warning("has no eval_start, as the other logs have", _ORDER)
 
 
 def _once(log: Log) -> Complaints:
     for key in _ONCE:
         events = log.all(key)
         for again in events[1:2]:
-            text = f"{log.path.name}: line {again.line}: {key} comes again, first in line {events[0].line}"
-            is_rank = not is_ours(log) and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
+            text = f"{key} comes again, first in line {events[0].line}"
+            is_rank = not log.is_ours and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
             is_rank = is_rank and key == "init_stop"  # run_start and run_stop are logged by one rank only
-            yield Complaint(Outcome.WARN if is_rank else Outcome.ERROR, text, "" if is_rank else _ORDER)
+            yield log.error_if(not is_rank, text, "" if is_rank else _ORDER, again)
 
 
 def _enclosed(log: Log) -> Complaints:
     """Check that initialisation ends before the run and that evaluations are within it."""
-    skew = 0 if is_ours(log) else _SKEW_MS
+    skew = 0 if log.is_ours else _SKEW_MS
     init_stop, start, stop = log.first("init_stop"), log.first("run_start"), log.first("run_stop")
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
-        yield error(log, f"line {init_stop.line}: init_stop is later than run_start in line {start.line}", _ORDER)
-    evaluations = log.all("eval_accuracy")
-    training = [event for key in _STARTS_AND_STOPS for event in log.all(key)]
-    for event in [event for event in training if start is not None and event.time_ms < start.time_ms - skew][:1]:
-        yield error(log, f"line {event.line}: {event.key} is earlier than run_start", _ORDER)
+        yield log.error(f"init_stop is later than run_start in line {start.line}", _ORDER, init_stop)
+    for keys in (tuple(_STARTS_AND_STOPS), ("eval_accuracy",)):
+        events = [event for key in keys for event in log.all(key)]
+        for event in [event for event in events if start is not None and event.time_ms < start.time_ms - skew][:1]:
+            yield log.error(f"{event.key} is earlier than run_start", _ORDER, event)
     for event in [event for event in log.all("data_file") if start is not None and event.time_ms < start.time_ms][:1]:
-        text = f"{log.path.name}: line {event.line}: data_file is opened before run_start"
-        yield Complaint(Outcome.WARN, text)
-    early = [event for event in evaluations if start is not None and event.time_ms < start.time_ms - skew]
-    late = [event for event in evaluations if stop is not None and event.time_ms > stop.time_ms + skew]
-    for event in early[:1]:
-        yield error(log, f"line {event.line}: eval_accuracy is earlier than run_start", _ORDER)
-    for event in late[:1]:
-        yield error(log, f"line {event.line}: eval_accuracy is later than run_stop", _ORDER)
-    ends = [event for key in ("epoch_stop", "block_stop", "train_samples") for event in log.all(key)]
-    for event in [event for event in ends if stop is not None and event.time_ms > stop.time_ms + skew][:1]:
-        yield error(log, f"line {event.line}: {event.key} is later than run_stop", _ORDER)
+        yield log.warning("data_file is opened before run_start", event=event)
+    for keys in (("eval_accuracy",), ("epoch_stop", "block_stop", "train_samples")):
+        events = [event for key in keys for event in log.all(key)]
+        for event in [event for event in events if stop is not None and event.time_ms > stop.time_ms + skew][:1]:
+            yield log.error(f"{event.key} is later than run_stop", _ORDER, event)
 
 
 def _own_order(log: Log) -> Complaints:
@@ -111,7 +99,7 @@ def _own_order(log: Log) -> Complaints:
     for event in log.events:
         its_phase = _PHASE_OF.get(event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase)
         if before is not None and its_phase < phase:
-            yield error(log, f"line {event.line}: {event.key} comes after {before.key}", _ORDER)
+            yield log.error(f"{event.key} comes after {before.key}", _ORDER, event)
         else:
             phase, before = its_phase, event
     yield from _own_evaluations(log)
@@ -119,7 +107,7 @@ def _own_order(log: Log) -> Complaints:
         for start, stop in _STARTS_AND_STOPS.items():
             if counts[start] != counts[stop]:
                 here, gone = (start, stop) if counts[start] > counts[stop] else (stop, start)
-                yield error(log, f"line {log.all(here)[-1].line}: {here} without {gone}", OWN_FORM)
+                yield log.error(f"line {log.all(here)[-1].line}: {here} without {gone}", OWN_FORM)
     yield from _own_counts(log)
 
 
@@ -129,33 +117,30 @@ def _own_evaluations(log: Log) -> Complaints:
     samples: float | None = None
     for event in (event for event in log.events if event.key in _MANY):
         if event.key != _MANY[expected]:
-            text = f"line {event.line}: {event.key} where {_MANY[expected]} should come"
-            yield error(log, text, OWN_FORM)
+            yield log.error(f"{event.key} where {_MANY[expected]} should come", OWN_FORM, event)
             return
-        count = samples_of(event)
+        count = event.samples
         if expected > 0 and count != samples:
-            yield error(
-                log, f"line {event.line}: {event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS
-            )
+            yield log.error(f"{event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS, event)
         samples, expected = count if expected == 0 else samples, (expected + 1) % len(_MANY)
     if expected and log.status == "success":
         line = log.all(_MANY[expected - 1])[-1].line
-        yield error(log, f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
+        yield log.error(f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
 
 
 def _own_counts(log: Log) -> Complaints:
     """Check that an epoch begins at 0 samples, unless the run was resumed, and ends at train_samples."""
     start, stop, trained = log.first("epoch_start"), log.first("epoch_stop"), log.first("train_samples")
-    if start is not None and samples_of(start) != 0 and not is_continued(log):
-        text = f"line {start.line}: epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
-        yield error(log, text, SAMPLE_COUNTS)
-    if stop is not None and trained is not None and samples_of(stop) != trained.value:
-        text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
-        yield error(log, f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS)
+    if start is not None and start.samples != 0 and not log.is_continued:
+        text = f"epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
+        yield log.error(text, SAMPLE_COUNTS, start)
+    if stop is not None and trained is not None and stop.samples != trained.value:
+        text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
+        yield log.error(f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS, stop)
     begun, ended = log.first("block_start"), log.first("block_stop")
     blocks = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
     if ended is not None and len(set(map(repr, blocks))) > 1:
-        yield error(log, f"line {ended.line}: block_stop of block {blocks[1]!r}, started was {blocks[0]!r}", OWN_FORM)
+        yield log.error(f"block_stop of block {blocks[1]!r}, started was {blocks[0]!r}", OWN_FORM, ended)
 
 
 def _contradictions(log: Log) -> Complaints:
@@ -164,30 +149,27 @@ def _contradictions(log: Log) -> Complaints:
     repeated = [one for one in evaluations if one.again]
     if repeated and 2 * len(repeated) < len(evaluations):  # otherwise every rank logs it
         again = repeated[0].again[0]
-        text = f"{log.path.name}: line {again.line}: eval_accuracy comes again, first in {repeated[0].where}"
-        yield Complaint(Outcome.WARN, text, _ORDER)
+        yield log.warning(f"eval_accuracy comes again, first in {repeated[0].where}", _ORDER, again)
     missing = [key for key in _MANY[:2] if not log.first(key)]
     if evaluations and missing:
-        text = f"{log.path.name}: {evaluations[0].where}: eval_accuracy without {' and '.join(missing)}"
-        yield Complaint(Outcome.NOTE, f"{text} in the whole log; the rules ask for eval_start and eval_stop")
+        text = f"eval_accuracy without {' and '.join(missing)} in the whole log; "
+        text += "the rules ask for eval_start and eval_stop"
+        yield log.complaint(Outcome.NOTE, text, event=evaluations[0].event)
     for key in _MANY[:2]:
         yield from _again(log, key)
         pairs = [(one, one.start if key == "eval_start" else one.stop) for one in evaluations]
-        agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in pairs)
+        agreeing = sum(event is not None and event.samples == one.samples for one, event in pairs)
         if 2 * agreeing > len(evaluations):
             yield from _disagreeing(log, key, pairs)
-        others = [event for one, event in pairs if event and samples_of(event) not in (None, one.samples)]
+        others = [event for one, event in pairs if event and event.samples not in (None, one.samples)]
         if others and not agreeing:
-            text = f"{where(log, others[0])}every {key} has other samples than its eval_accuracy"
-            yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
-        odd = [event for event in log.all(key) if is_number(event.value) and event.value != samples_of(event)]
+            yield log.warning(f"every {key} has other samples than its eval_accuracy", SAMPLE_COUNTS, others[0])
+        odd = [event for event in log.all(key) if is_number(event.value) and event.value != event.samples]
         for event in odd[:1]:
-            text = f"{where(log, event)}{key} is {event.value}, its epoch_num {samples_of(event)}"
-            yield Complaint(Outcome.WARN, text, SAMPLE_COUNTS)
+            yield log.warning(f"{key} is {event.value}, its epoch_num {event.samples}", SAMPLE_COUNTS, event)
     for before, after in itertools.pairwise([event for event in log.events if event.key in _BLOCKS]):
         if before.key == after.key == "block_start" and after.time_ms - before.time_ms > _RANKS_APART_MS:
-            text = f"{where(log, after)}block_start within the block that starts in line {before.line}"
-            yield Complaint(Outcome.WARN, text, _ORDER)
+            yield log.warning(f"block_start within the block that starts in line {before.line}", _ORDER, after)
 
 
 def _again(log: Log, key: str) -> Iterator[Complaint]:
@@ -201,19 +183,17 @@ def _again(log: Log, key: str) -> Iterator[Complaint]:
     groups = found[:-1]
     if len(groups) >= _MIN_PAIRS and sorted(map(len, groups)) == [*[1] * (len(groups) - 1), 2]:
         first, again = next(events for events in groups if len(events) > 1)
-        text = f"line {again.line}: {key} comes again before eval_accuracy, first in line {first.line}"
-        yield error(log, text, _ORDER)
+        yield log.error(f"{key} comes again before eval_accuracy, first in line {first.line}", _ORDER, again)
 
 
 def _disagreeing(log: Log, key: str, pairs: list[tuple[LoggedEvaluation, Event | None]]) -> Iterator[Complaint]:
     is_odd = len(pairs) >= _MIN_PAIRS and sum(event is None for _, event in pairs) == 1
     for one, event in pairs:
         if event is None:
-            text = f"{log.path.name}: {one.where}: eval_accuracy without {key}"
-            yield Complaint(Outcome.ERROR if is_odd else Outcome.WARN, text, _ORDER if is_odd else "")
-        elif samples_of(event) not in (None, one.samples):
-            text = f"line {event.line}: {key} at {samples_of(event)} samples, its eval_accuracy at {one.samples}"
-            yield error(log, text, SAMPLE_COUNTS)
+            yield log.error_if(is_odd, f"eval_accuracy without {key}", _ORDER if is_odd else "", one.event)
+        elif event.samples not in (None, one.samples):
+            text = f"{key} at {event.samples} samples, its eval_accuracy at {one.samples}"
+            yield log.error(text, SAMPLE_COUNTS, event)
 
 
 _NUMBERS = (
@@ -231,7 +211,7 @@ _ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 def check_program(results: ResultSet) -> Complaints:
     """This code wrote the logs, so they must have its form."""
-    others = [log.path.name for log in results.logs if not is_ours(log)]
+    others = [log.path.name for log in results.logs if not log.is_ours]
     if len(others) == len(results.logs):
         yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
     elif others:
@@ -243,16 +223,16 @@ def check_lines(results: ResultSet) -> Complaints:
     """Every line is JSON with metadata, and no line is misread by the official convergence checker."""
     for log in results.logs:
         for text in log.broken:
-            yield error(log, text, LOG_FORMAT)
+            yield log.error(text, LOG_FORMAT)
         if not log.events:
-            yield error(log, "has no line of an MLPerf log", LOG_FORMAT)
+            yield log.error("has no line of an MLPerf log", LOG_FORMAT)
     for log in results.logs:
         for event in log.events:
             if event.metadata is None:
-                yield error(log, f"{event.key} has no metadata", LOG_FORMAT, event)
+                yield log.error(f"{event.key} has no metadata", LOG_FORMAT, event)
             for text in _MISREAD_TEXTS:
                 if text in event.text and event.key != text:
-                    yield error(log, f"{event.key} contains the text {text}", _MISREAD, event)
+                    yield log.error(f"{event.key} contains the text {text}", _MISREAD, event)
 
 
 def check_division(results: ResultSet) -> Complaints:
@@ -261,12 +241,11 @@ def check_division(results: ResultSet) -> Complaints:
     if wanted not in ("open", "closed"):
         yield Complaint(Outcome.ERROR, f"division {wanted!r} is neither open nor closed", _ONE_DIVISION)
     if results.system is not None and results.system.get("division") != wanted:
-        text = f"the system description says {results.system.get('division')!r}"
-        yield Complaint(Outcome.ERROR, text, _ONE_DIVISION)
+        yield Complaint(Outcome.ERROR, f"the system description says {results.system.get('division')!r}", _ONE_DIVISION)
     for log in results.logs:
         event = log.first("submission_division")
         if event is None or event.value != wanted:
-            yield error(log, f"says {event and event.value!r}, not {wanted!r}", _ONE_DIVISION, event)
+            yield log.error(f"says {event and event.value!r}, not {wanted!r}", _ONE_DIVISION, event)
 
 
 def check_numbers(results: ResultSet) -> Complaints:
@@ -274,14 +253,14 @@ def check_numbers(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.events:
             if (event.key in _NUMBERS or is_numeric(event.key)) and not is_number(event.value):
-                text = f"{where(log, event)}{event.key} {event.value!r} is not a plain number"
-                is_asked = is_ours(log) or event.key in _NUMBERS or _is_no_number(event)
-                yield Complaint(Outcome.ERROR if is_asked else Outcome.WARN, text, LOG_FORMAT if is_asked else "")
+                text = f"{event.key} {event.value!r} is not a plain number"
+                is_asked = log.is_ours or event.key in _NUMBERS or _is_no_number(event)
+                yield log.error_if(is_asked, text, LOG_FORMAT if is_asked else "", event)
         for event in log.all("eval_accuracy"):
             samples = (event.metadata or {}).get("epoch_num")
             if not is_number(samples) or samples != int(samples):
                 text = f"eval_accuracy has epoch_num {samples!r}, not a count of samples"
-                yield error(log, text, SAMPLE_COUNTS, event)
+                yield log.error(text, SAMPLE_COUNTS, event)
 
 
 def _is_no_number(event: Event) -> bool:

@@ -26,19 +26,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
-from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import (
-    ONE_SETTING,
-    LoggedEvaluation,
-    ResultSet,
-    error,
-    evaluations_of,
-    is_continued,
-    is_number,
-    is_ours,
-    samples_before,
-    where,
-)
+from mlbert.mlperf.logs import Event, Log, is_number
+from mlbert.mlperf.result_set import ONE_SETTING, LoggedEvaluation, ResultSet, evaluations_of, samples_before
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 
 _FIRST_MS = 1_514_764_800_000  # 2018-01-01
@@ -58,7 +47,7 @@ _UNSCORED_OPEN_SECONDS = 4 * 3600
 def check_clock(results: ResultSet) -> Complaints:
     """Time stamps are milliseconds of days since 2018, and the clock starts when initialisation is over."""
     for log in results.logs:
-        may_be_fraction = not is_ours(log)
+        may_be_fraction = not log.is_ours
         wrong = next(filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events)), None)
         if wrong is not None:
             yield wrong
@@ -70,19 +59,18 @@ def check_clock(results: ResultSet) -> Complaints:
     for log, event in starts:
         days = abs(event.time_ms - usual) / _DAY_MS
         if days > _ROUND_DAYS:
-            yield Complaint(Outcome.WARN, f"{where(log, event)}{days:.0f} days from most other runs", ONE_SETTING)
+            yield log.warning(f"{days:.0f} days from most other runs", ONE_SETTING, event)
 
 
 def _too_regular(log: Log) -> Complaints:
     """Find time stamps that no clock produces: only whole seconds, or evaluations evenly spaced to the millisecond."""
     stamps = [event.time_ms for event in log.events]
     if len(stamps) >= _MIN_STAMPS and not any(stamp % _SECOND_MS for stamp in stamps):
-        yield Complaint(Outcome.WARN, f"{where(log)}every time_ms is a whole second", _MS)
+        yield log.warning("every time_ms is a whole second", _MS)
     stamps = [one.event.time_ms for one in evaluations_of(log)]
     intervals = {after - before for before, after in itertools.pairwise(stamps)}
     if len(stamps) > _MIN_EQUAL and len(intervals) == 1:
-        text = f"{where(log)}all {len(stamps)} evaluations are {intervals.pop():.10g} ms apart, to the millisecond"
-        yield Complaint(Outcome.WARN, text)
+        yield log.warning(f"all {len(stamps)} evaluations are {intervals.pop():.10g} ms apart, to the millisecond")
 
 
 def check_overlap(results: ResultSet) -> Complaints:
@@ -96,13 +84,13 @@ def check_overlap(results: ResultSet) -> Complaints:
     pairs = list(itertools.pairwise(runs))
     overlaps = [(before, after) for before, after in pairs if after[0] < before[1]]
     usual = Outcome.WARN if _FEW_OVERLAPS * len(overlaps) < len(pairs) else Outcome.NOTE
-    for (_, stopped, _, before), (started, _, line, log) in overlaps:
-        text = f"{log.path.name}: line {line}: run_start is {(stopped - started) / 1000:.4g} s before the run_stop"
-        are_ours = is_ours(log) and is_ours(before)
+    for (_, stopped, _, before), (started, _, _, log) in overlaps:
+        text = f"run_start is {(stopped - started) / 1000:.4g} s before the run_stop"
+        are_ours = log.is_ours and before.is_ours
         is_wrong = are_ours and not are_apart(log, before)
         text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
         outcome = Outcome.ERROR if is_wrong else Outcome.NOTE if are_ours else usual
-        yield Complaint(outcome, text, _ONE_AT_A_TIME if is_wrong else "")
+        yield log.complaint(outcome, text, _ONE_AT_A_TIME if is_wrong else "", log.first("run_start"))
 
 
 def are_apart(one: Log, other: Log) -> bool:
@@ -136,7 +124,7 @@ def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | N
         problem = f"looks like {units[0]}, not milliseconds" if units else when
     elif not may_be_fraction and stamp != int(stamp):
         problem = "is not a whole number of milliseconds"
-    return error(log, f"line {event.line}: {event.key}: time_ms {stamp!r:.40} {problem}", _MS) if problem else None
+    return log.error(f"{event.key}: time_ms {stamp!r:.40} {problem}", _MS, event) if problem else None
 
 
 def _unscored(log: Log) -> Complaints:
@@ -145,13 +133,16 @@ def _unscored(log: Log) -> Complaints:
     if stop is None or start is None:
         return
     seconds = (start.time_ms - stop.time_ms) / 1000
-    unusual, wrong = _UNSCORED_SECONDS[is_ours(log)]
-    if not is_ours(log) and log.value("submission_division") == "open":
+    unusual, wrong = _UNSCORED_SECONDS[log.is_ours]
+    if not log.is_ours and log.value("submission_division") == "open":
         wrong = _UNSCORED_OPEN_SECONDS
     if seconds > unusual:
-        text = f"{log.path.name}: line {start.line}: run_start comes {seconds:.4g} s after init_stop"
-        yield Complaint(
-            Outcome.ERROR if seconds > wrong else Outcome.WARN, text, _TIMED_TO_TARGET if seconds > wrong else ""
+        text = f"run_start comes {seconds:.4g} s after init_stop"
+        yield log.error_if(
+            seconds > wrong,
+            text,
+            _TIMED_TO_TARGET if seconds > wrong else "",
+            start,
         )
 
 
@@ -178,7 +169,7 @@ _NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
 
 
 class _Interval(NamedTuple):
-    where: str
+    event: Event  # the accuracy at its end
     samples: float
     ms: float
 
@@ -210,7 +201,7 @@ def _intervals(log: Log) -> list[_Interval]:
     intervals, time_ms = [], start.time_ms
     for one in evaluations_of(log):
         if one.samples > samples:
-            intervals.append(_Interval(one.where, one.samples - samples, one.event.time_ms - time_ms))
+            intervals.append(_Interval(one.event, one.samples - samples, one.event.time_ms - time_ms))
             samples, time_ms = one.samples, one.event.time_ms
     return intervals
 
@@ -223,10 +214,10 @@ def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Compla
         outcome = _judge(log, one, usual if len(own) >= _MIN_INTERVALS else math.inf, limit)
         if outcome is not None and (found is None or found.outcome is not Outcome.ERROR):
             reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
-            text = f"{log.path.name}: {one.where}: {one.samples:.10g} samples in {one.ms / 1000:.4g} s"
+            text = f"{one.samples:.10g} samples in {one.ms / 1000:.4g} s"
             text += f" since the {_BEFORE[index > 0]}, {reference}"
             if found is None or outcome is Outcome.ERROR:
-                found = Complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "")
+                found = log.complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "", one.event)
     if found is not None:
         yield found
 
@@ -241,28 +232,26 @@ def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outco
         return Outcome.WARN if one.pace > _IMPOSSIBLE_SHARED * usual else None
     if _is_noisy(log, one.samples / limit):
         return Outcome.WARN if one.pace > _UNUSUAL * limit else None
-    impossible = _IMPOSSIBLE_SHARED if is_ours(log) else _IMPOSSIBLE
+    impossible = _IMPOSSIBLE_SHARED if log.is_ours else _IMPOSSIBLE
     if one.pace > impossible * limit or one.pace > _IMPOSSIBLE_HERE * max(limit, _NOISE * usual):
         return Outcome.ERROR
     return Outcome.WARN if one.pace > _UNUSUAL * limit else None
 
 
 def _is_noisy(log: Log, usual_ms: float) -> bool:
-    return usual_ms < (_NOISY_OURS_MS if is_ours(log) else _NOISY_MS)
+    return usual_ms < (_NOISY_OURS_MS if log.is_ours else _NOISY_MS)
 
 
 def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
     """Find a first interval that is faster than the others of its run: training began before run_start."""
-    if len(own) < _MIN_INTERVALS or is_continued(log) or own[0].ms <= 0:
+    if len(own) < _MIN_INTERVALS or log.is_continued or own[0].ms <= 0:
         return
     first, usual = own[0], statistics.median(one.pace for one in own[1:])
     if first.pace > _EARLY_UNUSUAL * usual:
         is_wrong = first.pace > _EARLY * usual and not _is_noisy(log, first.samples / usual)
-        text = (
-            f"{log.path.name}: {first.where}: {first.samples:.10g} samples in {first.ms / 1000:.4g} s since the start"
-        )
+        text = f"{first.samples:.10g} samples in {first.ms / 1000:.4g} s since the start"
         text += f", {first.pace / usual:.3g} times the usual rate: trained before run_start?"
-        yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _TIMED if is_wrong else "")
+        yield log.error_if(is_wrong, text, _TIMED if is_wrong else "", first.event)
 
 
 def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
@@ -277,9 +266,9 @@ def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
         outcome = Outcome.WARN if longer_ms >= _LONG_PAUSE_MS else Outcome.NOTE
         if one.ms >= _STOOD_STILL * usual_ms and longer_ms >= _STOOD_STILL_MS and one is not own[0]:
             outcome = Outcome.ERROR
-        text = f"{log.path.name}: {one.where}: {one.ms / 1000:.4g} s since the {_BEFORE[one is not own[0]]}"
+        text = f"{one.ms / 1000:.4g} s since the {_BEFORE[one is not own[0]]}"
         text += f", usually {usual_ms / 1000:.4g} s"
-        yield Complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "")
+        yield log.complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "", one.event)
 
 
 def _rate(own: Sequence[_Interval]) -> float:
@@ -300,10 +289,8 @@ def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
     usual = statistics.median(value for _, value in stats)
     ratio = 1000 * _rate(own) / usual
     if _RATE_HIGH < ratio < _OTHER_UNIT or 1 / _OTHER_UNIT < ratio < _RATE_LOW:
-        text = (
-            f"{log.path.name}: line {stats[0][0].line}: the throughput of tracked_stats is {usual:.4g} samples a second"
-        )
-        yield Complaint(Outcome.WARN, f"{text}, by the time stamps {1000 * _rate(own):.4g}")
+        text = f"the throughput of tracked_stats is {usual:.4g} samples a second"
+        yield log.warning(f"{text}, by the time stamps {1000 * _rate(own):.4g}", event=stats[0][0])
 
 
 def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
@@ -316,8 +303,8 @@ def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
         usual = statistics.median(others)
         spread = _SPREAD_OF_MAD * statistics.median(abs(rate / usual - 1) for rate in others)
         if rates[index] > max(_RUN_UNUSUAL, 1 + _SPREADS * spread) * usual:
-            text = f"{log.path.name}: {own[-1].where}: the whole run trained {1000 * rates[index]:.4g} samples a second"
-            yield Complaint(Outcome.WARN, f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart")
+            text = f"the whole run trained {1000 * rates[index]:.4g} samples a second"
+            yield log.warning(f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart", event=own[-1].event)
 
 
 def check_evaluation_time(results: ResultSet) -> Complaints:
@@ -329,17 +316,22 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
     usual = statistics.median(everything)
     for log, durations in timed:
         if len(durations) >= _MIN_EVALUATIONS and all(ms <= _NO_TIME_MS for _, ms in durations):
-            text = f"{log.path.name}: {durations[0][0].where}: no evaluation took more than {_NO_TIME_MS} ms"
-            yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _TIMED if is_ours(log) else "")
+            text = f"no evaluation took more than {_NO_TIME_MS} ms"
+            yield log.error_if(
+                log.is_ours,
+                text,
+                _TIMED if log.is_ours else "",
+                durations[0][0].event,
+            )
             continue
         shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
-        if shortest is None or usual < _MIN_EVALUATION_MS[is_ours(log)] or ms > _SHORT * usual:
+        if shortest is None or usual < _MIN_EVALUATION_MS[log.is_ours] or ms > _SHORT * usual:
             continue
-        text = f"line {shortest.event.line}: an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
-        if ms < usual * (_TOO_SHORT if is_ours(log) else _TOO_SHORT_OTHERS):
-            yield error(log, text, _TIMED)
+        text = f"an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
+        if ms < usual * (_TOO_SHORT if log.is_ours else _TOO_SHORT_OTHERS):
+            yield log.error(text, _TIMED, shortest.event)
         else:
-            yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+            yield log.warning(text, event=shortest.event)
 
 
 def _durations(log: Log) -> Iterator[tuple[LoggedEvaluation, float]]:
@@ -358,10 +350,8 @@ def check_status(results: ResultSet) -> Complaints:
     bad = [log for log in results.logs if log.status != "success"]
     is_tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
     for log in bad:
-        stop = log.first("run_stop")
-        where = "" if stop is None else f"line {stop.line}: "
-        outcome = Outcome.WARN if is_tolerated else Outcome.ERROR
-        yield Complaint(outcome, f"{log.path.name}: {where}run_stop status is {log.status!r}", _TEN_RUNS)
+        status = f"run_stop status is {log.status!r}"
+        yield log.error_if(not is_tolerated, status, _TEN_RUNS, log.first("run_stop"))
 
 
 def check_time(results: ResultSet) -> Complaints:
@@ -369,21 +359,20 @@ def check_time(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.all("resumed_from_step")[:1]:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
-            text = f"{log.path.name}: line {event.line}: resumed from a checkpoint, so its time is not a result"
-            yield Complaint(outcome, text, _CONTINUED)
+            yield log.complaint(outcome, "resumed from a checkpoint, so its time is not a result", _CONTINUED, event)
         pairs = [(one, other) for one, other in itertools.pairwise(log.events) if other.time_ms < one.time_ms]
         complaints = [_goes_back(log, *pair) for pair in pairs]
-        yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
+        yield from sorted(complaints, key=lambda found: found.outcome is not Outcome.ERROR)[:1]
         stop = log.first("run_stop")
         if stop is not None and log.minutes is not None and log.minutes <= 0:
-            yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED)
+            yield log.error("run_stop is not after run_start", _TIMED, stop)
 
 
 def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
     """Return an error for the timed part. Outside it, several processes may log their earlier events late."""
-    text = f"{log.path.name}: line {after.line}: time goes back at {after.key}"
+    text = f"time goes back at {after.key}"
     start, stop = log.first("run_start"), log.first("run_stop")
     is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
-    if is_ours(log) or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
-        return Complaint(Outcome.ERROR, text, _TIMED)
-    return Complaint(Outcome.WARN if is_timed else Outcome.NOTE, text)
+    if log.is_ours or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
+        return log.error(text, _TIMED, after)
+    return log.complaint(Outcome.WARN if is_timed else Outcome.NOTE, text, event=after)

@@ -13,7 +13,7 @@ from mlbert.host.provenance import recipe_file
 from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet
 from mlbert.mlperf.rules import REFERENCE_MODEL
 
 _CODE = "rules: the code of a result is submitted with it"
@@ -36,7 +36,7 @@ _SHORTEST_WORD = 3
 def check_call_sites(results: ResultSet) -> Complaints:
     """Every file:lineno in this code's logs is in the tree and is the call that logged the key."""
     assert results.tree is not None
-    logs = [log for log in results.logs if is_ours(log)]
+    logs = results.own_logs
     for log in logs:
         yield from _calls(log, Sources(results.tree, log))
     yield from _odd_calls(logs)
@@ -44,20 +44,20 @@ def check_call_sites(results: ResultSet) -> Complaints:
 
 def check_code(results: ResultSet) -> Complaints:
     """This code's logs come from an unmodified commit of the tree, with its config, model shape and recipe."""
-    for log in filter(is_ours, results.logs):
+    for log in results.own_logs:
         modified, in_tree = log.first("tree_modified"), results.tree is not None
         if modified and modified.value is not False:
-            text = f"{where(log, modified)}tree_modified is {modified.value!r}, so no commit holds the code"
-            yield Complaint(Outcome.ERROR if in_tree else Outcome.WARN, text, _CODE)
+            text = f"tree_modified is {modified.value!r}, so no commit holds the code"
+            yield log.error_if(in_tree, text, _CODE, modified)
         if results.tree is None:
             continue
         sources, commit = Sources(results.tree, log), log.first("commit")
         if commit and sources.lacks_commit and _FULL_COMMIT.fullmatch(str(commit.value)):
-            yield error(log, f"commit {commit.value} is not in the tree's history", _CODE, commit)
+            yield log.error(f"commit {commit.value} is not in the tree's history", _CODE, commit)
         start, made = log.first("run_start"), sources.committed_ms
         if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
             hours = (made - start.time_ms) / 3_600_000
-            yield error(log, f"run_start is {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
+            yield log.error(f"run_start is {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
         yield from _files(log, sources)
 
 
@@ -68,24 +68,22 @@ def check_whose(results: ResultSet) -> Complaints:
     for log in results.logs:
         platform, status = log.first("submission_platform"), log.first("submission_status")
         folder = log.path.parent.parent.name
-        if is_ours(log) and platform and platform.value != folder and results.system_file is not None:
-            yield error(log, f"submission_platform is {platform.value!r}, filed under {folder!r}", _FILED, platform)
-        if platform and not is_ours(log) and not _is_of(str(platform.value), folder, results.system):
-            text = f"{where(log, platform)}submission_platform is {platform.value!r}, filed under {folder!r}, "
+        if log.is_ours and platform and platform.value != folder and results.system_file is not None:
+            yield log.error(f"submission_platform is {platform.value!r}, filed under {folder!r}", _FILED, platform)
+        if platform and not log.is_ours and not _is_of(str(platform.value), folder, results.system):
+            text = f"submission_platform is {platform.value!r}, filed under {folder!r}, "
             text += f"the description's system_name is {results.system.get('system_name')!r}"
-            yield Complaint(Outcome.WARN, text, _FILED)
+            yield log.warning(text, _FILED, platform)
         if status is None:
             continue
         wanted = _STATUSES.get(str(status.value))
-        strict = Outcome.ERROR if is_ours(log) else Outcome.WARN
+        strict = Outcome.ERROR if log.is_ours else Outcome.WARN
         if wanted is None:
-            text = f"{where(log, status)}submission_status {status.value!r} is not one of {', '.join(_STATUSES)}"
-            yield Complaint(strict, text, _FILED)
+            text = f"submission_status {status.value!r} is not one of {', '.join(_STATUSES)}"
+            yield log.complaint(strict, text, _FILED, status)
         elif described and _plain(described) != _plain(wanted):
-            text = (
-                f"{where(log, status)}submission_status is {status.value!r}, the system description says {described!r}"
-            )
-            yield Complaint(strict, text, _FILED)
+            text = f"submission_status is {status.value!r}, the system description says {described!r}"
+            yield log.complaint(strict, text, _FILED, status)
 
 
 def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
@@ -105,31 +103,31 @@ def _plain(text: str) -> str:
 
 def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
     if sources.gap:
-        yield Complaint(Outcome.WARN, f"{where(log)}{sources.gap}, so its lines are looked up in the tree", OWN_FORM)
+        yield log.warning(f"{sources.gap}, so its lines are looked up in the tree", OWN_FORM)
     for name in dict.fromkeys(event.call_site[0] for event in log.events if event.call_site):
         if sources.is_altered(name):
-            yield error(log, f"{name} is not the file of source.json", _CODE)
-    wrong = [problem for event in log.events if (problem := _wrong_call(log, event, sources))]
+            yield log.error(f"{name} is not the file of source.json", _CODE)
+    wrong = [(problem, event) for event in log.events if (problem := _wrong_call(event, sources))]
     if sources.gap:  # the tree is not the code that ran, so report one problem, preferably a missing file
-        wrong.sort(key=lambda problem: not problem.endswith(_NOT_THERE))
+        wrong.sort(key=lambda pair: not pair[0].endswith(_NOT_THERE))
         more = f", and {len(wrong) - 1} more lines are other calls there" if len(wrong) > 1 else ""
-        yield from (Complaint(Outcome.WARN, problem + more, OWN_FORM) for problem in wrong[:1])
+        yield from (log.warning(problem + more, OWN_FORM, event) for problem, event in wrong[:1])
     else:
-        yield from (Complaint(Outcome.ERROR, problem, OWN_FORM) for problem in wrong)
+        yield from (log.error(problem, OWN_FORM, event) for problem, event in wrong)
     for event in log.events:
         if event.call_site is None:
-            yield error(log, f"{event.key} names no file and line", OWN_FORM, event)
+            yield log.error(f"{event.key} names no file and line", OWN_FORM, event)
 
 
-def _wrong_call(log: Log, event: Event, sources: Sources) -> str:
+def _wrong_call(event: Event, sources: Sources) -> str:
     """Return what is wrong with the call site that a line names, or an empty string."""
     if event.call_site is None:
         return ""
     name, number = event.call_site
     if sources.line(name, number) is None:
-        return f"{where(log, event)}{event.key}: {name}:{number} {_NOT_THERE}"
+        return f"{event.key}: {name}:{number} {_NOT_THERE}"
     if sources.call_of(name, number, event.key) is None:
-        return f"{where(log, event)}{name}:{number} does not log {event.key}"
+        return f"{name}:{number} does not log {event.key}"
     return ""
 
 
@@ -148,7 +146,7 @@ def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:
             ((usual, votes),) = counts.most_common(1)
             if event.call_site != usual and votes >= _FEWEST_LOGS and 2 * votes > sum(counts.values()):
                 text = f"{event.key} is logged at {_place(event.call_site)}, in other logs at {_place(usual)}"
-                yield error(log, text, OWN_FORM, event)
+                yield log.error(text, OWN_FORM, event)
 
 
 def _place(site: tuple[str, int]) -> str:
@@ -161,20 +159,20 @@ def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
     for event, stated, name, digest in _named_files(log):
         text = sources.text(name)
         if text is None and name.startswith("/"):
-            yield Complaint(Outcome.WARN, f"{where(log, event)}{name} is outside the tree", _CODE)
+            yield log.warning(f"{name} is outside the tree", _CODE, event)
         elif text is None:
-            yield Complaint(outcome, f"{where(log, event)}{event.key} {name} is not in the tree", _CODE)
+            yield log.complaint(outcome, f"{event.key} {name} is not in the tree", _CODE, event)
         elif hashlib.sha256(text.encode()).hexdigest() != digest:
-            yield Complaint(outcome, f"{where(log, stated)}{name} is another file: {stated.key} differs", _CODE)
+            yield log.complaint(outcome, f"{name} is another file: {stated.key} differs", _CODE, stated)
         elif event.key == "model_shape" and log.value("submission_division") == "closed":
             shape = parse_json(text)
             for key, wanted in REFERENCE_MODEL.items():
                 if key in shape and shape[key] != wanted:
-                    yield error(log, f"{name}: {key} is {shape[key]}, closed requires {wanted}", _REFERENCE, event)
+                    yield log.error(f"{name}: {key} is {shape[key]}, closed requires {wanted}", _REFERENCE, event)
     recipe = log.first("recipe")
     if recipe is not None and sources.text(recipe_file(str(recipe.value))) is None:
-        text = f"{where(log, recipe)}recipe {recipe.value!r}: {recipe_file(str(recipe.value))} is not in the tree"
-        yield Complaint(outcome, text, _CODE)
+        text = f"recipe {recipe.value!r}: {recipe_file(str(recipe.value))} is not in the tree"
+        yield log.complaint(outcome, text, _CODE, recipe)
 
 
 def _named_files(log: Log) -> Iterable[tuple[Event, Event, str, object]]:

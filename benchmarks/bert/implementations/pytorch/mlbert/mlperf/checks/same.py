@@ -16,8 +16,8 @@ from mlbert.config.sections import settings_by_env
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_number, is_ours, setting, where
+from mlbert.mlperf.logs import Event, Log, is_number
+from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
@@ -48,7 +48,7 @@ def check_same_settings(results: ResultSet) -> Complaints:
             if value != values[first]:
                 for text in _differences(key, value, values[first], results.logs[first].path.name):
                     yield _differs(log, key, text)
-    others = [log for log in results.logs if not is_ours(log)]
+    others = [log for log in results.logs if not log.is_ours]
     yield from _other_code(others)
     yield from _other_data(others)
 
@@ -70,9 +70,9 @@ def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
         if len(moved) >= max(_MIN_MOVED, _MOVED_SHARE * len(shared)):
             event = next(event for event in log.events if event.key == moved[0] and event.call_site is not None)
             here, there = (":".join(map(str, site)) for site in (event.call_site or (), min(others[0][moved[0]])))
-            text = f"{log.path.name}: line {event.line}: {event.key} is logged at {here}, in the other logs at {there}"
+            text = f"{event.key} is logged at {here}, in the other logs at {there}"
             text += f", {len(moved)} of {len(shared)} keys elsewhere: another version of the program?"
-            yield Complaint(Outcome.WARN, text, ONE_SETTING)
+            yield log.warning(text, ONE_SETTING, event)
 
 
 def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
@@ -83,15 +83,17 @@ def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
         if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
             continue
         for folder in [folder for folder in folders_of[number] if folder not in others[0]][:1]:
-            text = f"{log.path.name}: line {folders_of[number][folder].line}: data_file is in {_short(folder)}"
-            yield Complaint(Outcome.WARN, f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING)
+            text = f"data_file is in {_short(folder)}"
+            yield log.warning(
+                f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING, folders_of[number][folder]
+            )
 
 
 def _shared_keys(logs: Sequence[Log]) -> list[str]:
     """Return the keys to compare: all that this code logs before run_start, otherwise `_SAME_IN_ALL` and settings."""
     keys: dict[str, None] = {}
     for log in logs:
-        start, own = log.first("run_start"), is_ours(log)
+        start, own = log.first("run_start"), log.is_ours
         for event in log.events:
             is_own_key = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
             if is_own_key or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
@@ -140,12 +142,9 @@ def _short(value: Any) -> str:
 
 
 def _differs(log: Log, key: str, text: str) -> Complaint:
-    event = log.first(key)
-    where = f"line {event.line}: " if event is not None else ""
     # The system description names the submitter, and the rules do not list the shapes as hyper-parameters.
-    is_lenient = key in (*_WHOSE, *_SHAPES) and not is_ours(log)
-    outcome = Outcome.WARN if is_lenient else Outcome.ERROR
-    return Complaint(outcome, f"{log.path.name}: {where}{text}", ONE_SETTING)
+    is_lenient = key in (*_WHOSE, *_SHAPES) and not log.is_ours
+    return log.error_if(not is_lenient, text, ONE_SETTING, log.first(key))
 
 
 def check_seeds(results: ResultSet) -> Complaints:
@@ -153,17 +152,17 @@ def check_seeds(results: ResultSet) -> Complaints:
     uses: dict[Any, list[tuple[Log, Event]]] = defaultdict(list)
     for log in results.logs:
         seeds = log.all("seed")
-        if len(seeds) != 1 and is_ours(log):
-            yield error(log, f"logs {len(seeds)} seeds, not one", OWN_FORM)
+        if len(seeds) != 1 and log.is_ours:
+            yield log.error(f"logs {len(seeds)} seeds, not one", OWN_FORM)
         elif len({event.value for event in seeds}) > 1:
-            text = f"{where(log, seeds[1])}seed {seeds[1].value!r}, but {seeds[0].value!r} in line {seeds[0].line}"
-            yield Complaint(Outcome.WARN, text, _SEED_RULE)
+            text = f"seed {seeds[1].value!r}, but {seeds[0].value!r} in line {seeds[0].line}"
+            yield log.warning(text, _SEED_RULE, seeds[1])
         elif not seeds:
             outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
-            yield Complaint(outcome, f"{log.path.name}: logs no seed", _SEED_RULE)
-        for event in seeds if not is_ours(log) else seeds[:1]:
+            yield log.complaint(outcome, "logs no seed", _SEED_RULE)
+        for event in seeds if not log.is_ours else seeds[:1]:
             uses[_seed_of(log, event)].append((log, event))
-    is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
+    is_asked = results.wanted_division == "closed" or results.own_logs
     values = sorted(seed for log in results.logs if is_number(seed := log.value("seed")))
     if len(values) >= _MIN_SERIES and len({after - before for before, after in itertools.pairwise(values)}) == 1:
         yield Complaint(Outcome.WARN, f"the seeds {values[0]} to {values[-1]} are evenly spaced", _SEED_RULE)
@@ -181,29 +180,27 @@ def check_series(results: ResultSet) -> Complaints:
         yield Complaint(Outcome.WARN, f"the series has {total} runs, but {len(results.logs)} are here", _SERIES_RULE)
     runs: dict[int, Log] = {}
     for log in results.logs:
-        number = setting(log, "EXPERIMENT")
+        number = log.setting("EXPERIMENT")
         if not isinstance(number, int):
             continue
         if number in runs:
-            yield error(
-                log, f"EXPERIMENT is {number}, as in {runs[number].path.name}", _SERIES_RULE, log.first("configuration")
+            yield log.error(
+                f"EXPERIMENT is {number}, as in {runs[number].path.name}", _SERIES_RULE, log.first("configuration")
             )
         runs[number] = log
     numbers = sorted(runs)
     for before, after in itertools.pairwise(numbers):
         if after - before > 1:
-            place = where(runs[after], runs[after].first("configuration"))
-            text = f"{place}EXPERIMENT is {after}, the one before is {before}: a run was left out"
-            yield Complaint(Outcome.WARN, text, _SERIES_RULE)
+            text = f"EXPERIMENT is {after}, the one before is {before}: a run was left out"
+            yield runs[after].warning(text, _SERIES_RULE, runs[after].first("configuration"))
 
 
 def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -> Complaints:
     first, event = found[0]
     for log, again in found[1:]:
-        text = f"{log.path.name}: line {again.line}: seed {seed} is in {first.path.name}, line {event.line}, too"
-        yield Complaint(outcome, text, _SEED_RULE)
+        yield log.complaint(outcome, f"seed {seed} is in {first.path.name}, line {event.line}, too", _SEED_RULE, again)
 
 
 def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
     """Return the seed identity that must be unique: the number and, for other programs, the line that logged it."""
-    return (str(event.value),) if is_ours(log) else (str(event.value), event.call_site)
+    return (str(event.value),) if log.is_ours else (str(event.value), event.call_site)

@@ -14,8 +14,8 @@ from mlbert.host.provenance import TENSORFLOW2
 from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import DISTRIBUTIONS_OF
-from mlbert.mlperf.logs import Log
-from mlbert.mlperf.result_set import ResultSet, is_number, is_ours, where
+from mlbert.mlperf.logs import Log, is_number
+from mlbert.mlperf.result_set import ResultSet
 
 _MEANINGFUL = "rules: the system description says what the system is"
 _MACHINE = "rules: the system description is of the system that ran"
@@ -59,7 +59,7 @@ class _Description:
         text = self.text(key)
         return int(text) if text.isdecimal() else None
 
-    def complaint(self, outcome: Outcome, key: str, problem: str, rule: str) -> Complaint:
+    def complaint(self, outcome: Outcome, key: str, problem: str, rule: str = _MEANINGFUL) -> Complaint:
         """Return a complaint about a field, with its line."""
         numbers = [number for number, line in enumerate(self.lines, start=1) if f'"{key}"' in line]
         place = f"line {numbers[-1]}: " if numbers else ""
@@ -74,7 +74,7 @@ def check_submitter(results: ResultSet) -> Complaints:
     for name, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
         if name.casefold() != str(submitter).casefold():
             complaint = system.complaint(system.strict, "submitter", f"is {submitter!r}", _MACHINE)
-            yield complaint._replace(text=f"{where(log, event)}submission_org is {name!r}, {complaint.text}")
+            yield complaint._replace(text=f"{log.where(event)}submission_org is {name!r}, {complaint.text}")
     for key in _COUNTS:
         if system.count(key) is None:
             yield system.complaint(Outcome.ERROR, key, f"is {system.fields.get(key)!r}, not a number", _TEXT)
@@ -87,32 +87,30 @@ def check_description(results: ResultSet) -> Complaints:
     blank = [key for key in FIELDS if not system.text(key)]
     for key in blank:
         if system.strict is Outcome.ERROR or key in _NEEDED:
-            yield system.complaint(Outcome.ERROR, key, "is blank or missing", _MEANINGFUL)
+            yield system.complaint(Outcome.ERROR, key, "is blank or missing")
         elif key in _NOTED:
-            yield system.complaint(Outcome.WARN, key, "is blank or missing", _MEANINGFUL)
+            yield system.complaint(Outcome.WARN, key, "is blank or missing")
     for key, value in system.fields.items():
         is_asked = system.strict is Outcome.ERROR or key in _TEXTS
         if key in FIELDS and not isinstance(value, str) and (is_asked or key in _COUNTS):
             yield system.complaint(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
         if _UNWRITTEN.fullmatch(str(value).strip()):
-            yield system.complaint(system.strict, key, f"is {value!r}, still to be written", _MEANINGFUL)
+            yield system.complaint(system.strict, key, f"is {value!r}, still to be written")
         if key not in FIELDS and key not in _OPTIONAL:
             yield system.complaint(Outcome.NOTE, key, "is not a field of a system description", "")
     for key in _ABOVE_ZERO:
         if _is_nothing(system.text(key)):
-            yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}", _MEANINGFUL)
+            yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}")
     yield from _threads(system)
     if (status := system.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
-        yield system.complaint(
-            system.strict, "status", f"is {status!r}, none of the four that the rules know", _MEANINGFUL
-        )
+        yield system.complaint(system.strict, "status", f"is {status!r}, none of the four that the rules know")
     yield from _accelerators(system)
 
 
 def check_machine(results: ResultSet) -> Complaints:
     """The system description matches the machine and software in this code's logs."""
     system = _description(results)
-    for log in filter(is_ours, results.logs):
+    for log in results.own_logs:
         for key, problem in itertools.chain(_software(system, log), _hardware(system, log)):
             complaint = system.complaint(Outcome.ERROR, key, problem, _MACHINE)
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
@@ -120,7 +118,7 @@ def check_machine(results: ResultSet) -> Complaints:
             complaint = system.complaint(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
     for log in results.logs:
-        if not is_ours(log):
+        if not log.is_ours:
             yield from _processes(system, log)
 
 
@@ -136,7 +134,7 @@ def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
     nodes, each, starts = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.all("init_start")
     if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
         complaint = system.complaint(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
-        yield complaint._replace(text=f"{where(log, starts[0])}{len(starts)} init_start, {complaint.text}")
+        yield complaint._replace(text=f"{log.where(starts[0])}{len(starts)} init_start, {complaint.text}")
 
 
 def _packages(log: Log) -> Mapping[str, Any]:
@@ -151,7 +149,7 @@ def _description(results: ResultSet) -> _Description:
     if path is not None and path.is_file():
         text = read_plain(path, "Fix it").decode(errors="replace")
     name = f"systems/{path.name}" if path is not None else "system description"
-    strict = Outcome.ERROR if any(map(is_ours, results.logs)) else Outcome.WARN
+    strict = Outcome.ERROR if results.own_logs else Outcome.WARN
     return _Description(results.system, name, text.splitlines(), strict)
 
 
@@ -174,7 +172,7 @@ def _duplicates(system: _Description) -> Iterable[Complaint]:
         if len(found) > 1:
             is_same = all(value == found[0] for value in found)
             outcome = Outcome.WARN if is_same else Outcome.ERROR
-            yield system.complaint(outcome, key, f"occurs {len(found)} times: {found}", _MEANINGFUL)
+            yield system.complaint(outcome, key, f"occurs {len(found)} times: {found}")
 
 
 def _is_nothing(text: str) -> bool:
@@ -189,22 +187,18 @@ def _threads(system: _Description) -> Iterable[Complaint]:
     cores, threads = system.count("host_processor_core_count"), system.count("host_processor_vcpu_count")
     if processors and cores and threads and threads < processors * cores:
         text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
-        yield system.complaint(system.strict, "host_processor_vcpu_count", text, _MEANINGFUL)
+        yield system.complaint(system.strict, "host_processor_vcpu_count", text)
 
 
 def _accelerators(system: _Description) -> Iterable[Complaint]:
     key = "accelerator_memory_capacity"
     if system.count("accelerators_per_node") and _is_nothing(system.text(key)):
-        yield system.complaint(system.strict, key, f"is {system.text(key)!r}", _MEANINGFUL)
+        yield system.complaint(system.strict, key, f"is {system.text(key)!r}")
     count, model = system.count("accelerators_per_node"), system.text("accelerator_model_name")
     if count == 0 and model.casefold() not in _NOTHING:
-        yield system.complaint(
-            system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}", _MEANINGFUL
-        )
+        yield system.complaint(system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}")
     if count and model.casefold() in _NOTHING:
-        yield system.complaint(
-            system.strict, "accelerator_model_name", f"is {model!r}, but there are {count}", _MEANINGFUL
-        )
+        yield system.complaint(system.strict, "accelerator_model_name", f"is {model!r}, but there are {count}")
 
 
 def _software(system: _Description, log: Log) -> Iterable[tuple[str, str]]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from mlbert.mlperf.checks.pace import are_apart
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.logs import Event, Log
-from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours, where
+from mlbert.mlperf.logs import Event, Log, is_number
+from mlbert.mlperf.result_set import ResultSet
 from mlbert.mlperf.rules import BENCHMARK, NUM_EVAL_SAMPLES, REFERENCE_MODEL, TARGET_MLM_ACCURACY
 
 _CACHES = "rules: caches are cleared before a run"
@@ -30,9 +30,9 @@ def check_caches(results: ResultSet) -> Complaints:
     is_closed = results.wanted_division == "closed"
     runs = [(log, log.first("run_start"), log.first("run_stop")) for log in results.logs]
     for log in results.logs:
-        if is_ours(log) and not log.all(_CLEAR):  # compliance_checker reports it for other programs
-            yield error(log, f"{_CLEAR} is missing", _CACHES)
-        yield from _denied(log, is_closed or (is_ours(log) and results.system is not None))
+        if log.is_ours and not log.all(_CLEAR):  # compliance_checker reports it for other programs
+            yield log.error(f"{_CLEAR} is missing", _CACHES)
+        yield from _denied(log, is_closed or (log.is_ours and results.system is not None))
         yield from _late(log)
         event, start = max(log.all(_CLEAR), key=lambda event: event.time_ms, default=None), log.first("init_start")
         if event is not None and start is not None:
@@ -45,24 +45,23 @@ def _denied(log: Log, is_strict: bool) -> Iterable[Complaint]:
     for event in log.all(_CLEAR):
         value = str(event.value).strip().casefold()
         if value in _NO:
-            text = f"{where(log, event)}{_CLEAR} is {value}"
-            yield Complaint(Outcome.ERROR if is_strict else Outcome.WARN, text, _CACHES)
+            yield log.error_if(is_strict, f"{_CLEAR} is {value}", _CACHES, event)
 
 
 def _late(log: Log) -> Iterable[Complaint]:
-    late_from = [log.first(key) for key in (("init_start", "run_start") if is_ours(log) else ("run_start",))]
+    late_from = [log.first(key) for key in (("init_start", "run_start") if log.is_ours else ("run_start",))]
     for event in log.all(_CLEAR):
         first = next((first for first in late_from if first is not None and first.line < event.line), None)
         if first is not None:
-            yield error(log, f"{_CLEAR} comes after {first.key} (line {first.line})", _CACHES, event)
+            yield log.error(f"{_CLEAR} comes after {first.key} (line {first.line})", _CACHES, event)
 
 
 def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
     """Check that caches were cleared recently: a machine fills them within minutes."""
     seconds = (start.time_ms - event.time_ms) / 1000
     if seconds > _FRESH_SECONDS:
-        text = f"{where(log, event)}{_CLEAR} comes {seconds:.4g} s before init_start (line {start.line})"
-        yield Complaint(_severity(log), text, _CACHES)
+        text = f"{_CLEAR} comes {seconds:.4g} s before init_start (line {start.line})"
+        yield log.complaint(_severity(log), text, _CACHES, event)
 
 
 def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) -> Iterable[Complaint]:
@@ -70,10 +69,10 @@ def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) 
     for other, begun, ended in runs:
         if other is log or begun is None or ended is None:
             continue
-        since = ended if is_ours(log) else begun
+        since = ended if log.is_ours else begun
         if event.time_ms < since.time_ms and ended.time_ms <= start.time_ms and not are_apart(log, other):
-            text = f"{where(log, event)}{_CLEAR} comes before the run_stop of {other.path.name} (line {ended.line})"
-            yield Complaint(_severity(log), text, _CACHES)
+            text = f"{_CLEAR} comes before the run_stop of {other.path.name} (line {ended.line})"
+            yield log.complaint(_severity(log), text, _CACHES, event)
             return
 
 
@@ -84,11 +83,11 @@ def _unanswered(logs: Sequence[Log]) -> Iterable[Complaint]:
     for log in logs:
         events = log.all(_CLEAR)
         if events and all(event.value is None for event in events):
-            yield Complaint(Outcome.WARN, f"{where(log, events[0])}{_CLEAR} is null, in other logs true", _CACHES)
+            yield log.warning(f"{_CLEAR} is null, in other logs true", _CACHES, events[0])
 
 
 def _severity(log: Log) -> Outcome:
-    return Outcome.ERROR if is_ours(log) else Outcome.WARN
+    return Outcome.ERROR if log.is_ours else Outcome.WARN
 
 
 _MEANING = "rules: hyper-parameters are logged as they were used"
@@ -184,11 +183,11 @@ def check_single_lines(results: ResultSet) -> Complaints:
             first, *others = log.all(key)
             for event in others:
                 is_same = event.value == first.value
-                text = f"{where(log, event)}{key} {event.value!r} is {'said again' if is_same else 'another value'}, "
+                text = f"{key} {event.value!r} is {'said again' if is_same else 'another value'}, "
                 text += f"line {first.line}: {first.value!r}"
                 mild = Outcome.WARN if key in _SINGLE else Outcome.NOTE
-                outcome = mild if is_same and not is_ours(log) else Outcome.ERROR
-                yield Complaint(outcome, text, _ONE_LINE)
+                outcome = mild if is_same and not log.is_ours else Outcome.ERROR
+                yield log.complaint(outcome, text, _ONE_LINE, event)
 
 
 def check_rules(results: ResultSet) -> Complaints:
@@ -197,7 +196,7 @@ def check_rules(results: ResultSet) -> Complaints:
         for event in log.all("submission_benchmark"):
             if event.value != BENCHMARK:
                 text = f"submission_benchmark is {event.value!r}, not {BENCHMARK!r}"
-                yield error(log, text, "rules: results/<system>/bert holds results of BERT", event)
+                yield log.error(text, "rules: results/<system>/bert holds results of BERT", event)
         if results.wanted_division == "closed":
             yield from _closed(log)
     yield from check_caches(results)
@@ -209,11 +208,11 @@ def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
         if wanted is None or not is_number(event.value):
             continue  # check_numbers reports values that are not numbers
         if event.value not in wanted:
-            yield error(log, f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
-        elif event.key in _WHOLE and not _is_whole(event, is_ours(log)):
-            yield error(log, f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
+            yield log.error(f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
+        elif event.key in _WHOLE and not _is_whole(event, log.is_ours):
+            yield log.error(f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
         elif is_closed and event.key == _RATE and event.value < _LEAST_RATE:
-            yield error(log, f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt", _MEANING, event)
+            yield log.error(f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt", _MEANING, event)
 
 
 def _is_whole(event: Event, is_own: bool) -> bool:
@@ -244,12 +243,11 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """
     event, other = log.first(_WARMUPS[0]), log.first(_WARMUPS[1])
     if event and other and is_number(event.value) and is_number(other.value) and event.value != other.value:
-        text = f"{other.key} is {other.value!r}, but {event.key} {event.value!r}"
-        yield error(log, text, _MEANING, other)
+        yield log.error(f"{other.key} is {other.value!r}, but {event.key} {event.value!r}", _MEANING, other)
     steps, batch, start = _number(log, _STEPS), _number(log, _BATCH), log.first(_START)
     first = _number(log, _START) or 0
     if start is not None and first > 0:
-        yield error(log, f"{_START} is {first!r}, so the rate is negative before it", _MEANING, start)
+        yield log.error(f"{_START} is {first!r}, so the rate is negative before it", _MEANING, start)
     if steps is None or steps < 1:
         return
     in_samples = first < -steps
@@ -257,34 +255,33 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
     unit = "samples" if in_samples else "steps"
     for ramp in (event, other):
         if ramp and is_number(ramp.value) and ramp.value > length:
-            is_trial = is_ours(log) and not is_closed  # cut short by a smaller MAX_STEPS
-            text = f"{where(log, ramp)}{ramp.key} is {ramp.value!r}, longer than the {length:g} {unit} of training"
-            yield Complaint(Outcome.WARN if is_trial else Outcome.ERROR, text, _MEANING)
+            is_trial = log.is_ours and not is_closed  # cut short by a smaller MAX_STEPS
+            text = f"{ramp.key} is {ramp.value!r}, longer than the {length:g} {unit} of training"
+            yield log.error_if(not is_trial, text, _MEANING, ramp)
     if start is not None and -first > length:
-        yield error(log, f"{_START} is {first!r}, further back than the {length:g} {unit} of training", _MEANING, start)
+        yield log.error(f"{_START} is {first!r}, further back than the {length:g} {unit} of training", _MEANING, start)
 
 
 def _epsilons(log: Log) -> Iterable[Complaint]:
     event, other = log.first("opt_lamb_epsilon"), log.first("opt_epsilon")
     if event and other and event.value != other.value:
-        text = f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}"
-        yield error(log, text, _MEANING, other)
+        yield log.error(f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}", _MEANING, other)
     end, base = log.first("opt_end_learning_rate"), _number(log, _RATE)
     if end and base is not None and is_number(end.value) and end.value > base:
-        yield error(log, f"{end.key} {end.value!r} is above {_RATE} {base!r}", _MEANING, end)
+        yield log.error(f"{end.key} {end.value!r} is above {_RATE} {base!r}", _MEANING, end)
 
 
 def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that training does not continue past the schedule, where the rate is 0."""
     event, batch = log.first(_STEPS), _number(log, _BATCH)
     samples = [count for count, _ in log.evaluations if is_number(count)]
-    if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or is_ours(log):
+    if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or log.is_ours:
         return  # our own batch is nominal, and its steps are checked against the configuration
     planned = event.value * batch
     if max(samples) > planned * _SCHEDULE_SLACK:
-        text = f"{where(log, event)}{_STEPS} {event.value!r} of {batch:g} end at {planned:g} samples, "
+        text = f"{_STEPS} {event.value!r} of {batch:g} end at {planned:g} samples, "
         text += f"but training went on to {max(samples):g}"
-        yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
+        yield log.error_if(is_closed, text, _MEANING, event)
 
 
 def _step_numbers(log: Log) -> Iterable[Complaint]:
@@ -295,41 +292,37 @@ def _step_numbers(log: Log) -> Iterable[Complaint]:
         if batch is None or not is_number(steps) or not is_number(samples):
             continue
         if max(steps * batch, samples) > _SCHEDULE_SLACK * min(steps * batch, samples):
-            text = f"{where(log, event)}step_num {steps} of {batch:g} sequences, but epoch_num {samples}"
-            yield Complaint(Outcome.WARN, text, _MEANING)
+            yield log.warning(f"step_num {steps} of {batch:g} sequences, but epoch_num {samples}", _MEANING, event)
             return
 
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
     event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
-    if event is None or batch is None or not is_number(event.value) or event.value < 1 or is_ours(log):
+    if event is None or batch is None or not is_number(event.value) or event.value < 1 or log.is_ours:
         return
     if math.fmod(batch, event.value):
-        text = f"{where(log, event)}{_BATCH} {batch:g} cannot be {event.value!r} equal parts"
-        yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
+        yield log.error_if(is_closed, f"{_BATCH} {batch:g} cannot be {event.value!r} equal parts", _MEANING, event)
 
 
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
     """Check that accelerators get equal shares of the batch. Ours is checked against the configuration."""
     event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
-    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or is_ours(log):
+    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or log.is_ours:
         return
     nodes, each = map(int, counts)
     if nodes * each > 0 and math.fmod(event.value, nodes * each):
-        text = (
-            f"{where(log, event)}{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
-        )
-        yield Complaint(Outcome.WARN, text, _MEANING)
+        text = f"{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
+        yield log.warning(text, _MEANING, event)
 
 
 def _closed(log: Log) -> Iterable[Complaint]:
     tensors = {str((event.metadata or {}).get("tensor")) for event in log.all("weights_initialization")}
     if tensors and len(tensors) != _NUM_TENSORS:
-        yield error(log, f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED)
+        yield log.error(f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED)
     for event in log.events:
         if problem := _not_closed(event):
-            yield error(log, f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
+            yield log.error(f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
 
 
 def _not_closed(event: Event) -> str:
