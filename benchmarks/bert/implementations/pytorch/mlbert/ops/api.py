@@ -1,4 +1,4 @@
-"""The public ops. `select` chooses the implementation of each once, and `describe` reports the choice.
+"""The public ops are what this module imports. `select` chooses the implementation of each once.
 
 This module also registers the loaders of C kernels, Triton, cublasLt and CUDA kernels, so that the registry does not
 depend on any implementation.
@@ -7,8 +7,6 @@ depend on any implementation.
 from __future__ import annotations
 
 import importlib
-
-import torch
 
 from mlbert.host.environment import environment
 from mlbert.host.native import NativeUnavailable
@@ -26,52 +24,13 @@ from mlbert.ops.reference import apply_dropout, gated_gelu
 from mlbert.ops.rotary import rotary, rotations
 
 
-@registry.loader("native")
-def _native(kind: str) -> None:
-    native_library.library()
-
-
-@registry.loader("triton")
-def _triton(kind: str) -> None:
+def _load_triton(kind: str) -> None:
     if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
         raise NativeUnavailable("needs a CUDA device (for tests on a CPU, TRITON_INTERPRET=1 runs the interpreter)")
     importlib.import_module("mlbert.ops.triton")  # registers its implementations; Triton may not be installed
 
 
-@registry.loader("cublaslt")
-def _cublaslt(kind: str) -> None:
-    cublaslt.library()
-
-
-@registry.loader("fmha")
-def _fmha(kind: str) -> None:
-    fmha.library()
-    if torch.cuda.is_available():
-        fmha.check_device()
-
-
-__all__ = [
-    "Key",
-    "apply_dropout",
-    "attention",
-    "capture_obstacle",
-    "describe",
-    "dropout_add_layer_norm",
-    "dropout_add_layer_norm_twice",
-    "dropout_keep_mask",
-    "dropout_key",
-    "dropout_keys",
-    "embedding_sum",
-    "feed_forward",
-    "fp8",
-    "fp8_casts",
-    "gated_gelu",
-    "layer_norm_dropout",
-    "linear",
-    "linear_gelu",
-    "linear_qkv",
-    "masked_cross_entropy",
-    "rotary",
-    "rotations",
-    "select",
-]
+registry.LOADERS["native"] = lambda kind: native_library.library()
+registry.LOADERS["triton"] = _load_triton
+registry.LOADERS["cublaslt"] = lambda kind: cublaslt.library()
+registry.LOADERS["fmha"] = lambda kind: fmha.check_device()

@@ -23,7 +23,7 @@ from mlbert.host.native import NativeUnavailable
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
-from mlbert.ops.dropout import MASK32, Key, dropout_threshold
+from mlbert.ops.dropout import MASK32, dropout_threshold
 from mlbert.ops.native_library import check_attention, pointer
 
 _KEYS_AT_ONCE = 128
@@ -94,30 +94,25 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def check_device() -> None:
-    """Check that the current device can run the kernels.
+    """Check that the library is built and that the current device, if there is one, can run the kernels.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: it cannot.
+        mlbert.host.native.NativeUnavailable: it is not, or it cannot.
     """
-    if error := library().fmha_check():
-        raise NativeUnavailable(f"csrc/fmha: {library().fmha_error(error).decode()}")
+    code = library()
+    if torch.cuda.is_available() and (error := code.fmha_check()):
+        raise NativeUnavailable(f"csrc/fmha: {code.fmha_error(error).decode()}")
 
 
 @registry.register("attention", "fmha")
-def attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
-    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain."""
+def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, *settings: Any) -> Tensor:
+    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain.
+
+    ``settings`` are key, rows and alibi_slopes.
+    """
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    threshold = dropout_threshold(dropout_p)
-    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes)
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, *settings)
+    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, dropout_threshold(dropout_p), *settings)
 
 
 class _FmhaAttention(torch.autograd.Function):

@@ -42,7 +42,9 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
 Form = Callable[..., Any]  # an implementation, with the signature of the op's public function
 _implementations: dict[str, dict[str, Form]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
-_loaders: dict[str, Callable[[str], None]] = {}
+# By name, a function of the kind of device that loads its implementations. It raises NativeUnavailable or ImportError
+# with the reason if they are not available.
+LOADERS: dict[str, Callable[[str], object]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,6 @@ def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Cal
         _implementations.setdefault(op, {})[name] = function
         if remark:
             _remarks[op, name] = remark
-        return function
-
-    return decorate
-
-
-def loader(name: str) -> Callable[[Callable[[str], None]], Callable[[str], None]]:
-    """Register the decorated function as loader of the implementations `name` for a kind of device. It raises
-    NativeUnavailable or ImportError with the reason if they are not available."""
-
-    def decorate(function: Callable[[str], None]) -> Callable[[str], None]:
-        _loaders[name] = function
         return function
 
     return decorate
@@ -190,8 +181,8 @@ def _selection(kind: str) -> _Selection:
 def _why_missing(name: str, kind: str) -> str:
     """Load the implementations `name`. Return why they are not available, or ""."""
     try:
-        if name in _loaders:
-            _loaders[name](kind)
+        if name in LOADERS:
+            LOADERS[name](kind)
     except (NativeUnavailable, ImportError) as error:
         return str(error)
     return ""
