@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.runs.progress import RunOutcome, TrainState
@@ -85,43 +86,30 @@ class MLPerfEvents(Events):
         self._log.event("tokens", state.tokens)
 
 
+def _to_all(name: str) -> Callable[..., None]:
+    """Return a method that calls the method ``name`` of every listener with its own arguments."""
+
+    def call(self: EventFanout, *arguments: Any, **named: Any) -> None:
+        for listener in self._listeners:
+            getattr(listener, name)(*arguments, **named)
+
+    return call
+
+
 class EventFanout(Events):
     """Forwards every event to several listeners, in order."""
 
     def __init__(self, listeners: Sequence[Events]) -> None:
         self._listeners = listeners
 
-    def start(self, state: TrainState) -> None:
-        for listener in self._listeners:
-            listener.start(state)
-
-    def opened(self, state: TrainState) -> None:
-        for listener in self._listeners:
-            listener.opened(state)
-
     def should_log(self, step: int) -> bool:
         return any(listener.should_log(step) for listener in self._listeners)
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
-        for listener in self._listeners:
-            listener.step(state, loss, lr, grad_norm, ranks)
-
-    def skipped(self, state: TrainState) -> None:
-        for listener in self._listeners:
-            listener.skipped(state)
-
-    def evaluation_start(self, state: TrainState) -> None:
-        for listener in self._listeners:
-            listener.evaluation_start(state)
-
-    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        for listener in self._listeners:
-            listener.evaluation(state, metrics, seconds)
-
-    def stop(self, outcome: RunOutcome) -> None:
-        for listener in self._listeners:
-            listener.stop(outcome)
-
-    def say(self, text: str) -> None:
-        for listener in self._listeners:
-            listener.say(text)
+    start = _to_all("start")
+    opened = _to_all("opened")
+    step = _to_all("step")
+    skipped = _to_all("skipped")
+    evaluation_start = _to_all("evaluation_start")
+    evaluation = _to_all("evaluation")
+    stop = _to_all("stop")
+    say = _to_all("say")
