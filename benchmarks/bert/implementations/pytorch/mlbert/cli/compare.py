@@ -25,30 +25,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.host.provenance import TENSORFLOW2, tree_root
-from mlbert.mlperf.compare import (
-    FEWEST_RUNS,
-    LEVEL,
-    ComparedSide,
-    Comparison,
-    Difference,
-    Measure,
-    Ratio,
-    alike,
-    compare_sides,
-    read_side,
-)
+from mlbert.mlperf import compare, repeat
 from mlbert.mlperf.logs import Log, read_log
-from mlbert.mlperf.repeat import (
-    IMPLEMENTATIONS,
-    RepeatPlan,
-    Row,
-    code_of,
-    judge,
-    make_plan,
-    other_settings,
-    read_repeatable,
-    remarks,
-)
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.programs.console import new_table, safe, standard_output
 
@@ -66,22 +44,22 @@ def repeat_command(
     exact: Annotated[bool, typer.Option("--exact", help="Run the code at the log's commit.")] = False,
 ) -> None:
     """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
-    old = read_repeatable(log)
-    siblings = alike(old)
+    old = repeat.read_repeatable(log)
+    siblings = compare.alike(old)
     number = int(old.value("seed")) if seed is None else seed
-    if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
+    if number != old.value("seed") and len(siblings) < compare.FEWEST_RUNS:
         reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
-    with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
-        plan = make_plan(old, folder, data, number, code)
+    with repeat.code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
+        plan = repeat.make_plan(old, folder, data, number, code)
         if note:
             console.print(safe(note))
         console.print(f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error")
         new = _train(plan, code, folder)
-        rows = judge(old, new, siblings)
-        notes = remarks(old, new, number == old.value("seed"))
-        if others := other_settings(old, new):
+        rows = repeat.judge(old, new, siblings)
+        notes = repeat.remarks(old, new, number == old.value("seed"))
+        if others := repeat.other_settings(old, new):
             notes.append(f"Settings that differ from the log: {'; '.join(others)}.")
     _print_repeat(console, rows, [*notes, _repeat_verdict(rows, len(siblings)), UNVERIFIED])
     if not all(row.agrees for row in rows):
@@ -106,9 +84,9 @@ def _folder(out: Path | None) -> Iterator[Path]:
         raise
 
 
-def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
+def _train(plan: repeat.RepeatPlan, code: Path, folder: Path) -> Log:
     """Run the training and return its log. Raises UserError if it did not finish."""
-    homes = [str(code / IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
+    homes = [str(code / repeat.IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
     exports = {name: value for name, value in environment().items() if name not in settings_by_env()}
     exports["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [exports.get("PYTHONPATH")])])
     process = subprocess.Popen(_command(plan), env={**exports, **plan.exports}, cwd=folder, stdout=sys.stderr)
@@ -136,7 +114,7 @@ def _train(plan: RepeatPlan, code: Path, folder: Path) -> Log:
     return new
 
 
-def _command(plan: RepeatPlan) -> list[str]:
+def _command(plan: repeat.RepeatPlan) -> list[str]:
     if plan.recipe == TENSORFLOW2:
         return [sys.executable, "-c", _TENSORFLOW, f"--num_gpus={plan.ranks}"]
     train = [sys.executable, "-c", _TORCH, "train"]
@@ -145,16 +123,16 @@ def _command(plan: RepeatPlan) -> list[str]:
     return [*local_command(plan.ranks, None, 0, "", None), "--no-python", *train]
 
 
-def _repeat_verdict(rows: Sequence[Row], num_siblings: int) -> str:
+def _repeat_verdict(rows: Sequence[repeat.Row], num_siblings: int) -> str:
     bad = sum(not row.agrees for row in rows)
-    if num_siblings < FEWEST_RUNS:
+    if num_siblings < compare.FEWEST_RUNS:
         basis = "Too few runs next to the log to know their spread: numbers had to be equal"
     else:
         basis = f"Judged by the spread of the {num_siblings} runs of these settings next to the log"
     return f"{basis}. {f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
 
 
-def _print_repeat(console: Console, rows: Sequence[Row], lines: Sequence[str]) -> None:
+def _print_repeat(console: Console, rows: Sequence[repeat.Row], lines: Sequence[str]) -> None:
     table = new_table("log and repeated run", ("", "log", "repeated", "allowed", "agrees"))
     for row in rows:
         agrees = "[green]yes[/]" if row.agrees else "[bold red]NO[/]"
@@ -179,15 +157,17 @@ def diff_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""
-    sides = read_side(a), read_side(b)
-    found = compare_sides(*sides, tree_root())
+    sides = compare.read_side(a), compare.read_side(b)
+    found = compare.compare_sides(*sides, tree_root())
     if as_json:
         typer.echo(json.dumps({"a": str(a), "b": str(b), **asdict(found)}, indent=2))
         return
     _print(standard_output(), sides, found)
 
 
-def _print(console: Console, sides: tuple[ComparedSide, ComparedSide], found: Comparison) -> None:
+def _print(
+    console: Console, sides: tuple[compare.ComparedSide, compare.ComparedSide], found: compare.Comparison
+) -> None:
     for letter, side, good, runs in zip("AB", sides, found.successes, found.runs, strict=True):
         console.print(f"{letter}: {safe(side.name)}, {runs} runs, {good} reached the target")
     for title, rows in (("settings", found.settings), ("code", found.code), ("system", found.system)):
@@ -207,7 +187,7 @@ def _print(console: Console, sides: tuple[ComparedSide, ComparedSide], found: Co
         console.print(safe(note))
 
 
-def _differences(title: str, rows: Sequence[Difference]) -> Table:
+def _differences(title: str, rows: Sequence[compare.Difference]) -> Table:
     """Return a table with one line per side, so that long values have room."""
     table = new_table(title, ())
     table.show_header = False
@@ -225,7 +205,7 @@ def _with_origin(value: str, origin: str) -> str:
     return safe(value) + (f" [dim]({safe(place)})[/]" if place else "")
 
 
-def _print_files(console: Console, found: Comparison) -> None:
+def _print_files(console: Console, found: compare.Comparison) -> None:
     if found.history:
         console.print(safe(found.history))
     for name in found.files[:_MOST_FILES]:
@@ -234,7 +214,7 @@ def _print_files(console: Console, found: Comparison) -> None:
         console.print(f"  and {len(found.files) - _MOST_FILES} more")
 
 
-def _measures(measures: Sequence[Measure]) -> Table:
+def _measures(measures: Sequence[compare.Measure]) -> Table:
     table = new_table("runs, median (count)", ("",), ("A", "B", "B/A", "95 % interval", "p"))
     for measure in measures:
         cells = (_median(measure.a), _median(measure.b), *_ratio(measure.ratio))
@@ -250,14 +230,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _ratio(ratio: Ratio | None) -> tuple[str, str, str]:
+def _ratio(ratio: compare.Ratio | None) -> tuple[str, str, str]:
     if ratio is None:
         return "-", "-", "-"
     interval = "-" if ratio.low is None else f"{ratio.low:.4g}–{ratio.high:.4g}"
     return f"{ratio.value:.4g}", interval, "-" if ratio.p is None else f"{ratio.p:.2g}"
 
 
-def _verdict(measure: Measure) -> str:
+def _verdict(measure: compare.Measure) -> str:
     """Return the conclusion of one row in words."""
     ratio = measure.ratio
     if ratio is None:
@@ -265,6 +245,6 @@ def _verdict(measure: Measure) -> str:
     if ratio.p is None or ratio.low is None:
         return f"{measure.name}: too few runs to detect a difference"
     if not ratio.is_significant:
-        return f"{measure.name}: no significant difference at {LEVEL:.0%}".replace("%", " %")
+        return f"{measure.name}: no significant difference at {compare.LEVEL:.0%}".replace("%", " %")
     change = abs(ratio.value - 1)
     return f"{measure.name}: B is {change:.1%} {'higher' if ratio.value > 1 else 'lower'}".replace("%", " %")

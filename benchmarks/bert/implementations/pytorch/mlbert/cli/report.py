@@ -12,19 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mlbert.programs.console import new_table, safe, standard_output, write_page
+from mlbert.report import tables
 from mlbert.report.results import Result, read_result
 from mlbert.report.runs import read_systems
-from mlbert.report.tables import (
-    Cell,
-    ReportTable,
-    as_json,
-    comparison,
-    meaning,
-    percent,
-    runs,
-    time_to_train,
-    verdict,
-)
 
 # Column of the report -> its header in the terminal.
 _RUNS = {
@@ -52,7 +42,7 @@ def report(
     """Print the results of runs, several systems in one table; exit with 1 if a run missed its target."""
     results = [read_result(system) for system in read_systems(paths)]
     if is_json:
-        typer.echo(json.dumps(as_json(results), indent=2))
+        typer.echo(json.dumps(tables.as_json(results), indent=2))
     else:
         _print(standard_output(), results)
     if html is not None:
@@ -65,26 +55,26 @@ def report(
 
 def _print(console: Console, results: Sequence[Result]) -> None:
     for result in results if len(results) == 1 else ():
-        console.print(_as_table(f"Runs in {result.system.folder}", runs(result), _RUNS))
+        console.print(_as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
         for name, accuracy in result.system.baselines.items():
             console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
         for what, share in result.peak_shares.items():
-            console.print(f"{percent(share)} of the {what}")
-        console.print(f"{time_to_train(result)}: {meaning(result)}")
+            console.print(f"{tables.percent(share)} of the {what}")
+        console.print(f"{tables.time_to_train(result)}: {tables.meaning(result)}")
     if len(results) > 1:
-        console.print(_as_table(f"{len(results)} systems: olympic means", comparison(results), _SYSTEMS))
+        console.print(_as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
     for result in results:
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
-    console.print(verdict(results))
+    console.print(tables.verdict(results))
 
 
-def _as_table(title: str, table: ReportTable, headers: Mapping[str, str]) -> Table:
+def _as_table(title: str, table: tables.ReportTable, headers: Mapping[str, str]) -> Table:
     """Return some columns of a report's table, given with the shorter headers that a terminal has room for."""
     places = [table.columns.index(name) for name in headers]
     num_texts = sum(place < table.texts for place in places)
     found = new_table(safe(title), list(headers.values())[:num_texts], list(headers.values())[num_texts:])
     for row in table.rows:
         cells = (row[place] for place in places)
-        found.add_row(*(safe(cell.text if isinstance(cell, Cell) else cell) for cell in cells))
+        found.add_row(*(safe(cell.text if isinstance(cell, tables.Cell) else cell) for cell in cells))
     return found

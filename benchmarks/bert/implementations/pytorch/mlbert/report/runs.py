@@ -180,11 +180,6 @@ class Times:
     evaluation: float | None
     other: float | None  # neither of these; None if unknown
 
-    @property
-    def total(self) -> float:
-        """Seconds from run_start to run_stop."""
-        return math.fsum((self.start, self.training, self.evaluation or 0.0, self.other or 0.0))
-
 
 @dataclass(frozen=True)
 class ReportedRun:

@@ -50,17 +50,9 @@ from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import gemm_peak_flops
 from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.runs import identity as run_identity
 from mlbert.runs import run_folder
 from mlbert.runs.events import EventFanout, Events, MLPerfEvents
-from mlbert.runs.identity import (
-    RunIdentity,
-    RuntimeFacts,
-    identify,
-    log_batch_size,
-    log_ends,
-    log_identity,
-    log_submission,
-)
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
@@ -161,7 +153,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         seed = world.broadcast_int(choose_seed(settings, paths))
         log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
-        log_submission(log.event, config[SubmissionConfig])
+        run_identity.log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
         prove(compute.ops, compute.precision, inputs.shape, world.device, world.all_reduce_max, say)
         config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
@@ -236,7 +228,7 @@ def _make_ready(
         run.snapshots.prepare()
 
 
-def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
+def runtime_facts(inputs: Inputs, method: Method, world: World) -> run_identity.RuntimeFacts:
     """Collect facts about a run from its data and PyTorch. All ranks call it together."""
     gpu_facts: dict[str, Any] = {"gpus": {}}
     if world.device.type == "cuda":
@@ -247,7 +239,7 @@ def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
             "cudnn": str(torch.backends.cudnn.version()),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    return RuntimeFacts(
+    return run_identity.RuntimeFacts(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
         max_sequence_length=inputs.max_sequence_length,
@@ -261,14 +253,16 @@ def runtime_facts(inputs: Inputs, method: Method, world: World) -> RuntimeFacts:
     )
 
 
-def log_run(log: MLPerfLogger, resolved: Resolved, facts: RuntimeFacts, method: Method) -> RunIdentity:
+def log_run(
+    log: MLPerfLogger, resolved: Resolved, facts: run_identity.RuntimeFacts, method: Method
+) -> run_identity.RunIdentity:
     """Log the run's provenance, its full configuration, and every hyper-parameter."""
-    identity = identify(resolved, facts)
-    log_identity(log.event, identity, resolved)
+    identity = run_identity.identify(resolved, facts)
+    run_identity.log_identity(log.event, identity, resolved)
     config, data = resolved.config, resolved.config[DataConfig]
     batch = rules.global_batch_size(data.train_batch_size, facts.ranks, data.average_packing_rate)
-    log_batch_size(log.event, data, batch)
-    log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    run_identity.log_batch_size(log.event, data, batch)
+    run_identity.log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     log.event("opt_implementation", method.optimizer.implementation)
     method.optimizer.hyperparameters(log.event)
     method.schedule.hyperparameters(log.event)

@@ -11,17 +11,8 @@ from typing import Any
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
+from mlbert.data.prepare import streaming
 from mlbert.data.prepare.step_tasks import parse_share
-from mlbert.data.prepare.streaming import (
-    HUB_SETS,
-    SPLITS,
-    Concatenation,
-    convert,
-    convert_files,
-    hub_texts,
-    own_texts,
-    python_texts,
-)
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
@@ -32,13 +23,15 @@ OWN, PYTHON = "text", "python-text"
 
 def _parser() -> Parser:
     parser = Parser(PROGRAM, "Convert text to MDS data sets for streaming.")
-    kinds = [*HUB_SETS, OWN, PYTHON]
-    parser.add_argument("--dataset", required=True, choices=kinds, help=f"the first {len(HUB_SETS)} are downloaded")
+    kinds = [*streaming.HUB_SETS, OWN, PYTHON]
+    parser.add_argument(
+        "--dataset", required=True, choices=kinds, help=f"the first {len(streaming.HUB_SETS)} are downloaded"
+    )
     parser.add_argument("--data_subset", help="subset of a downloaded data set; default for c4: en")
     files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (one text per line, as "text")'
     files = f"{files} or a .parquet file (column text), also compressed (.gz, .zst)"
     parser.add_argument("--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files")
-    parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(SPLITS))
+    parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(streaming.SPLITS))
     parser.add_argument("--out_root", type=Path, required=True, help="parent of one folder per split")
     parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
     parser.add_argument("--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens")
@@ -65,14 +58,16 @@ def _run() -> int:
     options: dict[str, Any] = {"tokenizer": tokenizer, "concatenation": concatenation}
     options |= {"compression": given.compression, "progress": console_progress()}
     # Without a complete split, not all files are read.
-    if given.dataset == OWN and not (share.is_all and all(SPLITS[split][1] for split in given.splits)):
+    if given.dataset == OWN and not (share.is_all and all(streaming.SPLITS[split][1] for split in given.splits)):
         workers = given.workers or os.cpu_count() or 1
-        convert_files(given.path, given.splits, given.out_root, workers=workers, share=share, **options)
-    elif given.dataset in HUB_SETS:
-        convert(hub_texts(given.dataset, given.data_subset), given.splits, given.out_root, **options)
+        streaming.convert_files(given.path, given.splits, given.out_root, workers=workers, share=share, **options)
+    elif given.dataset in streaming.HUB_SETS:
+        streaming.convert(
+            streaming.hub_texts(given.dataset, given.data_subset), given.splits, given.out_root, **options
+        )
     else:
-        texts = own_texts(given.path) if given.dataset == OWN else python_texts()
-        convert(texts, given.splits, given.out_root, **options)
+        texts = streaming.own_texts(given.path) if given.dataset == OWN else streaming.python_texts()
+        streaming.convert(texts, given.splits, given.out_root, **options)
     return SUCCEEDED
 
 
@@ -83,11 +78,11 @@ def _check_source(given: argparse.Namespace) -> None:
     for flag, is_given in {"--path": given.path, "--task": given.task, "--merge": given.merge}.items():
         if given.dataset != OWN and is_given:
             raise UserError("config.conflict", flag, f"conflicts with --dataset {given.dataset}", remedy)
-    if given.dataset not in HUB_SETS and given.data_subset is not None:
+    if given.dataset not in streaming.HUB_SETS and given.data_subset is not None:
         raise UserError("config.conflict", "--data_subset", f"conflicts with --dataset {given.dataset}", "Leave it out")
 
 
-def _concatenation(given: argparse.Namespace) -> Concatenation | None:
+def _concatenation(given: argparse.Namespace) -> streaming.Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
             remedy = "Give --concat_tokens"
@@ -96,7 +91,7 @@ def _concatenation(given: argparse.Namespace) -> Concatenation | None:
     if given.concat_tokens < 1:
         reason = f"{given.concat_tokens} is not a number of tokens"
         raise UserError("config.range", "--concat_tokens", reason, "Use 1 or more")
-    if given.dataset in HUB_SETS and given.tokenizer is None:
+    if given.dataset in streaming.HUB_SETS and given.tokenizer is None:
         reason = "needs a tokenizer"
         raise UserError("config.missing", "--concat_tokens", reason, f"Give --tokenizer {UNCASED_NAMES[0]}")
-    return Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)
+    return streaming.Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)
