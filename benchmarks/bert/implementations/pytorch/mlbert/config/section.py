@@ -9,6 +9,7 @@ and limits strictly.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import types
@@ -85,6 +86,10 @@ def setting(
     public = {"env": env, "key": key, "unit": unit, "fixed": fixed_on_resume}
     field: Any = Field
     return field(default, description=meaning, json_schema_extra=public, **limits)
+
+
+# A setting that a resumed run must not change.
+fixed_setting = functools.partial(setting, fixed_on_resume=True)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlbert.config.section import Section, setting
+from mlbert.config.section import Section, fixed_setting, setting
 
 
 class DistributedConfig(Section):
     """How ranks share gradients, weights and the update."""
 
-    gradient_clipping: Literal["after", "before", "buckets"] = setting(
+    gradient_clipping: Literal["after", "before", "buckets"] = fixed_setting(
         "GRADIENT_CLIPPING",
         "Clip the gradient after or before the sum over the ranks, or each rank's buckets separately.",
         default="after",
-        fixed_on_resume=True,
     )
     gradient_reduction: Literal["fp32", "bf16"] = setting(
         "GRADIENT_REDUCTION",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlbert.config.section import MOST_CPUS, STEPS, Section, setting
+from mlbert.config.section import MOST_CPUS, STEPS, Section, fixed_setting, setting
 
 
 class ComputeConfig(Section):
     """Number formats, implementations of the ops, threads and CUDA graphs."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = setting(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = fixed_setting(
         "PRECISION",
         "Number format of matrix products. fp8: in the encoder; fp8-forward: without the gradients' products.",
         default="auto",
-        fixed_on_resume=True,
     )
     fp8_fast_accumulation: Literal["forward", "all"] = setting(
         "FP8_FAST_ACCUMULATION",

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from mlbert.config.section import MOST_STEPS, STEPS, STEPS_FROM_0, Contradiction, Section, parse_number, setting
+from mlbert.config.section import (
+    MOST_STEPS,
+    STEPS,
+    STEPS_FROM_0,
+    Contradiction,
+    Section,
+    fixed_setting,
+    parse_number,
+    setting,
+)
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {
@@ -38,48 +47,34 @@ class OptimizerConfig(Section):
         "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
         default="lamb",
     )
-    beta1: float = setting(
+    beta1: float = fixed_setting(
         "OPT_LAMB_BETA_1",
         "Decay rate of the first moment, for every optimizer; the momentum of madgrad and sgd.",
         key="opt_lamb_beta_1",
         gt=0,
         lt=1,
-        fixed_on_resume=True,
     )
-    beta2: float = setting(
+    beta2: float = fixed_setting(
         "OPT_LAMB_BETA_2",
         "Decay rate of the second moment, for every optimizer except madgrad and sgd.",
         key="opt_lamb_beta_2",
         gt=0,
         lt=1,
-        fixed_on_resume=True,
     )
-    epsilon: float = setting(
+    epsilon: float = fixed_setting(
         "OPT_EPSILON",
         "Added to the denominator of the update; unused by sgd.",
         key="opt_epsilon",
         default=1e-06,
         gt=0,
         le=1e9,
-        fixed_on_resume=True,
     )
-    weight_decay_rate: float = setting(
-        "WEIGHT_DECAY_RATE",
-        "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.",
-        ge=0,
-        le=100,
-        fixed_on_resume=True,
+    weight_decay_rate: float = fixed_setting(
+        "WEIGHT_DECAY_RATE", "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.", ge=0, le=100
     )
-    decay_all: bool | None = setting(
-        "DECAY_ALL", "Also decay biases and LayerNorm.", default=None, fixed_on_resume=True
-    )
-    max_grad_norm: float | None = setting(
-        "MAX_GRAD_NORM",
-        "Limit of the global gradient norm; none disables clipping.",
-        default=1.0,
-        gt=0,
-        le=1e9,
-        fixed_on_resume=True,
+    decay_all: bool | None = fixed_setting("DECAY_ALL", "Also decay biases and LayerNorm.", default=None)
+    max_grad_norm: float | None = fixed_setting(
+        "MAX_GRAD_NORM", "Limit of the global gradient norm; none disables clipping.", default=1.0, gt=0, le=1e9
     )
     optimizer_implementation: Literal["ops", "auto", "plain", "native", "triton", "apex"] = setting(
         "OPTIMIZER_IMPLEMENTATION",
@@ -91,7 +86,7 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate of each step, and how many steps there are."""
 
-    learning_rate: float = setting("LR", "Base learning rate.", gt=0, le=100, fixed_on_resume=True)
+    learning_rate: float = fixed_setting("LR", "Base learning rate.", gt=0, le=100)
     max_steps: int = setting("MAX_STEPS", "Length of the schedule; training ends there.", **STEPS)
     warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, **STEPS_FROM_0)
     warmup_proportion: float | None = setting(
@@ -102,31 +97,26 @@ class ScheduleConfig(Section):
         ge=0,
         le=1,
     )
-    start_warmup_step: int = setting(
+    start_warmup_step: int = fixed_setting(
         "START_WARMUP_STEP",
         "First step of the warm-up ramp; negative to start partway up the ramp.",
         default=0,
         unit="steps",
         ge=-MOST_STEPS,
         le=0,
-        fixed_on_resume=True,
     )
-    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = setting(
+    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = fixed_setting(
         "SCHEDULE",
         "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
         default="polynomial",
-        fixed_on_resume=True,
     )
-    poly_power: float = setting(
-        "LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100, fixed_on_resume=True
-    )
-    end_lr: float | None = setting(
+    poly_power: float = fixed_setting("LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100)
+    end_lr: float | None = fixed_setting(
         "END_LR",
         "Learning rate at the end of the decay (all but multistep, constant); none means 0.",
         default=None,
         ge=0,
         le=100,
-        fixed_on_resume=True,
     )
     lr_decay_end: int | None = setting(
         "LR_DECAY_END",
@@ -134,26 +124,24 @@ class ScheduleConfig(Section):
         default=None,
         **STEPS,
     )
-    lr_decay_steps: int | None = setting(
-        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **STEPS, fixed_on_resume=True
+    lr_decay_steps: int | None = fixed_setting(
+        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **STEPS
     )
-    lr_milestones: str | None = setting(
+    lr_milestones: str | None = fixed_setting(
         "LR_MILESTONES",
         "Steps at which multistep multiplies the rate, separated by commas.",
         default=None,
         unit="steps",
-        fixed_on_resume=True,
     )
-    lr_gamma: float | None = setting(
-        "LR_GAMMA", "Factor by which multistep multiplies the rate.", default=None, gt=0, le=1, fixed_on_resume=True
+    lr_gamma: float | None = fixed_setting(
+        "LR_GAMMA", "Factor by which multistep multiplies the rate.", default=None, gt=0, le=1
     )
-    lr_first_step: int = setting(
+    lr_first_step: int = fixed_setting(
         "LR_FIRST_STEP",
         "Number of the first update in the schedule; with -1 the first two use 0, as in Composer.",
         default=0,
         ge=-1,
         le=1,
-        fixed_on_resume=True,
     )
 
     @property

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.config.section import (
-    MOST_PACKS,
-    MOST_SECONDS,
-    MOST_STEPS,
-    SAMPLES,
-    STEPS_FROM_0,
-    Contradiction,
-    Section,
-    setting,
-)
+from mlbert.config.section import MOST_PACKS, MOST_SECONDS, SAMPLES, STEPS_FROM_0, Contradiction, Section, setting
 
 
 class EvaluationConfig(Section):
@@ -70,9 +61,7 @@ class RunConfig(Section):
         "KEEP_CHECKPOINTS",
         "How many of the newest checkpoints to keep.",
         default=2,
-        unit="checkpoints",
-        ge=0,
-        le=MOST_STEPS,
+        **STEPS_FROM_0 | {"unit": "checkpoints"},
     )
     resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False)
     log_freq: int = setting("LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **STEPS_FROM_0)

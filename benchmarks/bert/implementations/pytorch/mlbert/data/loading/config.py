@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, is_count, setting
+from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, fixed_setting, is_count, setting
 
 
 class DataConfig(Section):
@@ -22,14 +22,13 @@ class DataConfig(Section):
     train_batch_size: int = setting(
         "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", ge=1, le=MOST_PACKS
     )
-    gradient_accumulation_steps: int = setting(
+    gradient_accumulation_steps: int = fixed_setting(
         "GRADIENT_STEPS",
         "Parts of a step's batch; divides BATCHSIZE.",
         default=1,
         unit="micro-batches",
         ge=1,
         le=MOST_PACKS,
-        fixed_on_resume=True,
     )
     average_packing_rate: float = setting(
         "PACKING_FACTOR",
@@ -38,23 +37,16 @@ class DataConfig(Section):
         ge=1,
         le=MOST_IN_PACK,
     )
-    max_sequences_per_pack: int = setting(
+    max_sequences_per_pack: int = fixed_setting(
         "MAX_SEQUENCES_PER_PACK",
         "Maximum number of sequences in a pack; 1 disables packing.",
         default=1,
         unit="sequences",
         ge=1,
         le=MOST_IN_PACK,
-        fixed_on_resume=True,
     )
-    max_seq_length: int | None = setting(
-        "MAX_SEQ_LENGTH",
-        "Maximum length of sequences made from text.",
-        default=None,
-        unit="tokens",
-        ge=8,
-        le=65535,
-        fixed_on_resume=True,
+    max_seq_length: int | None = fixed_setting(
+        "MAX_SEQ_LENGTH", "Maximum length of sequences made from text.", default=None, unit="tokens", ge=8, le=65535
     )
     max_predictions_per_seq: int | None = setting(
         "MAX_PREDICTIONS_PER_SEQ",
@@ -64,12 +56,11 @@ class DataConfig(Section):
         ge=1,
         le=65535,
     )
-    bin_counts: str | None = setting(
+    bin_counts: str | None = fixed_setting(
         "BIN_COUNTS",
         "Sequences of BATCHSIZE to take from each length bin, shortest first: 6 3 2 5; none: in proportion.",
         default=None,
         unit="sequences",
-        fixed_on_resume=True,
     )
     exchange_padding: Literal["off", "group", "all"] = setting(
         "EXCHANGE_PADDING",
@@ -143,9 +134,7 @@ class TextConfig(Section):
     shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
         "SHUFFLE", "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.", default=None
     )
-    drop_last: bool | None = setting(
-        "DROP_LAST", "Drop an epoch's last step if it is not full.", default=None, fixed_on_resume=True
-    )
+    drop_last: bool | None = fixed_setting("DROP_LAST", "Drop an epoch's last step if it is not full.", default=None)
 
 
 class CorpusConfig(Section):
@@ -170,22 +159,12 @@ class CorpusConfig(Section):
         ge=1,
         le=65536,
     )
-    masking_rate: float = setting(
-        "MASKING_RATE", "Probability that a token is predicted.", gt=0, lt=1, fixed_on_resume=True
+    masking_rate: float = fixed_setting("MASKING_RATE", "Probability that a token is predicted.", gt=0, lt=1)
+    masking_rate_end: float | None = fixed_setting(
+        "MASKING_RATE_END", "MASKING_RATE at the end of training; none: constant.", default=None, gt=0, lt=1
     )
-    masking_rate_end: float | None = setting(
-        "MASKING_RATE_END",
-        "MASKING_RATE at the end of training; none: constant.",
-        default=None,
-        gt=0,
-        lt=1,
-        fixed_on_resume=True,
-    )
-    masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = setting(
-        "MASKING_SCHEDULE",
-        "How the masking rate changes; step: halfway through training.",
-        default=None,
-        fixed_on_resume=True,
+    masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = fixed_setting(
+        "MASKING_SCHEDULE", "How the masking rate changes; step: halfway through training.", default=None
     )
     eval_masking_rate: float | None = setting(
         "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, gt=0, lt=1
