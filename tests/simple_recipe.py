@@ -41,4 +41,4 @@ def simple_recipe(sections: tuple = COMMON, **values: object) -> Recipe:
 
 def simple_configuration(**values: object) -> Configuration:
     """Return the configuration of `simple_recipe` in `FOLDERS`."""
-    return resolve(simple_recipe(**values), FOLDERS, {}, [], []).config
+    return resolve(simple_recipe(**values), FOLDERS).config

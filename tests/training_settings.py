@@ -57,7 +57,7 @@ def configuration(recipe: Recipe, **values: object) -> Configuration:
     """Return a recipe's configuration with `SETTINGS`, one sequence per pack, and values by key."""
     paths = {"bert_config_file": "unused", "output_dir": "unused"}
     chosen = {**SETTINGS, **paths, "recipe": recipe.name, "average_packing_rate": 1, **values}
-    return resolve(recipe, {}, {}, [], [], {key: (value, "test") for key, value in chosen.items()}).config
+    return resolve(recipe, {}, given={key: (value, "test") for key, value in chosen.items()}).config
 
 
 def read_metrics(folder: Path, kind: str = "step") -> list[dict]:

@@ -27,7 +27,7 @@ def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeyp
     command = ["bash", "-c", f"source {product.CONFIGS[precision]} && env -0"]
     sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
-    published = resolve(RECIPES[environ["RECIPE"]], environ, {}, [], []).as_configuration()
+    published = resolve(RECIPES[environ["RECIPE"]], environ).as_configuration()
     monkeypatch.setenv("OPS", "flash")
     found = product.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
     assert {name for name in found if found[name]["value"] != published[name]["value"]} == DIFFERENT

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from mds_samples import write_mds
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import resolve
+from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.mlperf import official
 from mlbert.mlperf.config import SubmissionConfig
@@ -120,7 +120,7 @@ def settings(log: Log) -> dict[str, object]:
 def test_configs_have_the_published_values(config: str, tree_root: Path) -> None:
     path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
     site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
-    found = resolve(masked_lm_stored.RECIPE, site, {}, [path], []).config
+    found = resolve(masked_lm_stored.RECIPE, site, CommandLine(yaml_files=[path])).config
     published = PUBLISHED | {"train_batch_size": 448 // 8, "eval_batch_size": 448 // 8}
     assert {key: found.get(settings_by_key()[key]) for key in published} == published
     model, schedule_settings = found[ModelConfig], found[ScheduleConfig]

@@ -15,7 +15,7 @@ import pytest
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import Resolved, peek, resolve
+from mlbert.config.resolution import CommandLine, Resolved, peek, resolve
 from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.data.loading.config import DataConfig
@@ -58,14 +58,14 @@ def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
     """Resolve a YAML config with the settings that a site provides."""
     site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
     site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
-    name = peek("recipe", {}, {}, [config])
-    recipe = find(str(name), lambda key: peek(key, site, {}, [config]))
-    return resolve(recipe, site, {}, [config], [])
+    name = peek("recipe", {}, CommandLine(yaml_files=[config]))
+    recipe = find(str(name), lambda key: peek(key, site, CommandLine(yaml_files=[config])))
+    return resolve(recipe, site, CommandLine(yaml_files=[config]))
 
 
 def resolved_shell(values: Mapping[str, str]) -> Resolved:
     """Resolve the exports of a sourced config."""
-    return resolve(recipe_of(values), values, {}, [], [])
+    return resolve(recipe_of(values), values)
 
 
 def recipe_of(values: Mapping[str, str]) -> Recipe:

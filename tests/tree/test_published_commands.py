@@ -111,7 +111,7 @@ def small_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
 
 
 def configuration(exports_of_config: dict[str, str]) -> Configuration:
-    return resolve(ddp_adam.RECIPE, exports_of_config, {}, [], []).config
+    return resolve(ddp_adam.RECIPE, exports_of_config).config
 
 
 def config_of(name: str, tree_root: Path) -> Path:

@@ -64,7 +64,7 @@ def exports(precision: str, work: Path, changes: Mapping[str, str], shape: BertC
 def configured(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> Resolved:
     """Return the configuration of `exports`."""
     environ = exports(precision, work, changes, shape)
-    return resolve(RECIPES[environ["RECIPE"]], environ, {}, [], [])
+    return resolve(RECIPES[environ["RECIPE"]], environ)
 
 
 class Product:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import resolve
+from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.optim import schedules
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
@@ -117,7 +117,7 @@ NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", 
 def test_settings_create_each_schedule(name: str, recipe: Recipe, environ: dict[str, str]) -> None:
     """Settings become rates and log entries; settings that a schedule does not read are warnings."""
     flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
-    resolved = resolve(recipe, environ, {**flags, "schedule": name, "max_steps": "100"}, (), ())
+    resolved = resolve(recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"}))
     assert not [w for w in resolved.warnings if "does not read" in w]
     schedule = schedules.make(resolved.config[ScheduleConfig])
     found = logged(schedule)
@@ -128,9 +128,9 @@ def test_settings_create_each_schedule(name: str, recipe: Recipe, environ: dict[
     rates = [schedule(step) for step in range(120)]
     assert rates[99] == rates[110]
     assert (rates[110] < rates[40]) == (name != "constant")
-    by_recipe = resolve(simple_recipe(poly_power=2.0, end_lr=1e-5), environ, {**flags, "schedule": name}, (), ())
+    by_recipe = resolve(simple_recipe(poly_power=2.0, end_lr=1e-5), environ, CommandLine({**flags, "schedule": name}))
     assert not [w for w in by_recipe.warnings if "does not read" in w]
-    unread = resolve(recipe, environ, {**flags, **NUMBERS, "schedule": name, "max_steps": "100"}, (), ())
+    unread = resolve(recipe, environ, CommandLine({**flags, **NUMBERS, "schedule": name, "max_steps": "100"}))
     named = [w.split()[0] for w in unread.warnings if "does not read" in w]
     assert sorted(named) == sorted(settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name])
 
@@ -151,4 +151,4 @@ def test_invalid_schedule_settings_are_errors(
     flags: dict[str, str], code: str, subject: str, recipe: Recipe, environ: dict[str, str]
 ) -> None:
     with user_error(code, subject):
-        resolve(recipe, environ, {**flags, "max_steps": "100", "warmup_steps": "10"}, (), ())
+        resolve(recipe, environ, CommandLine({**flags, "max_steps": "100", "warmup_steps": "10"}))

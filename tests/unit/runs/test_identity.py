@@ -59,7 +59,7 @@ def resolved(recipe, environ, tmp_path: Path):
     shape = tmp_path / "shape.json"
     shape.write_text("{}")
     environ |= {"CONFIG_FILE": str(config), "BERT_CONFIG": str(shape), "LR": "2e-3"}
-    return resolve(recipe, environ, {}, [], [])
+    return resolve(recipe, environ)
 
 
 def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import resolve
+from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
@@ -51,7 +51,7 @@ DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 def settings(**changes: object) -> Configuration:
     """Return the settings of a run."""
     values = {**SETTINGS, **{name: str(value) for name, value in changes.items()}}
-    return resolve(RECIPE, {}, values, (), ()).config
+    return resolve(RECIPE, {}, CommandLine(values)).config
 
 
 def tensorflow(**changes: object) -> TensorFlowConfig:

@@ -14,7 +14,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from host_batches import tokens_of
-from mlbert.config.resolution import resolve
+from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.formats.open import open_store
@@ -63,7 +63,7 @@ def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
         "gradient_accumulation_steps": 1,
         **changes,
     }
-    return resolve(RECIPE, {}, {name: str(value) for name, value in values.items()}, [], []).config
+    return resolve(RECIPE, {}, CommandLine({name: str(value) for name, value in values.items()})).config
 
 
 def opened_training(config: Configuration, seed: int = SEED) -> Any:

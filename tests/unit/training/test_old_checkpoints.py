@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def settings(folder: Path, **changes: str) -> Resolved:
-    return resolve(packed_lamb.RECIPE, {**SETTINGS, "LOGDIR": str(folder), **changes}, {}, [], [])
+    return resolve(packed_lamb.RECIPE, {**SETTINGS, "LOGDIR": str(folder), **changes})
 
 
 def with_checkpoint(folder: Path) -> Path:

@@ -131,19 +131,19 @@ def resolve_flags(replicas: int) -> Resolved:
         if given(name) and FLAGS[name].value != default:
             raise UserError("config.unsupported", f"--{name}={FLAGS[name].value}", reason, "Leave it out")
     values = {**_direct(), **_converted(replicas), **_additional()}
-    resolved = resolve(RECIPE, None, {}, [], [], given=values)
+    resolved = resolve(RECIPE, None, given=values)
     data, tensorflow = resolved.config[DataConfig], resolved.config[TensorFlowConfig]
     if data.average_packing_rate != 1:
         values |= {**_converted(replicas, data.average_packing_rate), **_additional()}
-        resolved = resolve(RECIPE, None, {}, [], [], given=values)
+        resolved = resolve(RECIPE, None, given=values)
     if tensorflow.eval_schedule == "mlperf":
         batch = rules.global_batch_size(data.train_batch_size, replicas, data.average_packing_rate)
         grid = (rules.eval_interval(batch), "EVAL_SCHEDULE=mlperf")
         values |= {"eval_iter_start_samples": grid, "eval_iter_samples": grid}
-        resolved = resolve(RECIPE, None, {}, [], [], given=values)
+        resolved = resolve(RECIPE, None, given=values)
     if not tensorflow.do_eval:
         values["target_mlm_accuracy"] = (None, "DO_EVAL=0")
-        resolved = resolve(RECIPE, None, {}, [], [], given=values)
+        resolved = resolve(RECIPE, None, given=values)
     return resolved
 
 

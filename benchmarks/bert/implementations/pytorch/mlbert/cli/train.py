@@ -189,7 +189,7 @@ def resolve_run(line: CommandLine) -> Resolved:
     """Resolve in two steps: first the recipe's name, then everything on top of that recipe's defaults."""
 
     def look(key: str) -> str | None:
-        return peek(key, None, line.flags, line.yaml_files, line.overrides)
+        return peek(key, None, line)
 
     name = look("recipe")
     if name is None:
@@ -204,7 +204,7 @@ def resolve_run(line: CommandLine) -> Resolved:
     if config_file:
         check_exports(Path(config_file))
     readers = list(RECIPES.values())
-    return resolve(find(name, look), None, line.flags, line.yaml_files, line.overrides, readers=readers)
+    return resolve(find(name, look), None, line, readers=readers)
 
 
 def _print_config(console: Console, resolved: Resolved, notes: Sequence[str] = ()) -> None:

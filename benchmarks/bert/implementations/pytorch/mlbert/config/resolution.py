@@ -115,9 +115,13 @@ class Resolved:
 class CommandLine:
     """Arguments of a command line, sorted by kind; types are not checked yet."""
 
-    flags: Mapping[str, str] = field(default_factory=dict)  # key to text
-    yaml_files: Sequence[Path] = ()  # arguments of --config
+    flags: Mapping[str, str] = field(default_factory=dict)  # key (or flag) to text
+    # Arguments of --config: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
+    yaml_files: Sequence[Path] = ()
     overrides: Sequence[str] = ()  # key=value
+
+
+_NO_WORDS = CommandLine()
 
 
 def split_arguments(words: Sequence[str]) -> CommandLine:
@@ -158,25 +162,16 @@ def split_arguments(words: Sequence[str]) -> CommandLine:
     return CommandLine(flags, yaml_files, overrides)
 
 
-def peek(
-    key: str,
-    environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    yaml_files: Sequence[Path] = (),
-    overrides: Sequence[str] = (),
-) -> str | None:
+def peek(key: str, environ: Mapping[str, str] | None = None, line: CommandLine = _NO_WORDS) -> str | None:
     """Return the raw value that a setting will get. Does not need the recipe: used to find the recipe itself."""
-    layers = _layers(environ, flags or {}, yaml_files, overrides, [])
-    given = [layer[key][0] for layer in layers if key in layer]
+    given = [layer[key][0] for layer in _layers(environ, line, []) if key in layer]
     return str(given[-1]) if given else None
 
 
 def resolve(
     recipe: Recipe,
     environ: Mapping[str, str] | None,
-    flags: Mapping[str, str],
-    yaml_files: Sequence[Path],
-    overrides: Sequence[str],
+    line: CommandLine = _NO_WORDS,
     given: Layer | None = None,
     given_files: Sequence[Path] = (),
     readers: Sequence[Recipe] = (),
@@ -186,9 +181,7 @@ def resolve(
     Args:
         recipe: defines sections and defaults.
         environ: the environment; None means the process's.
-        flags: key (or flag) to text.
-        yaml_files: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
-        overrides: ``key=value`` words.
+        line: the arguments of the command line.
         given: settings converted from another program's configuration, key to value and origin; they win.
         given_files: the files of ``given``.
         readers: all recipes, to name those that read a setting that this one does not.
@@ -200,7 +193,7 @@ def resolve(
     environ = environment() if environ is None else environ
     files: list[Path] = [*given_files]
     chosen: dict[str, tuple[object, str]] = {}
-    for layer in [*_layers(environ, flags, yaml_files, overrides, files), given or {}]:
+    for layer in [*_layers(environ, line, files), given or {}]:
         chosen.update(layer)
     unread = _unread_by_recipe(recipe, chosen, readers)
     absent = [one for section in recipe.sections for one in settings_of(section) if _is_absent(one, recipe, chosen)]
@@ -287,22 +280,16 @@ def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], rea
     return warnings
 
 
-def _layers(
-    environ: Mapping[str, str] | None,
-    flags: Mapping[str, str],
-    yaml_files: Sequence[Path],
-    overrides: Sequence[str],
-    files: list[Path],
-) -> list[Layer]:
+def _layers(environ: Mapping[str, str] | None, line: CommandLine, files: list[Path]) -> list[Layer]:
     """Return key to (raw value, origin) for each source, weakest first; append the files read to ``files``."""
     environ = environment() if environ is None else environ
     exports = _from_environment(environ, files)
-    layers: list[Layer] = [*(read_yaml(Path(path), files) for path in yaml_files), exports]
+    layers: list[Layer] = [*(read_yaml(Path(path), files) for path in line.yaml_files), exports]
     last: dict[str, tuple[object, str]] = {}
-    for flag, text in flags.items():
+    for flag, text in line.flags.items():
         key = _key_of_flag(flag)
         last[key] = (text, f"flag {settings_by_key()[key].flag}")
-    for word in overrides:
+    for word in line.overrides:
         key, text = _split_override(word)
         if key in last:
             raise UserError("config.duplicate", word, f"{key} is already given by {last[key][1]}", "Give it once")
@@ -332,11 +319,7 @@ def _key_of_flag(flag: str) -> str:
 
 
 def _split_override(word: str) -> tuple[str, str]:
-    match = _KEY_VALUE.fullmatch(word)
-    if match is None:
-        example = "Write for example learning_rate=1e-3"
-        raise UserError("config.syntax", word, "is not of the form key=value", example)
-    key, text = match.groups()
+    key, _, text = word.partition("=")
     if key not in settings_by_key():
         raise unknown_name(key, "key", settings_by_key())
     return key, text

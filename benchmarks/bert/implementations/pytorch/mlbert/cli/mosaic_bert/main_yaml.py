@@ -63,7 +63,7 @@ def check_yaml_file(program: str, path: Path) -> None:
 def resolve_layer(path: Path, layer: Layer) -> Resolved:
     """Resolve and check a layer of settings; exports are ignored, as in the published programs."""
     recipe = find(str(layer["recipe"][0]), lambda key: str(layer[key][0]) if key in layer else None)
-    return resolve(recipe, {}, {}, [], [], layer, [path], readers=list(RECIPES.values()))
+    return resolve(recipe, {}, given=layer, given_files=[path], readers=list(RECIPES.values()))
 
 
 def notes(leaves: Leaves) -> list[str]:

@@ -227,7 +227,7 @@ def resolve_settings(
     }
     layer = {name: (value, _ORIGIN) for name, value in values.items()}
     layer["cpu_threads"] = (_cpu_threads(), "environment CPU_THREADS")
-    return resolve(masked_lm_text.RECIPE, {}, {}, [], [], layer)
+    return resolve(masked_lm_text.RECIPE, {}, given=layer)
 
 
 def _cpu_threads() -> str:
