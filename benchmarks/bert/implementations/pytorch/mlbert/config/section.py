@@ -34,9 +34,8 @@ SAMPLES: dict[str, Any] = {"unit": "sequences", "ge": 1, "le": MOST_SAMPLES}
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
-_UNPRINTABLE = re.compile(
-    "[\n\r\0\x1b\ud800-\udfff]"
-)  # kept out of logs; the surrogates stand for bytes that are not UTF-8
+# Kept out of logs; the surrogates stand for bytes that are not UTF-8.
+_UNPRINTABLE = re.compile("[\n\r\0\x1b\ud800-\udfff]")
 
 
 class Contradiction(NamedTuple):

@@ -29,9 +29,9 @@ from mlbert.mlperf.checks.code_provenance import check_event_types, check_writer
 from mlbert.mlperf.checks.configuration import check_configuration
 from mlbert.mlperf.checks.duplicate_runs import check_copies, check_copies_between
 from mlbert.mlperf.checks.evaluation import check_evaluations
-from mlbert.mlperf.checks.event_order import check_division, check_lines, check_numbers, check_order, check_program
+from mlbert.mlperf.checks.event_order import check_division, check_lines, check_numbers, check_order
 from mlbert.mlperf.checks.run_identity import check_call_sites, check_code, check_whose
-from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
+from mlbert.mlperf.checks.same import check_program, check_same_settings, check_seeds, check_series
 from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
 from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
 from mlbert.mlperf.describe import FOLDER as TEMPLATES

@@ -194,13 +194,7 @@ FP8_SHARE = 0.25  # of a rounding step of FP8
 FAILS = "fails"
 OWN_MASKS = "flash"  # generates its own masks, so compare it without dropout
 # Settings that disable an implementation.
-REMEDIES = {
-    "native": "OPS=plain",
-    "triton": "OPS=plain",
-    "cublaslt": "OPS=triton",
-    "flash": "OPS=auto",
-    "fmha": "OPS=auto",
-}
+REMEDIES = {"cublaslt": "OPS=triton", "flash": "OPS=auto", "fmha": "OPS=auto"}  # others: OPS=plain
 OverRanks = Callable[[Tensor], Any]
 Say = Callable[[str], object]
 

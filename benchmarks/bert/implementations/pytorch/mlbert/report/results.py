@@ -140,9 +140,8 @@ class Result:
         """Olympic mean of the samples to the target; over the runs that reached it if one did not."""
         samples = finite(run.samples_to_target for run in self.runs)
         if len(samples) < len(self.runs) and len(samples) >= _LEAST_RUNS - 1:
-            return math.fsum(sorted(samples)[1:]) / (
-                len(samples) - 1
-            )  # the run that missed the target counts as the slowest
+            # The run that missed the target counts as the slowest.
+            return math.fsum(sorted(samples)[1:]) / (len(samples) - 1)
         return _olympic(samples)
 
     @cached_property

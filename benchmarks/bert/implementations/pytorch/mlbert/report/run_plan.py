@@ -76,7 +76,7 @@ def make_plan(
     warnings = [
         *_shape_warnings(data, world_size, environ),
         *_schedule_warnings(schedule, evaluation, batch, limit),
-        *(_closed_warnings(data, model, evaluation, batch, limit, point) if is_closed else []),
+        *(_closed_warnings(config, batch, limit, point) if is_closed else []),
         *time_warnings,
     ]
     return RunPlan((*lines, *time_lines), tuple(warnings))
@@ -269,21 +269,13 @@ def _schedule_warnings(schedule: ScheduleConfig, evaluation: EvaluationConfig, b
     return [warning for warning, applies in found.items() if applies]
 
 
-def _closed_warnings(
-    data: DataConfig,
-    model: ModelConfig,
-    evaluation: EvaluationConfig,
-    batch: int,
-    limit: int,
-    point: rules.ReferencePoint | None,
-) -> list[str]:
+def _closed_warnings(config: Configuration, batch: int, limit: int, point: rules.ReferencePoint | None) -> list[str]:
     """Return what the closed division rejects, or what makes a run hopeless in it."""
-    warnings = []
+    evaluation, warnings = config[EvaluationConfig], []
     if point is None:
-        largest = max(known.global_batch_size for known in rules.REFERENCE_POINTS)
-        warnings.append(
-            f"batch {batch} is beyond the reference points, the largest is {largest}: the closed division rejects it"
-        )
+        largest = rules.REFERENCE_POINTS[-1].global_batch_size
+        reason = f"batch {batch} is beyond the reference points, the largest is {largest}"
+        warnings.append(f"{reason}: the closed division rejects it")
     elif limit * _MOST_STEPS_OVER < point.min_mean_samples:
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
@@ -292,7 +284,7 @@ def _closed_warnings(
     found = {
         f"requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}": intervals != {interval},
         f"requires NUM_EVAL_EXAMPLES={samples}": evaluation.num_eval_examples != samples,
-        "starts from the reference checkpoint, INIT_CHECKPOINT is none": model.init_checkpoint is None,
-        "trains on its data set, SYNTH_DATA is yes": data.synthetic_data,
+        "starts from the reference checkpoint, INIT_CHECKPOINT is none": config[ModelConfig].init_checkpoint is None,
+        "trains on its data set, SYNTH_DATA is yes": config[DataConfig].synthetic_data,
     }
     return [*warnings, *(f"the closed division {words}" for words, applies in found.items() if applies)]

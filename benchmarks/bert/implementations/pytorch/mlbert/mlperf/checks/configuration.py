@@ -17,12 +17,8 @@ from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet, evaluations_of
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
-_DATA = (
-    "train_data",
-    "eval_data",
-    "model_shape_sha256",
-    "starting_weights_sha256",
-)  # identities of what the settings name
+# Identities of what the settings name.
+_DATA = ("train_data", "eval_data", "model_shape_sha256", "starting_weights_sha256")
 _HELD_OUT = "rules: training data contains no evaluation data"
 _SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # values that leave the choice to the program

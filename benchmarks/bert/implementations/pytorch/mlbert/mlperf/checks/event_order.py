@@ -17,15 +17,7 @@ from collections.abc import Iterator
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import CLOSED_KEYS, is_numeric
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.result_set import (
-    LOG_FORMAT,
-    ONE_SETTING,
-    OWN_FORM,
-    SAMPLE_COUNTS,
-    LoggedEvaluation,
-    ResultSet,
-    evaluations_of,
-)
+from mlbert.mlperf.result_set import LOG_FORMAT, OWN_FORM, SAMPLE_COUNTS, LoggedEvaluation, ResultSet, evaluations_of
 
 _ONCE = ("init_stop", "run_start", "run_stop")
 _MANY = ("eval_start", "eval_stop", "eval_accuracy")
@@ -207,16 +199,6 @@ _NUMBERS = (
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
 _MISREAD = "rcp_checker reads any line with this text as the line of that key"
 _ONE_DIVISION = "rules: a result is of one division, closed or open"
-
-
-def check_program(results: ResultSet) -> Complaints:
-    """This code wrote the logs, so they must have its form."""
-    others = [log.path.name for log in results.logs if not log.is_ours]
-    if len(others) == len(results.logs):
-        yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
-    elif others:
-        text = f"{', '.join(others)}: another program wrote it, this code the other logs"
-        yield Complaint(Outcome.ERROR, text, ONE_SETTING)
 
 
 def check_lines(results: ResultSet) -> Complaints:

@@ -38,6 +38,16 @@ _SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
 
+def check_program(results: ResultSet) -> Complaints:
+    """This code wrote the logs, so they must have its form."""
+    others = [log.path.name for log in results.logs if not log.is_ours]
+    if len(others) == len(results.logs):
+        yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
+    elif others:
+        text = f"{', '.join(others)}: another program wrote it, this code the other logs"
+        yield Complaint(Outcome.ERROR, text, ONE_SETTING)
+
+
 def check_same_settings(results: ResultSet) -> Complaints:
     """Hyper-parameters, code, data, machine, submitter and benchmark are the same in all logs."""
     for key in _shared_keys(results.logs):

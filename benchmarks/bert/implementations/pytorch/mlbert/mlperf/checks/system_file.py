@@ -61,9 +61,13 @@ class _Description:
 
     def complaint(self, outcome: Outcome, key: str, problem: str, rule: str = _MEANINGFUL) -> Complaint:
         """Return a complaint about a field, with its line."""
+        return Complaint(outcome, self.sentence(key, problem), rule)
+
+    def sentence(self, key: str, problem: str) -> str:
+        """Return the text of a complaint: file, line, field and problem."""
         numbers = [number for number, line in enumerate(self.lines, start=1) if f'"{key}"' in line]
         place = f"line {numbers[-1]}: " if numbers else ""
-        return Complaint(outcome, f"{self.name}: {place}{key} {problem}", rule)
+        return f"{self.name}: {place}{key} {problem}"
 
 
 def check_submitter(results: ResultSet) -> Complaints:
@@ -73,8 +77,8 @@ def check_submitter(results: ResultSet) -> Complaints:
     orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
     for name, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
         if name.casefold() != str(submitter).casefold():
-            complaint = system.complaint(system.strict, "submitter", f"is {submitter!r}", _MACHINE)
-            yield complaint._replace(text=f"{log.where(event)}submission_org is {name!r}, {complaint.text}")
+            text = f"submission_org is {name!r}, {system.sentence('submitter', f'is {submitter!r}')}"
+            yield log.complaint(system.strict, text, _MACHINE, event)
     for key in _COUNTS:
         if system.count(key) is None:
             yield system.complaint(Outcome.ERROR, key, f"is {system.fields.get(key)!r}, not a number", _TEXT)
@@ -112,11 +116,9 @@ def check_machine(results: ResultSet) -> Complaints:
     system = _description(results)
     for log in results.own_logs:
         for key, problem in itertools.chain(_software(system, log), _hardware(system, log)):
-            complaint = system.complaint(Outcome.ERROR, key, problem, _MACHINE)
-            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+            yield log.error(system.sentence(key, problem), _MACHINE)
         for problem in _unused_gpu_build(system, log):
-            complaint = system.complaint(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
-            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+            yield log.warning(system.sentence("accelerators_per_node", problem), _MACHINE)
     for log in results.logs:
         if not log.is_ours:
             yield from _processes(system, log)
@@ -133,8 +135,8 @@ def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
     """Check the process count of other programs: if several processes log, it is one per accelerator or per node."""
     nodes, each, starts = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.all("init_start")
     if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
-        complaint = system.complaint(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
-        yield complaint._replace(text=f"{log.where(starts[0])}{len(starts)} init_start, {complaint.text}")
+        described = system.sentence("accelerators_per_node", f"is {each} on {nodes} nodes")
+        yield log.warning(f"{len(starts)} init_start, {described}", _MACHINE, starts[0])
 
 
 def _packages(log: Log) -> Mapping[str, Any]:

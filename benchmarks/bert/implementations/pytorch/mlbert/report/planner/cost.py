@@ -16,7 +16,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.report.planner import timing
-from mlbert.report.planner.timing import BENCHMARK, GPUS, ModelShape, Parameters
+from mlbert.report.planner.timing import BENCHMARK, GPUS, ModelShape, Parameters, StepTime, TrainingJob
 
 # Counted per token, layer and hidden unit: with 16-bit products, and with FP8 ones.
 ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
@@ -82,12 +82,12 @@ class Estimate:
             compute is not the largest part.
     """
 
-    job: timing.TrainingJob
+    job: TrainingJob
     samples: float
     samples_spread: float
     rules_samples: float
     evaluations: int
-    step: timing.StepTime
+    step: StepTime
     evaluation_seconds: float
     seconds: float
     score_band: tuple[float, float]
@@ -106,7 +106,7 @@ class Estimate:
 
 
 def estimate(
-    job: timing.TrainingJob,
+    job: TrainingJob,
     shape: ModelShape,
     parameters: Parameters,
     prices: Prices,
@@ -174,12 +174,7 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
 
 
 def _limit(
-    job: timing.TrainingJob,
-    step: timing.StepTime,
-    samples: float,
-    evaluation: float,
-    seconds: float,
-    micro_batches: int,
+    job: TrainingJob, step: StepTime, samples: float, evaluation: float, seconds: float, micro_batches: int
 ) -> str:
     """Return the part that would save most if it were free; convergence counts samples above the best batch's."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)
