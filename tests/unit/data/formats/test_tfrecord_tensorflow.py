@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import write_examples
-from mlbert.data.prepare.instances import FEATURES, padded_feature
 from random_set import random_rows
 from stored_sets import assert_same_rows
 from tfrecord_examples import SIMPLE_ROW, frame, odd_examples, read_examples, simple_lists
@@ -60,11 +60,13 @@ for name, sizes in jobs.items():
     np.savez(folder + f"/{name}.npz", **read(folder + "/" + name, sizes))
 write(folder + "/theirs", dict(np.load(folder + "/arrays.npz")))
 """
-SIZES = {name: {"s": 32, "p": 5, "1": 1}[width] for name, (width, _) in FEATURES.items()}
+WIDTHS = Widths(32, 5)
+SIZES = {name: WIDTHS.of(name) for name in NAMES}
 
 
-def padded(rows: Ragged) -> dict[str, np.ndarray]:
-    return {name: padded_feature(rows, name, 32, 5) for name in FEATURES}
+def features(rows: Ragged) -> dict[str, np.ndarray]:
+    types = {name: np.float32 if "weights" in name else np.int32 for name in NAMES}
+    return {name: padded(rows, name, WIDTHS).astype(types[name]) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "odd").write_bytes(frame(*odd_examples().values()))
     sizes = {name: len(content) for name, content in simple_lists().items()}
     (folder / "jobs.json").write_text(json.dumps({"ours": SIZES, "odd": sizes}))
-    np.savez(folder / "arrays.npz", **padded(random_rows(60, seed=1)))
+    np.savez(folder / "arrays.npz", **features(random_rows(60, seed=1)))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=300, check=False
     )
@@ -86,9 +88,9 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tensorflow_reads_ours(exchange):
-    found, expected = np.load(exchange / "ours.npz"), padded(random_rows(60))
+    found, expected = np.load(exchange / "ours.npz"), features(random_rows(60))
     assert found["direct"].all()
-    for name in FEATURES:
+    for name in NAMES:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 

@@ -11,11 +11,10 @@ import pytest
 from host_batches import assert_same
 from mlbert.data.formats import tfrecord
 from mlbert.data.formats.order import contiguous
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.tfrecord import write_examples
-from mlbert.data.formats.tfrecord_plain import NAMES
 from mlbert.data.loading import dali
 from mlbert.data.loading.packed import PackedSource
-from mlbert.data.prepare.instances import padded_feature
 from random_set import random_rows
 from stored_sets import assert_same_rows
 from user_errors import user_error
@@ -75,13 +74,13 @@ def test_without_dali(folder, monkeypatch):
         dali.DaliStore(folder)
 
 
-def padded() -> dict[str, np.ndarray]:
-    lists = {name: padded_feature(random_rows(20), name, 32, 5) for name in NAMES}
+def lists_of_rows() -> dict[str, np.ndarray]:
+    lists = {name: padded(random_rows(20), name, Widths(32, 5)) for name in NAMES}
     return {name: values.astype(np.float32 if "weights" in name else np.int64) for name, values in lists.items()}
 
 
 def test_removes_padding():
-    found = dali._without_padding(padded())
+    found = dali._without_padding(lists_of_rows())
     assert found is not None
     assert_same_rows(found, random_rows(20))
 
@@ -101,6 +100,6 @@ def test_removes_padding():
     ],
 )
 def test_values_that_are_not_allowed(name, value):
-    lists = padded()
+    lists = lists_of_rows()
     lists[name][7, 0] = value
     assert dali._without_padding(lists) is None

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.data.prepare.instances import (
-    FEATURES,
     InstanceOptions,
     create_instances,
     digest,
-    padded_feature,
     read_documents,
 )
 from user_errors import user_error
@@ -46,8 +45,8 @@ def test_published_generators_digests(shared_data, part):
     rows = make(text, shared_data / "vocab.txt", InstanceOptions())
     assert (len(rows), digest(rows, 512, 76)) == PUBLISHED[part]
     with np.load(shared_data / "reference" / f"part-{part:05d}.npz") as reference:
-        for name in FEATURES:
-            ours = padded_feature(rows, name, 512, 76)[: len(reference[name])]
+        for name in NAMES:
+            ours = padded(rows, name, Widths(512, 76))[: len(reference[name])]
             assert np.array_equal(ours, reference[name].reshape(ours.shape)), name
 
 

@@ -74,6 +74,23 @@ def _ones_first(values: np.ndarray) -> np.ndarray:
     return _zeros_or_ones(values) & (np.diff(values, axis=1) <= 0).all(axis=1)
 
 
+def padded(rows: Ragged, name: str, widths: Widths) -> np.ndarray:
+    """Return a column of sequences, [S, L], [S, P] or [S, 1] of bool, uint8 or uint16, with zeros as padding."""
+    if name == "next_sentence_labels":
+        return rows.next_sentence[:, None]
+    counts = np.diff(rows.masked_offsets) if name.startswith("masked") else rows.lengths
+    slots = np.arange(widths.of(name))
+    inside = slots < counts[:, None]
+    if name in ("input_mask", "masked_lm_weights"):
+        return inside
+    if name == "segment_ids":
+        return inside & (slots >= rows.first_lengths[:, None])
+    values = {"input_ids": rows.tokens, "masked_lm_positions": rows.masked_positions}
+    column = np.zeros(inside.shape, np.uint16)
+    column[inside] = values.get(name, rows.masked_labels)
+    return column
+
+
 def without_padding(columns: Mapping[str, np.ndarray]) -> Ragged:
     """Return the sequences of valid columns; the predictions stay in order."""
     inside, used = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0

@@ -37,7 +37,7 @@ from pydantic import Field
 
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import ListedFile, SetDescription
-from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
+from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, padded, without_padding
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size
@@ -252,21 +252,9 @@ def _put(number: int, content: bytes) -> bytes:
 
 def encode_example(row: Ragged, widths: Widths) -> bytes:
     """Return one sequence as a tf.train.Example with the same bytes as the benchmark's generator."""
-    tokens, positions, labels = row.tokens.tolist(), row.masked_positions.tolist(), row.masked_labels.tolist()
-    first = int(row.first_lengths[0])
-    padding, unused = widths.max_seq_length - len(tokens), widths.max_predictions - len(positions)
-    lists: dict[str, list] = {
-        "input_ids": [*tokens, *[0] * padding],
-        "input_mask": [1] * len(tokens) + [0] * padding,
-        "segment_ids": [0] * first + [1] * (len(tokens) - first) + [0] * padding,
-        "masked_lm_positions": [*positions, *[0] * unused],
-        "masked_lm_ids": [*labels, *[0] * unused],
-        "masked_lm_weights": [1.0] * len(positions) + [0.0] * unused,
-        "next_sentence_labels": row.next_sentence.tolist(),
-    }
     entries = b""
     for name in NAMES:
-        values, kind = lists[name], _KIND[name]
+        values, kind = padded(row, name, widths)[0].tolist(), _KIND[name]
         packed = struct.pack(f"<{len(values)}f", *values) if kind == _FLOAT else b"".join(map(_put_varint, values))
         entries += _put(1, _put(1, name.encode()) + _put(2, _put(kind, _put(1, packed))))
     return _put(1, entries)

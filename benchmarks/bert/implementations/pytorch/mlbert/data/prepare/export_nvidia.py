@@ -20,6 +20,7 @@ import numpy as np
 from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import write_hdf5
 from mlbert.data.prepare.import_store import gather_rows, opened
@@ -74,7 +75,7 @@ class NvidiaExportJob:
         rows, counts = gather_rows(store, chosen, self.layout == "packed")
         self._refuse(rows)
         if self.layout == "fixed":
-            columns = fixed_columns(rows, longest, store.info.max_predictions)
+            columns = fixed_columns(rows, Widths(longest, store.info.max_predictions))
         else:
             columns = variable_columns(rows, counts, self.layout == "packed")
         write_hdf5(self.out / wanted.name, {_ATTRIBUTE: _digest(wanted.fingerprint)}, columns)
@@ -104,24 +105,11 @@ def _digest(fingerprint: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(list(fingerprint)).encode()).hexdigest()
 
 
-def fixed_columns(rows: Ragged, max_seq_length: int, max_predictions: int) -> dict[str, np.ndarray]:
-    """Return columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]."""
-    inside = np.arange(max_seq_length) < rows.lengths[:, None]
-    masked = np.arange(max_predictions) < np.diff(rows.masked_offsets)[:, None]
-    return {
-        "input_ids": _padded(rows.tokens, inside),
-        "input_mask": inside.astype(np.int8),
-        "segment_ids": (inside & (np.arange(max_seq_length) >= rows.first_lengths[:, None])).astype(np.int8),
-        "masked_lm_positions": _padded(rows.masked_positions, masked),
-        "masked_lm_ids": _padded(rows.masked_labels, masked),
-        "next_sentence_labels": rows.next_sentence.astype(np.int8),
-    }
-
-
-def _padded(flat: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    table = np.zeros(inside.shape, np.int16)
-    table[inside] = flat
-    return table
+def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:
+    """Return columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]; labels are [S]."""
+    names = (name for name in NAMES if name != "masked_lm_weights")
+    columns = {name: padded(rows, name, widths).astype(item_dtype(name)) for name in names}
+    return {**columns, "next_sentence_labels": columns["next_sentence_labels"][:, 0]}
 
 
 def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.wordpiece import WordPieceTokenizer
 from mlbert.host.errors import UserError
@@ -192,45 +193,12 @@ def _instance(
     return Instance(array("H", masked), len(a) + 2, random_next, array("H", positions), array("H", labels))
 
 
-# Feature name -> (width: "s"equence or "p"redictions or 1, dtype), in the order the digest takes them.
-FEATURES = {
-    "input_ids": ("s", "<i4"),
-    "input_mask": ("s", "<i4"),
-    "masked_lm_ids": ("p", "<i4"),
-    "masked_lm_positions": ("p", "<i4"),
-    "masked_lm_weights": ("p", "<f4"),
-    "next_sentence_labels": ("1", "<i4"),
-    "segment_ids": ("s", "<i4"),
-}
-
-
-def padded_feature(rows: Ragged, name: str, max_seq_length: int, max_predictions: int) -> np.ndarray:
-    """Return one feature in the benchmark's padded format: int32 or float32 [S, width], zeros as padding."""
-    width, dtype = FEATURES[name]
-    if width == "1":
-        return rows.next_sentence.astype(dtype)[:, None]
-    offsets = rows.offsets if width == "s" else rows.masked_offsets
-    counts = np.diff(offsets)
-    column = np.arange(offsets[-1] - offsets[0]) - np.repeat(offsets[:-1] - offsets[0], counts)
-    values = {
-        "input_ids": lambda: rows.tokens,
-        "input_mask": lambda: 1,
-        "segment_ids": lambda: column >= np.repeat(rows.first_lengths, counts),
-        "masked_lm_ids": lambda: rows.masked_labels,
-        "masked_lm_positions": lambda: rows.masked_positions,
-        "masked_lm_weights": lambda: 1,
-    }[name]()
-    padded = np.zeros((len(rows), max_seq_length if width == "s" else max_predictions), dtype)
-    padded[np.repeat(np.arange(len(rows)), counts), column] = values
-    return padded
-
-
 def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:
-    """Return the SHA-256 of the padded features in sorted order: each name, then the bytes of all rows."""
-    result = hashlib.sha256()
-    for name in sorted(FEATURES):
+    """Return the SHA-256 of the padded features in sorted order: each name, then the values of all rows in 32 bits."""
+    result, widths = hashlib.sha256(), Widths(max_seq_length, max_predictions)
+    for name in sorted(NAMES):
         result.update(name.encode())
         for start in range(0, len(rows), 4096):
             piece = rows.take(np.arange(start, min(start + 4096, len(rows))))
-            result.update(padded_feature(piece, name, max_seq_length, max_predictions).tobytes())
+            result.update(padded(piece, name, widths).astype("<f4" if "weights" in name else "<i4").tobytes())
     return result.hexdigest()
