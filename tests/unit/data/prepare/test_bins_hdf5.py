@@ -14,6 +14,7 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.order import by_length
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare import export_nvidia, split_bins
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.host.errors import UserError
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed, write_kind, write_variable
@@ -67,7 +68,7 @@ def test_from_another_pipelines_shards(tmp_path, kind):
     rows = bert_rows(120, max_length=32)
     (tmp_path / "theirs").mkdir()
     write_kind(kind, tmp_path / "theirs" / "part_00000_of_00001.hdf5", rows)
-    make_hdf5_bins(tmp_path / "theirs", tmp_path / "out", edges=EDGES, workers=2)
+    make_hdf5_bins(tmp_path / "theirs", tmp_path / "out", edges=EDGES, executor=Executor(workers=2))
     store = open_store(tmp_path / "out")
     assert same_sequences(store.gather(np.arange(len(store))), rows)
     assert store.info.max_seq_length == describe(tmp_path / "out").max_seq_length == 32

@@ -15,6 +15,7 @@ import pytest
 
 from mlbert.data.prepare import clean as module
 from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.wiki_text import drawn_articles
 from mlbert.host.errors import UserError
 from user_errors import user_error
@@ -66,7 +67,7 @@ def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
 def test_parts_and_evaluation_text(wiki: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     out = tmp_path / "out"
-    summary = clean(wiki, out, OPTIONS, workers=workers)
+    summary = clean(wiki, out, OPTIONS, executor=Executor(workers=workers))
     training, evaluation = expected(wiki, 5)
     parts = sorted(out.glob("part-*"))
     assert [path.name for path in parts] == [f"part-{i:05d}-of-00003" for i in range(3)]
@@ -118,7 +119,7 @@ def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path, said: module.Pr
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
-    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=said)
+    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), executor=Executor(progress=said))
     drawn, by_md5 = contents(tmp_path / "drawn"), contents(tmp_path / "by_md5")
     texts = [a for a in drawn["eval.txt"].split(b"\n\n") if a.strip()]
     assert [a for a in by_md5["eval.txt"].split(b"\n\n") if a.strip()] == texts

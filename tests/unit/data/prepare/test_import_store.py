@@ -17,6 +17,7 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.prepare import import_store as importing
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
+from mlbert.data.prepare.jobs import Executor
 from nvidia_shards import (
     PREDICTIONS,
     VOCAB_SIZE,
@@ -163,7 +164,7 @@ def test_sets_without_files_of_their_own_are_cut_into_pieces(tmp_path, vocab, ki
 def test_result_does_not_depend_on_workers_or_interruption(tmp_path, vocab):
     write(tmp_path / "theirs", "packed")
     import_store(tmp_path / "theirs", vocab, tmp_path / "one")
-    import_store(tmp_path / "theirs", vocab, tmp_path / "two", workers=2)
+    import_store(tmp_path / "theirs", vocab, tmp_path / "two", executor=Executor(workers=2))
     expected = content(tmp_path / "one")
     assert content(tmp_path / "two") == expected
     (tmp_path / "two" / "manifest.json").unlink()

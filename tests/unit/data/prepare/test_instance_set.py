@@ -17,6 +17,7 @@ from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.prepare import generator, instance_set
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import Executor
 from mlbert.host import native
 from user_errors import user_error
 
@@ -62,11 +63,11 @@ def test_workers_do_not_matter_and_a_second_run_does_nothing(job, tmp_path, said
     job = replace(job, set_format=set_format)
     made = prepare_instances(job)
     other = replace(job, out=tmp_path / "other")
-    assert prepare_instances(other, workers=2) == made
+    assert prepare_instances(other, executor=Executor(workers=2)) == made
     assert tree(other.out) == tree(job.out)
     assert sum(count for count, _ in sha256s(job.out)) == made.num_sequences
     before = {path: path.stat().st_mtime_ns for path in job.out.iterdir()}
-    assert prepare_instances(job, progress=said) == made
+    assert prepare_instances(job, executor=Executor(progress=said)) == made
     assert "nothing to do" in said.lines[0]
     assert {path: path.stat().st_mtime_ns for path in job.out.iterdir()} == before
 
@@ -121,7 +122,7 @@ def test_finished_parts_of_an_interrupted_run_are_kept(job, tmp_path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             prepare_instances(job)
     assert calls == [0, 1, 2]
-    prepare_instances(job, progress=said)
+    prepare_instances(job, executor=Executor(progress=said))
     assert "2 of 3 parts kept from an earlier run" in said.lines
     assert tree(job.out) == tree(straight.out)
 
@@ -156,7 +157,7 @@ def test_a_full_disk_leaves_nothing_that_looks_finished(job, tmp_path, set_forma
 def test_a_bad_part_ends_the_step(job, bad, workers, set_format):
     job = replace(job, parts=(job.parts[0], bad), set_format=set_format)
     with user_error("data.encoding", bad):
-        prepare_instances(job, workers=workers)
+        prepare_instances(job, executor=Executor(workers=workers))
     assert not {"manifest.json", "instances.json"} & set(tree(job.out))
 
 
@@ -166,7 +167,7 @@ def test_bad_parts_are_left_out_on_request(job, bad, tmp_path, said, set_format)
     blank.write_text(" \n\n")
     listed = (job.parts[0], bad, job.parts[1], blank, tmp_path / "absent", job.parts[0])
     job = replace(job, parts=listed, set_format=set_format, skip_bad=True)
-    made = prepare_instances(job, progress=said)
+    made = prepare_instances(job, executor=Executor(progress=said))
     good = replace(job, parts=job.parts[0:3:2], out=tmp_path / "good")
     expected = prepare_instances(good)
     assert (made.num_sequences, made.num_tokens) == (expected.num_sequences, expected.num_tokens)
@@ -198,7 +199,7 @@ def test_a_part_that_became_bad_leaves_nothing_old(job, tmp_path):
 def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     part = tmp_path / "one.txt"
     part.write_text("The lamp was lit.\nThe cat slept.\n")
-    made = prepare_instances(replace(job, parts=(part, job.parts[0])), progress=said)
+    made = prepare_instances(replace(job, parts=(part, job.parts[0])), executor=Executor(progress=said))
     assert made.num_sequences
     assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
 
@@ -219,7 +220,7 @@ def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, tmp_p
     monkeypatch.setattr(generator, "_library", unavailable)
     instance_set._generator.cache_clear()
     try:
-        prepare_instances(job, progress=said)
+        prepare_instances(job, executor=Executor(progress=said))
     finally:
         instance_set._generator.cache_clear()
     assert said.lines[0].startswith("the compiled generator cannot run (")

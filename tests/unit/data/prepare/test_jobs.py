@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.prepare.jobs import run_jobs
+from mlbert.data.prepare.jobs import Executor
 from mlbert.host.errors import UserError
 from user_errors import user_error
 
@@ -19,7 +19,7 @@ SLEEPER = (
     "import sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
     "from test_jobs import sleep_long\n"
     "if __name__ == '__main__':\n"
-    "    jobs.run_jobs(sleep_long, [Path(p) for p in sys.argv[1:]], name='n', where=Path(), sizes=[1, 1, 1], workers=2)"
+    "    jobs.Executor(2).run(sleep_long, [Path(p) for p in sys.argv[1:]], name='n', where=Path(), sizes=[1, 1, 1])"
 )
 
 
@@ -43,7 +43,7 @@ def sleep_long(begun: Path) -> None:
 
 
 def run(function, items, workers):
-    return run_jobs(function, items, name="work", where=Path("out"), sizes=[1] * len(items), workers=workers)
+    return Executor(workers).run(function, items, name="work", where=Path("out"), sizes=[1] * len(items))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -17,6 +17,7 @@ from mlbert.data.formats.open import check_vocabulary, describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.prepare import pipeline
 from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 from user_errors import user_error
 
@@ -69,7 +70,7 @@ def test_everything_is_there(prepared):
 
 
 def test_again_and_with_more_workers_the_same(prepared, tmp_path):
-    prepare_text(documents(), tmp_path / "again", OPTIONS, SOURCE, workers=2)
+    prepare_text(documents(), tmp_path / "again", OPTIONS, SOURCE, executor=Executor(workers=2))
     assert tree(tmp_path / "again") == tree(prepared)
 
 
@@ -80,7 +81,7 @@ def test_a_finished_folder_is_left_alone(prepared, said):
         raise AssertionError("the text was read again")
         yield
 
-    prepare_text(never(), prepared, OPTIONS, SOURCE, progress=said)
+    prepare_text(never(), prepared, OPTIONS, SOURCE, executor=Executor(progress=said))
     assert "nothing to do" in said.lines[0]
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
@@ -93,7 +94,7 @@ def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, sai
     shutil.copytree(prepared, out)
     content = (out / name).read_bytes()
     (out / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    prepare_text(documents(), out, OPTIONS, SOURCE, progress=said)
+    prepare_text(documents(), out, OPTIONS, SOURCE, executor=Executor(progress=said))
     assert "rebuilding it" in said.lines[0]
     assert name in said.lines[0]
     assert tree(out) == tree(prepared)

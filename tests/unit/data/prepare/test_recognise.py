@@ -10,7 +10,7 @@ import pytest
 from mlbert.data.prepare.clean import recognise
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import inspect_parts
+from mlbert.data.prepare.jobs import Executor, inspect_parts
 from nvidia_shards import bert_rows, write_variable
 from user_errors import user_error
 
@@ -27,7 +27,7 @@ def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
     options = InstanceOptions(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=1)
     parts = (text / "part-00000-of-00001",)
     job = InstanceJob(parts, assets / "vocab.txt", out, options, set_format=set_format)
-    make_instances(job, inspect_parts(parts), {}, workers=1)
+    make_instances(job, inspect_parts(parts), {}, executor=Executor(workers=1))
     return out
 
 

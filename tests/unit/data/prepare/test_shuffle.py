@@ -25,6 +25,7 @@ from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.prepare import shuffle
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import Packing, make_pieces, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
@@ -79,7 +80,7 @@ def test_the_order_is_random_by_seed(source, tmp_path):
 
 def test_bytes_do_not_depend_on_workers_or_on_the_size_of_pieces(source, tmp_path):
     shuffle_set(source, tmp_path / "one", num_shards=3, packing=Packing())
-    shuffle_set(source, tmp_path / "two", num_shards=3, packing=Packing(), workers=2)
+    shuffle_set(source, tmp_path / "two", num_shards=3, packing=Packing(), executor=Executor(workers=2))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert sorted(tree(tmp_path / "one")) == [
         "checksums.xxh3",
@@ -116,14 +117,14 @@ def test_the_manifest_states_the_fill(source, tmp_path):
 
 
 def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
-    shuffle_set(source, tmp_path / "packed", packing=Packing(), progress=said)
-    make_bins(source, tmp_path / "bins", edges=(16, 32), progress=said)
+    shuffle_set(source, tmp_path / "packed", packing=Packing(), executor=Executor(progress=said))
+    make_bins(source, tmp_path / "bins", edges=(16, 32), executor=Executor(progress=said))
     assert said.lines == []
     for made, line in (("packed", "holds packs: they are unpacked"), ("bins", "holds bins: their sequences are")):
-        shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), progress=said)
+        shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), executor=Executor(progress=said))
         assert line in said.lines[-1]
         assert same_sequences(everything(tmp_path / f"{made}-again"), everything(source))
-    make_bins(tmp_path / "packed", tmp_path / "bins-of-packs", edges=(16, 32), progress=said)
+    make_bins(tmp_path / "packed", tmp_path / "bins-of-packs", edges=(16, 32), executor=Executor(progress=said))
     assert len(said.lines) == 3
     assert "holds packs" in said.lines[-1]
 
@@ -132,7 +133,7 @@ def test_a_finished_folder_is_left_alone(source, tmp_path, said):
     out = tmp_path / "out"
     shuffle_set(source, out, packing=Packing())
     before = tree(out)
-    shuffle_set(source, out, packing=Packing(), progress=said)
+    shuffle_set(source, out, packing=Packing(), executor=Executor(progress=said))
     assert "nothing to do" in said.lines[0]
     for change in ({"seed": 1}, {"packing": None}, {"packing": Packing(64)}, {"num_shards": 2}):
         with user_error("prepare.other-options", out):
@@ -222,7 +223,7 @@ def test_a_finished_set_that_is_damaged_is_made_again(source, tmp_path, said, da
     damage(out / "shard-00001-of-00003.h5")
     if not has_list:
         (out / "checksums.xxh3").unlink()
-    shuffle_set(source, out, num_shards=3, progress=said)
+    shuffle_set(source, out, num_shards=3, executor=Executor(progress=said))
     assert tree(out) == whole
     assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): rebuilding it", said.lines[0])
 

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.prepare.import_store import import_store
-from mlbert.data.prepare.jobs import WORK_FOLDER
+from mlbert.data.prepare.jobs import ALL, MERGE, WORK_FOLDER, Executor, Share, parse_share
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
-from mlbert.data.prepare.step_tasks import ALL, MERGE, Share, ShareDone, parse_share
+from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host.files import is_leftover
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, tree, write_set
 from user_errors import user_error
 
 STEPS: dict[str, Callable[..., object]] = {
-    "pack": lambda source, out, share: shuffle_set(source, out, packing=Packing(), num_shards=5, share=share),
-    "bins": lambda source, out, share: make_bins(source, out, edges=(8, 16, 32), num_shards=2, share=share),
-    "import": lambda source, out, share: import_store(source, source.parent / "vocab.txt", out, share=share),
-    "hdf5-to-tfrecord": lambda source, out, share: hdf5_to_tfrecords(source, out, share=share),
-    "tfrecord-to-hdf5": lambda source, out, share: tfrecords_to_hdf5(
-        [records_of(source)], source.parent / "vocab.txt", out, share=share
+    "pack": lambda source, out, run: shuffle_set(source, out, packing=Packing(), num_shards=5, executor=run),
+    "bins": lambda source, out, run: make_bins(source, out, edges=(8, 16, 32), num_shards=2, executor=run),
+    "import": lambda source, out, run: import_store(source, source.parent / "vocab.txt", out, executor=run),
+    "hdf5-to-tfrecord": lambda source, out, run: hdf5_to_tfrecords(source, out, executor=run),
+    "tfrecord-to-hdf5": lambda source, out, run: tfrecords_to_hdf5(
+        [records_of(source)], source.parent / "vocab.txt", out, executor=run
     ),
 }
 
@@ -57,7 +57,7 @@ def write_source(folder: Path, count: int, seed: int) -> Path:
 
 def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> None:
     with pytest.raises(ShareDone) as done:
-        step(source, out, share=Share(index, count, merges=False))
+        step(source, out, Executor(share=Share(index, count, merges=False)))
     assert done.value.code == 0
 
 
@@ -67,13 +67,13 @@ def run_share(step: Callable[..., object], source: Path, out: Path, index: int, 
 def test_any_shares_in_any_order_make_the_same_bytes(tmp_path_factory, name, count, seed):
     folder, step, draw = tmp_path_factory.mktemp("shares"), STEPS[name], random.Random(seed)
     source = write_source(folder, 120, seed)
-    step(source, folder / "one", share=ALL)
+    step(source, folder / "one", Executor(share=ALL))
     for _ in range(3):  # passes
         shares = [*range(count), draw.randrange(count)]
         draw.shuffle(shares)
         for index in shares:
             run_share(step, source, folder / "many", index, count)
-    step(source, folder / "many", share=MERGE)
+    step(source, folder / "many", Executor(share=MERGE))
     assert tree(folder / "many") == tree(folder / "one")
 
 
@@ -88,15 +88,15 @@ def test_missing_tasks_and_another_plan_are_named(source, tmp_path):
         for index in (0, 1, 3):
             run_share(STEPS["pack"], source, out, index, 4)
     with user_error("data.incomplete", out) as caught:
-        STEPS["pack"](source, out, share=MERGE)
+        STEPS["pack"](source, out, Executor(share=MERGE))
     assert "of spreading are missing: 2/3" in str(caught.value)
     run_share(STEPS["pack"], source, out, 0, 1)
     with user_error("prepare.other-options", out) as caught:
-        shuffle_set(source, out, packing=Packing(), num_shards=4, share=Share(0, 2, merges=False))
+        shuffle_set(source, out, packing=Packing(), num_shards=4, executor=Executor(share=Share(0, 2, merges=False)))
     assert "shards 5, not 4" in str(caught.value)
     with user_error("prepare.other-options", out):  # also from a local run, which would replace another local run's
         shuffle_set(source, out, packing=Packing(), num_shards=4)
-    STEPS["pack"](source, out, share=MERGE)
+    STEPS["pack"](source, out, Executor(share=MERGE))
     assert not (out / WORK_FOLDER).exists()
 
 

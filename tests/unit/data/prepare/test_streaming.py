@@ -23,7 +23,8 @@ from pyarrow import parquet
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
-from mlbert.data.prepare.step_tasks import MERGE, Share, ShareDone
+from mlbert.data.prepare.jobs import MERGE, Executor, Share
+from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.streaming import (
     Concatenation,
     convert,
@@ -57,7 +58,13 @@ def lines_file(tmp_path: Path) -> Path:
 
 def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     out = tmp_path / "out"
-    convert(own_texts(lines_file), ["train", "val", "train_small"], out, tokenizer=TOKENIZER, progress=said)
+    convert(
+        own_texts(lines_file),
+        ["train", "val", "train_small"],
+        out,
+        tokenizer=TOKENIZER,
+        executor=Executor(progress=said),
+    )
     train, val = in_set(out / "train"), in_set(out / "val")
     assert sorted(train + val) == sorted(TEXTS)
     assert 1 <= len(val) <= 15
@@ -70,7 +77,7 @@ def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
 
 def test_truncation_drops_the_rest(tmp_path, said):
     texts = ["river " * 252, "river " * 126, ""]
-    convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, progress=said)
+    convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, executor=Executor(progress=said))
     assert "drops 33.3% of the tokens and the ends of 33.3% of the texts (the first 3)" in said.lines[-1]
 
 
@@ -148,10 +155,10 @@ def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, f
         for index in draw.choices(range(count), k=3) + [*range(count)] * 2:
             share = Share(index, count, merges=False)
             with pytest.raises(ShareDone):
-                convert_files(folder / "texts", splits, folder / "shares", **options, share=share)
+                convert_files(folder / "texts", splits, folder / "shares", **options, executor=Executor(share=share))
         for left in (folder / "shares").glob(".*/.tasks/train"):  # by a killed task
             (left / "shard.00000.mds.1@gone.tmp").touch()
-        convert_files(folder / "texts", splits, folder / "shares", **options, share=MERGE)
+        convert_files(folder / "texts", splits, folder / "shares", **options, executor=Executor(share=MERGE))
     assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
 
 

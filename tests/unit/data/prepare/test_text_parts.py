@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.prepare.jobs import expand_inputs, inspect_parts
+from mlbert.data.prepare.jobs import Executor, expand_inputs, inspect_parts
 from user_errors import user_error
 
 
@@ -52,7 +52,7 @@ def test_missing_parts_of_a_folder(tmp_path, name):
 
 def test_sizes_and_checksums(tmp_path):
     folder = make(tmp_path / "text", "a.txt", "b.txt")
-    for part in inspect_parts(expand_inputs([folder]), workers=2):
+    for part in inspect_parts(expand_inputs([folder]), executor=Executor(workers=2)):
         assert part.num_bytes == part.path.stat().st_size
         assert part.sha256 == hashlib.sha256(part.path.read_bytes()).hexdigest()
         assert part.problem is None

@@ -19,6 +19,7 @@ from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, write_examples
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from stored_sets import assert_same_rows, tree
 from user_errors import user_error
@@ -65,25 +66,25 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_there_and_back(folder, vocab, tmp_path, said):
-    manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", workers=2)
+    manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
     assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (180, 32, 5)
     assert (manifest.vocab_size, manifest.provenance["skipped"]) == (100, {})
     rows = ShardSet.open(tmp_path / "set", verify=True).gather(np.arange(180))
     expected = Ragged.concatenate([some_rows(50 + 10 * part, part) for part in range(3)])
     assert_same_rows(rows, expected)
 
-    made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", workers=2)
+    made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(workers=2))
     assert made.num_sequences == 180
     for part, file in enumerate(made.files):
         assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
 
     before = tree(tmp_path / "set"), tree(tmp_path / "back")
-    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", progress=said)
-    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=said)
+    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(progress=said))
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(progress=said))
     assert ["nothing to do" in line for line in said.lines] == [True, True]
     file = next((tmp_path / "back").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=said)
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(progress=said))
     assert "checksums.xxh3: rebuilding it" in said.lines[2]
     assert (tree(tmp_path / "set"), tree(tmp_path / "back")) == before
 
@@ -123,7 +124,7 @@ def test_skip_bad(folder, vocab, tmp_path):
     flip(files[1], 200)
     flip(files[2], int(next(iter(ExampleReader(files[2]))).starts[30]) + 60)
     with user_error("data.damaged", folder / "part-00001-of-00003"):
-        tfrecords_to_hdf5([folder], vocab, tmp_path / "set", workers=2)
+        tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
     words = ["tfrecord-to-hdf5", "--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]
     done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0, done.output

@@ -10,6 +10,7 @@ import pytest
 
 from mlbert.data.formats.prepared import ShardWriter
 from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.verify import Md5List, verify
@@ -44,7 +45,7 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
     for part in range(2):
         write_variable(tmp_path / "nvidia" / f"part_0000{part}_of_00002.hdf5", rows.slice(part * 150, part * 150 + 150))
     names = ("source", "packed", "bins", "records", "nvidia")
-    reports = verify([tmp_path / name for name in names], workers=2)
+    reports = verify([tmp_path / name for name in names], executor=Executor(workers=2))
     assert [report.info.kind for report in reports] == ["mlbert", "mlbert", "bins", "tfrecord", "nvidia-variable"]
     for report in reports:
         assert report.problems == []

@@ -12,7 +12,7 @@ from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
 from mlbert.data.prepare import streaming
-from mlbert.data.prepare.step_tasks import parse_share
+from mlbert.data.prepare.jobs import Executor, parse_share
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
@@ -56,11 +56,11 @@ def _run() -> int:
     _check_source(given)
     tokenizer = load_tokenizer(given.tokenizer or UNCASED_NAMES[0])
     options: dict[str, Any] = {"tokenizer": tokenizer, "concatenation": concatenation}
-    options |= {"compression": given.compression, "progress": console_progress()}
+    executor = Executor(given.workers or os.cpu_count() or 1, console_progress(), share)
+    options |= {"compression": given.compression, "executor": executor}
     # Without a complete split, not all files are read.
     if given.dataset == OWN and not (share.is_all and all(streaming.SPLITS[split][1] for split in given.splits)):
-        workers = given.workers or os.cpu_count() or 1
-        streaming.convert_files(given.path, given.splits, given.out_root, workers=workers, share=share, **options)
+        streaming.convert_files(given.path, given.splits, given.out_root, **options)
     elif given.dataset in streaming.HUB_SETS:
         streaming.convert(
             streaming.hub_texts(given.dataset, given.data_subset), given.splits, given.out_root, **options

@@ -7,26 +7,15 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import (
-    InstanceArguments,
-    Merges,
-    Out,
-    ShareTask,
-    Workers,
-    counted,
-    say,
-    with_options,
-)
+from mlbert.cli.prepare.options import InstanceArguments, Out, ShareArguments, counted, say, with_options
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.jobs import expand_inputs
-from mlbert.data.prepare.step_tasks import parse_share
-from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 
 
 @app.command("instances")
-@with_options(InstanceArguments, max_seq_length=512, max_predictions=76)
+@with_options(max_seq_length=512, max_predictions=76)
 def instances_command(
     inputs: Annotated[
         list[Path],
@@ -38,15 +27,12 @@ def instances_command(
     ],
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
     out: Out,
+    run: ShareArguments,
     given: InstanceArguments,
-    workers: Workers = 0,
     set_format: Annotated[SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")] = SetFormat.hdf5,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad files and list them.")] = False,
-    task: ShareTask = None,
-    merge: Merges = False,
 ) -> None:
     """Convert text files to instances exactly as the benchmark's generator does; one shard or file per text file."""
-    share = parse_share(task, merge)
     job = InstanceJob(
         parts=tuple(expand_inputs(inputs, skip_bad=skip_bad)),
         vocab_file=vocab,
@@ -56,7 +42,7 @@ def instances_command(
         set_format=set_format,
         skip_bad=skip_bad,
     )
-    made = prepare_instances(job, workers=workers, progress=console_progress(), share=share)
+    made = prepare_instances(job, run.executor())
     left_out = f", {counted(len(made.skipped), 'part')} skipped" if made.skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")
 

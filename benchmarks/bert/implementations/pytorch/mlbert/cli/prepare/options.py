@@ -6,34 +6,55 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import ALL, Executor, Share, parse_share
 from mlbert.data.prepare.pipeline import TextOptions
-from mlbert.programs.console import console
+from mlbert.programs.console import console, console_progress
 
 MOST_FILES = 99_999  # file names have five digits
 
 Out = Annotated[Path, typer.Option("--out", help="Output folder; created if missing.", file_okay=False)]
-Workers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=4096,
-        help="Worker processes; 0: one per core. Does not affect the result.",
-        callback=lambda workers: workers or os.cpu_count() or 1,
-    ),
-]
-ShareTask = Annotated[
-    str | None,
-    typer.Option("--task", metavar="I/N", help="Make share I (0 to N-1) only. N does not affect the result."),
-]
-Merges = Annotated[bool, typer.Option("--merge", help="Complete what the shares of --task made.")]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolArguments:
+    """Command-line options of steps that several processes run."""
+
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4096,
+            help="Worker processes; 0: one per core. Does not affect the result.",
+            callback=lambda workers: workers or os.cpu_count() or 1,
+        ),
+    ] = 0
+
+    def executor(self, share: Share = ALL) -> Executor:
+        """Return an executor that shows its progress."""
+        return Executor(self.workers, console_progress(), share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareArguments(PoolArguments):
+    """Command-line options of steps that several machines can share."""
+
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="I/N", help="Make share I (0 to N-1) only. N does not affect the result."),
+    ] = None
+    merge: Annotated[bool, typer.Option("--merge", help="Complete what the shares of --task made.")] = False
+
+    def executor(self, share: Share = ALL) -> Executor:
+        """See `PoolArguments`. Raises UserError as `parse_share`."""
+        return super().executor(parse_share(self.task, self.merge))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +106,27 @@ class TextArguments(InstanceArguments):
         )
 
 
-def with_options(kind: type, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command one option per field of the dataclass ``kind``.
+def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that replaces the dataclass parameters of a command by one option per field, after its others.
 
-    The command is called with the assembled dataclass as ``given``. Fields are annotated like Typer parameters;
-    ``defaults`` override the dataclass's.
+    Fields are annotated like Typer parameters; ``defaults`` override the dataclass's.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        fields = {
-            name: field.replace(default=defaults.get(name, field.default))
-            for name, field in inspect.signature(kind, eval_str=True).parameters.items()
-        }
         signature = inspect.signature(command, eval_str=True)
-        own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
+        own = signature.parameters.items()
+        kinds: dict[str, Any] = {name: one.annotation for name, one in own if is_dataclass(one.annotation)}
+        fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            command(given=kind(**{name: values.pop(name) for name in fields}), **values)
+            made = {name: kind(**{field: values.pop(field) for field in fields[name]}) for name, kind in kinds.items()}
+            command(**made, **values)
 
-        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *fields.values())]
+        parameters = [parameter for name, parameter in own if name not in kinds]
+        for field in (field for name in kinds for field in fields[name].values()):
+            parameters.append(field.replace(default=defaults.get(field.name, field.default)))
+        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
         return run
 

@@ -8,13 +8,21 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import MOST_FILES, Merges, Out, ShareTask, Workers, console, counted, say
+from mlbert.cli.prepare.options import (
+    MOST_FILES,
+    Out,
+    PoolArguments,
+    ShareArguments,
+    console,
+    counted,
+    say,
+    with_options,
+)
 from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
-from mlbert.data.prepare.step_tasks import parse_share
 from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
 
@@ -47,24 +55,21 @@ def _in_shards(manifest: Manifest) -> str:
 
 
 @app.command("pack")
+@with_options()
 def pack_command(
     source: Input,
     out: Out,
+    run: ShareArguments,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, max=MAX_TOKENS, help="Tokens per pack; default: max_seq_length.")
     ] = None,
     max_sequences: Annotated[int, typer.Option(min=2, max=512, help="Maximum sequences per pack.")] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
-    workers: Workers = 0,
-    task: ShareTask = None,
-    merge: Merges = False,
 ) -> None:
     """Combine short sequences into packs and shuffle them over the whole set."""
-    packing, progress, share = Packing(max_tokens, max_sequences), console_progress(), parse_share(task, merge)
-    manifest = shuffle_set(
-        source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress, share=share
-    )
+    packing = Packing(max_tokens, max_sequences)
+    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, packing=packing, executor=run.executor())
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     filled = manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
     say(
@@ -74,52 +79,46 @@ def pack_command(
 
 
 @app.command("shuffle")
+@with_options()
 def shuffle_command(
     source: Input,
     out: Out,
+    run: ShareArguments,
     seed: OrderSeed = 0,
     shards: Shards = None,
-    workers: Workers = 0,
-    task: ShareTask = None,
-    merge: Merges = False,
 ) -> None:
     """Shuffle the sequences of a set over the whole set."""
-    share, progress = parse_share(task, merge), console_progress()
-    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=progress, share=share)
+    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, executor=run.executor())
     say(_in_shards(manifest))
 
 
 @app.command("bins")
+@with_options()
 def bins_command(
     source: Input,
     out: Out,
+    run: ShareArguments,
     edges: Edges = DEFAULT_EDGES,
     seed: OrderSeed = 0,
     shards: Annotated[int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")] = None,
-    workers: Workers = 0,
-    task: ShareTask = None,
-    merge: Merges = False,
 ) -> None:
     """Split a set into shuffled bins by length; all shards of a bin have equal size."""
-    numbers, progress, share = _numbers(edges), console_progress(), parse_share(task, merge)
-    manifests = make_bins(
-        source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress, share=share
-    )
+    manifests = make_bins(source, out, edges=_numbers(edges), num_shards=shards, seed=seed, executor=run.executor())
     for manifest in manifests:
         say(_in_shards(manifest))
 
 
 @app.command("bins-hdf5")
+@with_options()
 def bins_hdf5_command(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of any data set.")],
     out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New folder with one subfolder per bin.")],
+    run: PoolArguments,
     edges: Edges = DEFAULT_EDGES,
     layout: Annotated[str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")] = "fixed",
-    workers: Workers = 0,
 ) -> None:
     """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers: 128, 256 ..."""
-    progress = console_progress()
-    sizes = make_hdf5_bins(source, out, edges=_numbers(edges), layout=layout, workers=workers, progress=progress)
+    sizes = make_hdf5_bins(source, out, edges=_numbers(edges), layout=layout, executor=run.executor())
     for name, size in sizes.items():
         say(f"{out / name}: {counted(size, 'sequence')}")
 
@@ -134,14 +133,15 @@ def eval_set_command(
 
 
 @app.command("verify")
+@with_options()
 def verify_command(
     folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords or NVIDIA's HDF5 shards.")],
+    run: PoolArguments,
     md5: Annotated[Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")] = None,
-    workers: Workers = 0,
 ) -> None:
     """Re-read everything and count the good samples; exit with 1 if anything is wrong."""
     sums = verify.Md5List.read(md5) if md5 else None
-    reports = verify.verify(folders, md5=sums, workers=workers, progress=console_progress())
+    reports = verify.verify(folders, md5=sums, executor=run.executor())
     console.print(_table(reports))
     problems = [problem for report in reports for problem in report.problems]
     for problem in problems[:_LISTED]:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, TextArguments, Workers, console, say, with_options
+from mlbert.cli.prepare.options import Out, PoolArguments, TextArguments, console, say, with_options
 from mlbert.data.prepare import corpus, glue_files, pipeline, python_text
-from mlbert.programs.console import console_progress
 
 app = typer.Typer()
 
@@ -26,26 +25,25 @@ def _report(out: Path, summary: dict[str, Any]) -> None:
 
 
 @app.command("python-text")
-@with_options(TextArguments, max_seq_length=64, max_predictions=0)
-def python_text_command(out: Out, given: TextArguments, workers: Workers = 0) -> None:
+@with_options(max_seq_length=64, max_predictions=0)
+def python_text_command(out: Out, run: PoolArguments, given: TextArguments) -> None:
     """Prepare the English text contained in this Python installation."""
     documents, source = python_text.documents(), python_text.source_name()
-    options, progress = given.text(), console_progress()
     with console.status("reading the standard library's documentation"):
-        summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=progress)
+        summary = pipeline.prepare_text(documents, out, given.text(), source, run.executor())
     _report(out, summary)
 
 
 @app.command("text")
-@with_options(TextArguments, max_seq_length=128, max_predictions=0)
+@with_options(max_seq_length=128, max_predictions=0)
 def text_command(
     folder: Annotated[Path, typer.Option("--input", help="Folder of *.txt files, UTF-8.")],
     out: Out,
+    run: PoolArguments,
     given: TextArguments,
     one_per_line: Annotated[
         bool, typer.Option("--one-per-line", help="One sentence per line, blank line between documents.")
     ] = False,
-    workers: Workers = 0,
 ) -> None:
     """Prepare a folder of your own text files."""
     corpus.keep_out(folder, out)
@@ -53,7 +51,7 @@ def text_command(
     documents = corpus.documents(folder, one_per_line)
     if note := corpus.name_note(folder):
         say(f"warning: {note}")
-    summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=console_progress())
+    summary = pipeline.prepare_text(documents, out, options, source, run.executor())
     _report(out, summary)
 
 

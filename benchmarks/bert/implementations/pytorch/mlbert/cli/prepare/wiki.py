@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, counted, say
+from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
 from mlbert.data.prepare import clean, download
 from mlbert.data.prepare.clean import recognise
 from mlbert.programs.console import console_progress
@@ -40,9 +40,11 @@ def recognise_command(path: Annotated[Path, typer.Argument(help="Folder or file.
 
 
 @app.command("clean")
+@with_options()
 def clean_command(
     folder: Annotated[Path, typer.Option("--input", help="Folder written by WikiExtractor.")],
     out: Out,
+    run: PoolArguments,
     parts: Annotated[int, typer.Option(min=1, max=99_999, help="Number of text files.")] = 500,
     eval_articles: Annotated[
         int, typer.Option(min=0, max=100_000_000, help="Articles to withhold for evaluation.")
@@ -50,13 +52,12 @@ def clean_command(
     eval_md5: Annotated[
         Path | None, typer.Option(help="Withhold the articles whose MD5 sums are in this file.")
     ] = None,
-    workers: Workers = 0,
 ) -> None:
     """Convert WikiExtractor's output to text files: one sentence per line, blank line between articles.
 
     The withheld articles go to eval.txt.
     """
     options = clean.CleanOptions(parts, eval_articles, eval_md5)
-    summary = clean.clean(folder, out, options, workers=workers, progress=console_progress())
+    summary = clean.clean(folder, out, options, run.executor())
     made = f"{counted(parts, 'part')}, {counted(summary['articles'], 'article')}"
     say(f"{out}: {made}; {summary['eval_articles']:,} withheld in eval.txt")

@@ -8,7 +8,6 @@ one job per part, which copies the part's articles from the units. Memory grows 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -26,7 +25,7 @@ from mlbert.data.formats.manifest import no_folder, reading, write_json
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import jobs, wiki_text
-from mlbert.data.prepare.jobs import SILENT, Progress, expand_inputs, is_whole, keep_apart, read_summary, run_jobs
+from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, expand_inputs, is_whole, keep_apart, read_summary
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, whole_file, write_atomically
@@ -51,13 +50,12 @@ class CleanOptions:
     eval_md5: Path | None = None  # withhold the articles with these hashes instead
 
 
-def clean(
-    folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
-) -> dict[str, Any]:
+def clean(folder: Path, out: Path, options: CleanOptions, executor: Executor = LOCAL) -> dict[str, Any]:
     """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the content of
     ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds
     something else."""
     keep_apart(out, [folder])
+    progress = executor.progress
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -80,8 +78,7 @@ def clean(
         )
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
-    run = functools.partial(run_jobs, where=out, workers=workers, progress=progress)
-    run(make_unit, units, name="cleaning", sizes=[unit.size for unit in units])
+    executor.run(make_unit, units, name="cleaning", where=out, sizes=[unit.size for unit in units])
     catalogue = Catalogue.read(units)
     withheld = _withheld(catalogue, options, progress)
     training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
@@ -91,7 +88,7 @@ def clean(
         for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
     ]
     sizes = [int(catalogue.train_lengths[part.articles].sum()) for part in parts]
-    run(make_part, parts, name="gathering", sizes=sizes)
+    executor.run(make_part, parts, name="gathering", where=out, sizes=sizes)
     _write_evaluation(out, units, catalogue, withheld)
     made = [*(part.path for part in parts), *(out / name for name in _EVAL)]
     summary = {

@@ -12,7 +12,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -24,7 +23,7 @@ from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import write_hdf5
 from mlbert.data.prepare.import_store import gather_rows, opened
-from mlbert.data.prepare.jobs import SILENT, Progress, keep_apart, run_jobs
+from mlbert.data.prepare.jobs import LOCAL, Executor, keep_apart
 from mlbert.host.errors import UserError
 
 LAYOUTS = ("fixed", "variable", "packed")
@@ -79,6 +78,11 @@ class NvidiaExportJob:
         else:
             columns = variable_columns(rows, counts, self.layout == "packed")
         write_hdf5(self.out / wanted.name, {_ATTRIBUTE: _digest(wanted.fingerprint)}, columns)
+
+    def run(self, files: Sequence[NvidiaExportFile], name: str, executor: Executor) -> None:
+        """Write the files; ``name`` is for the progress bar."""
+        unit, sizes = "packs" if self.layout == "packed" else "sequences", [file.num_rows for file in files]
+        executor.run(self.make_file, files, name=name, where=self.out, sizes=sizes, unit=unit)
 
     def _refuse(self, rows: Ragged) -> None:
         largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
@@ -145,7 +149,7 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 
 
 def export_nvidia(
-    folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
+    folder: Path, out: Path, layout: str, *, num_files: int = 0, executor: Executor = LOCAL
 ) -> list[Path]:
     """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that stores packs) and in
     ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run are kept. Raises UserError: the layout
@@ -172,14 +176,5 @@ def export_nvidia(
             reason = "is of a different export"
             raise UserError("prepare.other-options", path, reason, "Choose another --out, or remove it")
         path.unlink()
-    unit = "packs" if layout == "packed" else "sequences"
-    run_export(job, files, "export", unit, workers, progress)
+    job.run(files, "export", executor)
     return wanted
-
-
-def run_export(
-    job: NvidiaExportJob, files: Sequence[NvidiaExportFile], name: str, unit: str, workers: int, progress: Progress
-) -> None:
-    """Write the files of an export; ``name`` and ``unit`` are for the progress bar."""
-    common: dict[str, Any] = {"where": job.out, "unit": unit, "workers": workers, "progress": progress}
-    run_jobs(job.make_file, files, name=name, sizes=[file.num_rows for file in files], **common)

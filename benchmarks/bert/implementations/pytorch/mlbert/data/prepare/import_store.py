@@ -29,8 +29,8 @@ from mlbert.data.formats.prepared import ShardEntry, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, tool_name
-from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
+from mlbert.data.prepare.jobs import LOCAL, Executor, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import parse_json
@@ -217,9 +217,7 @@ def import_store(
     *,
     limits: ShardLimits = nvidia.DEFAULT_LIMITS,
     skip_bad: bool = False,
-    workers: int = 1,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    executor: Executor = LOCAL,
 ) -> Manifest:
     """Import any stored set, or one HDF5 file, into a prepared set; each worker holds one shard in memory.
 
@@ -236,13 +234,13 @@ def import_store(
     parts, packed = parts_of(source)
     job = NvidiaImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
-    if found := finished_manifest(out, options, progress):
+    if found := finished_manifest(out, options, executor.progress):
         job.left_out.remove()
         return found
     plan = {**options, INPUTS: stamps([part.path for part in parts if part.path])}
     plan["source"] = None if plan[INPUTS] else describe(source).identity
-    tasks = StepTasks(out, plan, share, workers=workers, progress=progress)
-    if share.merges:
+    tasks = StepTasks(out, plan, executor)
+    if executor.share.merges:
         ShardWriter(out, len(parts), "").clear_leftovers()
     results = tasks.run("import", job.make_shard, range(len(parts)), [part.num_bytes for part in parts])
     manifest = _finish(job, results, options)
@@ -250,7 +248,7 @@ def import_store(
     tasks.finish()
     count = manifest.provenance["skipped"]["count"]
     if count:
-        progress(f"{count:,} bad rows or files skipped; {out / MANIFEST} lists them")
+        executor.progress(f"{count:,} bad rows or files skipped; {out / MANIFEST} lists them")
     return manifest
 
 

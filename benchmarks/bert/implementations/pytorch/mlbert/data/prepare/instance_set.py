@@ -27,7 +27,8 @@ from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
 from mlbert.data.prepare.jobs import (
-    SILENT,
+    LOCAL,
+    Executor,
     Progress,
     TextPart,
     finished_list,
@@ -37,7 +38,7 @@ from mlbert.data.prepare.jobs import (
     keep_apart,
     tool_name,
 )
-from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
+from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host import native
 from mlbert.host.errors import UserError
@@ -154,25 +155,19 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 
 def make_instances(
-    job: InstanceJob,
-    parts: list[TextPart],
-    provenance: dict[str, Any],
-    *,
-    workers: int,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    job: InstanceJob, parts: list[TextPart], provenance: dict[str, Any], executor: Executor = LOCAL
 ) -> MadeSet:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
     bad, or the output folder cannot be written."""
-    vocabulary = load_vocabulary(job.vocab_file)
+    vocabulary, progress = load_vocabulary(job.vocab_file), executor.progress
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     plan = {**work.options(), "skip_bad": job.skip_bad, "vocabulary": work.vocabulary_sha256}
     plan[INPUTS] = stamps([part.path for part in parts])
-    tasks = StepTasks(job.out, plan, share, workers=workers, progress=progress)
+    tasks = StepTasks(job.out, plan, executor)
     to_tfrecords = job.set_format == SetFormat.tfrecord
     writer = ShardWriter(job.out, len(parts), "")
-    if share.merges:
+    if executor.share.merges:
         (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long")
@@ -242,24 +237,23 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
-def prepare_instances(
-    job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT, share: Share = ALL
-) -> MadeSet:
+def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> MadeSet:
     """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
     Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
     keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
+    share = executor.share
     if not share.merges and not any((job.out / name).exists() for name in (MANIFEST, LIST)):
         # Reads its own parts only.
         own = [inspect_part(path) if share.has(n) else TextPart(path, 0, "") for n, path in enumerate(job.parts)]
-        return make_instances(job, own, {}, workers=workers, progress=progress, share=share)
-    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
+        return make_instances(job, own, {}, executor)
+    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
-    if made := _finished(job.out, options, progress):
+    if made := _finished(job.out, options, executor.progress):
         return made
     provenance = {"tool": tool_name(), "options": options}
-    return make_instances(job, parts, provenance, workers=workers, progress=progress, share=share)
+    return make_instances(job, parts, provenance, executor)
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:

@@ -1,8 +1,7 @@
 """Infrastructure of the preparation steps: worker processes, detection of finished output, and checks of text parts.
 
 A step splits its work into items (a text part, a shard), each of which writes its own file atomically. Rerunning an
-interrupted step keeps these files. The output does not depend on the number of ``workers`` (processes). ``progress`` is
-called for every finished item.
+interrupted step keeps these files. The output does not depend on the number of worker processes.
 """
 
 from __future__ import annotations
@@ -58,38 +57,93 @@ class Progress:
 SILENT = Progress()
 
 
-def run_jobs(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    *,
-    name: str,
-    where: Path,
-    sizes: Sequence[int],
-    unit: str = "bytes",
-    workers: int = 1,
-    progress: Progress = SILENT,
-) -> list[Result]:
-    """Return ``[function(item) for item in items]``, computed by ``workers`` processes.
+@dataclass(frozen=True)
+class Share:
+    """What a process does of a step: the tasks whose number modulo ``count`` is ``index`` (none if it is 0), and the
+    merge if ``merges``."""
 
-    Args:
-        function: picklable (a module's function or a method of a picklable object); processes one item.
-        name: name of the work, for the progress bar.
-        where: output folder, named in the error if a process is killed.
-        sizes: units of work of each item, for the remaining time.
-        unit: the unit of ``sizes``.
+    index: int = 0
+    count: int = 1
+    merges: bool = True
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole step."""
+        return self.merges and self.count == 1
+
+    def has(self, task: int) -> bool:
+        """Return whether a task belongs to this share."""
+        return bool(self.count) and task % self.count == self.index
+
+
+ALL, MERGE = Share(), Share(count=0)
+
+
+def parse_share(task: str | None, merge: bool) -> Share:
+    """Return the share of ``--task I/N`` or ``--merge``; all if neither is given. Raises UserError."""
+    if task is None:
+        return MERGE if merge else ALL
+    if merge:
+        reason = "exclude each other"
+        raise UserError("config.conflict", "--task and --merge", reason, "Use --merge after the tasks of all shares")
+    found = re.fullmatch(r"([0-9]{1,6})/([1-9][0-9]{0,5})", task)
+    if not found:
+        raise UserError("config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4")
+    index, count = map(int, found.groups())
+    if index >= count:
+        reason = f"{task}: there is no share {index} of {count}"
+        raise UserError("config.range", "--task", reason, f"Use 0/{count} to {count - 1}/{count}")
+    return Share(index, count, merges=False)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """How a step is run.
+
+    Attributes:
         workers: number of processes; 1 works in the current process.
-
-    Raises UserError: ``function`` raised it, or a process was killed (for example for lack of memory). Items not yet
-    started are dropped; finished ones stay.
+        progress: receives the progress.
+        share: the part of a step that can be divided; others are run as a whole.
     """
-    with progress.task(name, sum(sizes), unit) as advance:
-        if workers <= 1 or len(items) <= 1:
+
+    workers: int = 1
+    progress: Progress = SILENT
+    share: Share = ALL
+
+    def run(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        *,
+        name: str,
+        where: Path,
+        sizes: Sequence[int],
+        unit: str = "bytes",
+    ) -> list[Result]:
+        """Return ``[function(item) for item in items]``, computed by the worker processes.
+
+        Args:
+            function: picklable (a module's function or a method of a picklable object); processes one item.
+            name: name of the work, for the progress bar.
+            where: output folder, named in the error if a process is killed.
+            sizes: units of work of each item, for the remaining time.
+            unit: the unit of ``sizes``.
+
+        Raises UserError: ``function`` raised it, or a process was killed (for example for lack of memory). Items not
+        yet started are dropped; finished ones stay.
+        """
+        with self.progress.task(name, sum(sizes), unit) as advance:
+            workers = min(self.workers, len(items), _MOST_WORKERS)
+            if workers > 1:
+                return _in_processes(function, items, sizes, workers, where, advance)
             results = []
             for item, size in zip(items, sizes, strict=True):
                 results.append(function(item))
                 advance(size)
             return results
-        return _in_processes(function, items, sizes, min(workers, len(items), _MOST_WORKERS), where, advance)
+
+
+LOCAL = Executor()
 
 
 def _in_processes(
@@ -278,9 +332,7 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     return sorted([*found, *(folder / name for name in missing)])
 
 
-def inspect_parts(
-    paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
-) -> list[TextPart]:
+def inspect_parts(paths: Sequence[Path], *, skip_bad: bool = False, executor: Executor = LOCAL) -> list[TextPart]:
     """Read all parts once for sizes and checksums. Raises UserError: a part cannot be read, is empty, or duplicates
     another (both are named). With ``skip_bad`` such errors go into `TextPart.problem` instead, and only having no good
     part is an error."""
@@ -289,7 +341,8 @@ def inspect_parts(
     parts: list[TextPart] = []
     first: dict[str, Path] = {}
     total = sum(path.stat().st_size for path in paths if path.is_file())
-    with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", total, "bytes") as advance:
+    advancing = executor.progress.task("checksums", total, "bytes")
+    with ThreadPoolExecutor(max(1, executor.workers)) as pool, advancing as advance:
         for part in pool.map(inspect_part, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"

@@ -31,7 +31,16 @@ from mlbert.data.prepare import corpus as corpora
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.data.prepare.instance_set import InstanceJob, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import SILENT, Progress, inspect_parts, is_whole, read_summary, tool_name, whole_shards
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    Executor,
+    Progress,
+    inspect_parts,
+    is_whole,
+    read_summary,
+    tool_name,
+    whole_shards,
+)
 from mlbert.data.prepare.shuffle import pick_evenly
 from mlbert.host.errors import UserError
 from mlbert.host.files import remove_leftovers, write_atomically
@@ -228,14 +237,12 @@ def prepare_text(
     out: Path,
     options: TextOptions,
     source: dict[str, Any],
-    *,
-    workers: int = 1,
-    progress: Progress = SILENT,
+    executor: Executor = LOCAL,
 ) -> dict[str, Any]:
     """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
     return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
     finished yet. ``source`` identifies them: it is stored, and compared on a rerun."""
-    wanted = {"source": source, **asdict(options)}
+    wanted, progress = {"source": source, **asdict(options)}, executor.progress
     found = _finished(out, wanted)
     if found and is_whole(out, lambda: _check_sets(out, found), progress):
         return found
@@ -252,7 +259,8 @@ def prepare_text(
     vocab_file = _make_vocabulary(corpus, out, options, progress)
     provenance = {"tool": tool_name(), "options": wanted}
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
-    train = make_instances(job, inspect_parts(parts, workers=workers), provenance, workers=workers)
+    quiet = Executor(executor.workers)
+    train = make_instances(job, inspect_parts(parts, executor=quiet), provenance, quiet)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
     vocabulary = load_vocabulary(vocab_file)
     generator = make_generator(vocabulary, options.lower_case)

@@ -36,8 +36,8 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_manifest, keep_apart, tool_name
-from mlbert.data.prepare.step_tasks import ALL, Share, StepTasks
+from mlbert.data.prepare.jobs import LOCAL, SILENT, Executor, Progress, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
 
 PIECE = 250_000  # sequences that a job holds in memory: about 200 MB at 512 tokens
@@ -276,9 +276,7 @@ def shuffle_set(
     seed: int = 0,
     num_shards: int | None = None,
     packing: Packing | None = None,
-    workers: int = 1,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    executor: Executor = LOCAL,
 ) -> Manifest:
     """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one per `SHARD`
     sequences), packed if ``packing`` is given. The same input and seed produce the same bytes. Raises UserError: input
@@ -293,16 +291,16 @@ def shuffle_set(
     options: dict[str, Any] = {"step": "pack" if packing else "shuffle", "input": info.identity, "seed": seed}
     options |= packs or {}
     options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
-    if found := finished_manifest(out, options, progress):
+    if found := finished_manifest(out, options, executor.progress):
         remove_spill(out)
         return found
     store = open_store(source, verify=False)
     check_shards(options["shards"], len(store))
-    say_what_is_undone(info, progress)
+    say_what_is_undone(info, executor.progress)
     target = Target(out, options["shards"], 0, info.max_seq_length)
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
-    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
+    tasks = StepTasks(out, options, executor)
     ((writer, entries),) = run_shuffle(shuffle, pieces, tasks)
     manifest = finish(writer, store, options, packs=packs, entries=entries)
     remove_spill(out)

@@ -33,11 +33,10 @@ from mlbert.data.prepare.export_nvidia import (
     NvidiaExportFile,
     NvidiaExportJob,
     check_layout,
-    run_export,
     shard_name,
 )
-from mlbert.data.prepare.jobs import SILENT, Progress, check_options, is_whole, tool_name, whole_shards
-from mlbert.data.prepare.step_tasks import ALL, Share, StepTasks
+from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, check_options, is_whole, tool_name, whole_shards
+from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
@@ -81,9 +80,7 @@ def make_bins(
     edges: Sequence[int] = EDGES,
     num_shards: int | None = None,
     seed: int = 0,
-    workers: int = 1,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    executor: Executor = LOCAL,
 ) -> list[Manifest]:
     """Split any store that names its vocabulary into bins; return the manifest of each. The same input, edges and seed
     produce the same bytes.
@@ -99,15 +96,15 @@ def make_bins(
     size = info.num_sequences or len(open_store(source, verify=False))
     shards = num_shards or shuffle.default_shards(size // len(edges))
     options = {"step": "bins", "input": info.identity, "edges": list(edges), "shards": shards, "seed": seed}
-    if found := _finished(out, options, progress):
+    if found := _finished(out, options, executor.progress):
         return found
 
     store = open_store(source, verify=False)
-    shuffle.say_what_is_undone(info, progress)
+    shuffle.say_what_is_undone(info, executor.progress)
     pieces = shuffle.make_pieces(store)
     sizes = [piece.end - piece.first for piece in pieces]
     counting = Counting(source, info.identity, edges)
-    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
+    tasks = StepTasks(out, options, executor)
     found_counts = tasks.run("counting", counting.count, pieces, sizes, unit="sequences", is_last=False, keep=True)
     counts = np.asarray(found_counts, np.int64)
     counts = counts.reshape(len(pieces), len(edges) + 1)
@@ -154,13 +151,7 @@ LAYOUTS = ("fixed", "variable")
 
 
 def make_hdf5_bins(
-    source: Path,
-    out: Path,
-    *,
-    edges: Sequence[int] = EDGES,
-    layout: str = "fixed",
-    workers: int = 1,
-    progress: Progress = SILENT,
+    source: Path, out: Path, *, edges: Sequence[int] = EDGES, layout: str = "fixed", executor: Executor = LOCAL
 ) -> dict[str, int]:
     """Split any stored set into a folder of HDF5 shards per bin; return the number of sequences by folder.
 
@@ -181,13 +172,13 @@ def make_hdf5_bins(
         if not all(map(NvidiaExportJob(source, out, layout).is_written, shards)):
             reason = "is not empty and does not hold these bins"
             raise UserError("file.in-the-way", out, reason, "Choose another output folder")
-        progress(f"{out} is finished with these options: nothing to do")
+        executor.progress(f"{out} is finished with these options: nothing to do")
         return sizes
     unfinished = out.with_name(f"{out.name}.unfinished")
     _clear(unfinished, {shard.name for shard in shards})
     for edge in edges:
         make_folder(unfinished / str(edge))
-    run_export(NvidiaExportJob(source, unfinished, layout), shards, "bins", "sequences", workers, progress)
+    NvidiaExportJob(source, unfinished, layout).run(shards, "bins", executor)
     try:
         os.replace(unfinished, out)  # replaces an empty folder
     except OSError as error:

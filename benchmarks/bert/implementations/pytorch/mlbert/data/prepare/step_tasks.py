@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from mlbert.data.formats.manifest import make_folder
-from mlbert.data.prepare.jobs import SILENT, WORK_FOLDER, Item, Progress, Result, run_jobs
+from mlbert.data.prepare.jobs import WORK_FOLDER, Executor, Item, Result
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically, writing
 from mlbert.host.json_files import add_checksum, parse_checksummed
@@ -36,45 +35,6 @@ class ShareDone(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a process does of a step: the tasks whose number modulo ``count`` is ``index`` (none if it is 0), and the
-    merge if ``merges``."""
-
-    index: int = 0
-    count: int = 1
-    merges: bool = True
-
-    @property
-    def is_all(self) -> bool:
-        """Whether it is the whole step."""
-        return self.merges and self.count == 1
-
-    def has(self, task: int) -> bool:
-        """Return whether a task belongs to this share."""
-        return bool(self.count) and task % self.count == self.index
-
-
-ALL, MERGE = Share(), Share(count=0)
-
-
-def parse_share(task: str | None, merge: bool) -> Share:
-    """Return the share of ``--task I/N`` or ``--merge``; all if neither is given. Raises UserError."""
-    if task is None:
-        return MERGE if merge else ALL
-    if merge:
-        reason = "exclude each other"
-        raise UserError("config.conflict", "--task and --merge", reason, "Use --merge after the tasks of all shares")
-    found = re.fullmatch(r"([0-9]{1,6})/([1-9][0-9]{0,5})", task)
-    if not found:
-        raise UserError("config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4")
-    index, count = map(int, found.groups())
-    if index >= count:
-        reason = f"{task}: there is no share {index} of {count}"
-        raise UserError("config.range", "--task", reason, f"Use 0/{count} to {count - 1}/{count}")
-    return Share(index, count, merges=False)
 
 
 def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
@@ -115,21 +75,19 @@ class StepTasks:
     Raises UserError: a share or merge differs from the plan, or there is no plan to merge.
     """
 
-    def __init__(
-        self, out: Path, plan: Mapping[str, Any], share: Share, *, workers: int = 1, progress: Progress = SILENT
-    ) -> None:
-        self.out, self.share, self.workers, self.progress = out, share, workers, progress
+    def __init__(self, out: Path, plan: Mapping[str, Any], executor: Executor) -> None:
+        self.out, self.executor, self.share = out, executor, executor.share
         self.folder = out / WORK_FOLDER
         wanted = json.loads(json.dumps(plan))
         path = self.folder / PLAN
-        if share.is_all and self.folder.exists() and _read(path) != wanted and not (self.folder / SHARED).exists():
+        if self.share.is_all and self.folder.exists() and _read(path) != wanted and not (self.folder / SHARED).exists():
             shutil.rmtree(self.folder)
         make_folder(out)
         make_folder(self.folder)
         _write_once(path, json.dumps(add_checksum(wanted), indent=1))
         if (found := _read(path)) != wanted:
             raise _difference(out, found or {}, wanted)
-        if not share.is_all:
+        if not self.share.is_all:
             write_atomically(self.folder / SHARED, "")
 
     def run(
@@ -146,7 +104,7 @@ class StepTasks:
         """Run this share of a pass and return the results of all its tasks.
 
         Args:
-            name, function, items, sizes, unit: as in `run_jobs`.
+            name, function, items, sizes, unit: as in `Executor.run`.
             is_last: whether the merge follows, which needs the results. Unless they are kept, it calls ``function``
                 again, which finds its files written, checks them and returns the same.
             keep: keep the results, which are JSON-able, for the merge and for processes that run a later pass;
@@ -164,17 +122,9 @@ class StepTasks:
             todo = [*range(len(items))] if is_last and not keep else []
         else:
             todo = [number for number in range(len(items)) if share.has(number) and number not in marks]
-        tasks = [(number, items[number]) for number in todo]
-        made = run_jobs(
-            _Marking(function, mark, keep),
-            tasks,
-            name=name,
-            where=self.out,
-            sizes=[sizes[number] for number in todo],
-            unit=unit,
-            workers=self.workers,
-            progress=self.progress,
-        )
+        tasks, left = [(number, items[number]) for number in todo], [sizes[number] for number in todo]
+        marking = _Marking(function, mark, keep)
+        made = self.executor.run(marking, tasks, name=name, where=self.out, sizes=left, unit=unit)
         if not share.merges:
             marks = self._marks(mark, len(items), keep)
             if is_last or len(marks) < len(items):
@@ -209,7 +159,7 @@ class StepTasks:
         after = (
             f"{left} of other shares are missing; then repeat this" if left else "all are done; --merge completes it"
         )
-        self.progress(f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}")
+        self.executor.progress(f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}")
         raise ShareDone
 
 

@@ -33,8 +33,8 @@ from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
 from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_lines
-from mlbert.data.prepare.jobs import SILENT, WORK_FOLDER, Progress
-from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
+from mlbert.data.prepare.jobs import LOCAL, WORK_FOLDER, Executor, Progress
+from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, whole_file, write_atomically, writing
 
@@ -167,7 +167,7 @@ def convert(
     tokenizer: Tokenizer,
     concatenation: Concatenation | None = None,
     compression: str | None = None,
-    progress: Progress = SILENT,
+    executor: Executor = LOCAL,
 ) -> None:
     """Write a set for each of ``splits``, names of `SPLITS`, to the folder of that name in ``out_root``.
 
@@ -194,11 +194,11 @@ def convert(
                     first.append(sample)
                 if time.monotonic() - reported > _REPORT_SECONDS:
                     reported = time.monotonic()
-                    progress(f"{split}: {count:,} samples")
+                    executor.progress(f"{split}: {count:,} samples")
             if not count:
                 raise _too_small(split)
             writer.finish()
-            encoder.report(split, count, first, progress)
+            encoder.report(split, count, first, executor.progress)
             os.rename(partial, out_root / split)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -414,9 +414,7 @@ def convert_files(
     tokenizer: Tokenizer,
     concatenation: Concatenation | None = None,
     compression: str | None = None,
-    workers: int = 1,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    executor: Executor = LOCAL,
 ) -> None:
     """Do the same as `convert` with `own_texts`, by tasks. Needs space for the texts, or 2 bytes a token, until it is
     complete."""
@@ -428,7 +426,7 @@ def convert_files(
     inputs = stamps(text_files(path))
     plan: dict[str, Any] = {"splits": splits, "tokenizer": tokenizer.identity, "compression": compression}
     plan |= {"concatenation": concatenation and asdict(concatenation), INPUTS: inputs}
-    tasks = StepTasks(work, plan, share, workers=workers, progress=progress)
+    tasks = StepTasks(work, plan, executor)
     sizes = [int(size) for _, size, _ in inputs]
     groups = [[*some] for _, some in groupby(range(len(sizes)), (offsets_of(sizes) // GROUP).tolist().__getitem__)]
     items = [(number, tuple(Path(inputs[place][0]) for place in places)) for number, places in enumerate(groups)]
@@ -447,5 +445,5 @@ def convert_files(
                     leftover.unlink()
                 os.rename(tasks.folder / split, out_root / split)
         first = [*islice(job.encoder.samples(job.pieces(SPLITS[split][0])), LOOKED_AT)]
-        job.encoder.report(split, sum(one.samples for one in shards if one.split == split), first, progress)
+        job.encoder.report(split, sum(one.samples for one in shards if one.split == split), first, executor.progress)
     shutil.rmtree(work, ignore_errors=True)

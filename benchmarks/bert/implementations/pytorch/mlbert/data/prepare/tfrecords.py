@@ -24,8 +24,8 @@ from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.import_store import LeftOut
-from mlbert.data.prepare.jobs import SILENT, Progress, finished_list, finished_manifest, keep_apart, tool_name
-from mlbert.data.prepare.step_tasks import ALL, INPUTS, Share, StepTasks, stamps
+from mlbert.data.prepare.jobs import LOCAL, Executor, finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, read_plain, write_atomically
 from mlbert.host.json_files import parse_json
@@ -196,14 +196,7 @@ def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
 
 
 def tfrecords_to_hdf5(
-    inputs: Sequence[Path],
-    vocab_file: Path,
-    out: Path,
-    *,
-    skip_bad: bool = False,
-    workers: int = 1,
-    progress: Progress = SILENT,
-    share: Share = ALL,
+    inputs: Sequence[Path], vocab_file: Path, out: Path, *, skip_bad: bool = False, executor: Executor = LOCAL
 ) -> Manifest:
     """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and ``max_predictions`` are
     those of the records. Ids outside the vocabulary are errors. With ``skip_bad``, bad records are skipped and listed
@@ -219,11 +212,11 @@ def tfrecords_to_hdf5(
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
-    if found := finished_manifest(out, options, progress):
+    if found := finished_manifest(out, options, executor.progress):
         return found
     for reason in (slowness(), *map(unlisted_note, dict.fromkeys(file.parent for file in files))):
         if reason:
-            progress(reason)
+            executor.progress(reason)
     job = TFRecordImportJob(
         files=tuple(files),
         out=out,
@@ -235,8 +228,8 @@ def tfrecords_to_hdf5(
         left_out=LeftOut(out, len(files)),
     )
     writer = ShardWriter(out, len(files), "")
-    tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, share, workers=workers, progress=progress)
-    if share.merges:
+    tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, executor)
+    if executor.share.merges:
         writer.clear_leftovers()
     results = tasks.run("TFRecords to HDF5", job.make_shard, range(len(files)), [stat.st_size for stat in stats])
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
@@ -284,9 +277,7 @@ class TFRecordExportJob:
         return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
 
 
-def hdf5_to_tfrecords(
-    folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT, share: Share = ALL
-) -> RecordList:
+def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) -> RecordList:
     """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's generator; a packed
     set is written as sequences in the order of its packs. Returns the finished folder's list: files and totals.
 
@@ -295,13 +286,13 @@ def hdf5_to_tfrecords(
     keep_apart(out, [folder])
     manifest = read_manifest(folder)
     options = {"source": manifest.sha256}
-    if found := finished_list(out, options, progress):
+    if found := finished_list(out, options, executor.progress):
         return found
     if reason := slowness():
-        progress(reason)
+        executor.progress(reason)
     job = TFRecordExportJob(manifest, out)
-    tasks = StepTasks(out, options, share, workers=workers, progress=progress)
-    if share.merges:
+    tasks = StepTasks(out, options, executor)
+    if executor.share.merges:
         job.files().clear_leftovers()
     sizes = [shard.bytes for shard in manifest.shards]
     files = tasks.run("HDF5 to TFRecords", job.make_file, range(len(sizes)), sizes)

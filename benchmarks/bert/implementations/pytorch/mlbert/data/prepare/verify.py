@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
 from mlbert.data.prepare.import_store import gather_rows, read_past_errors
-from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 
@@ -282,21 +281,18 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
         tally.add(store.gather(np.arange(first, min(first + BLOCK, len(store)))))
 
 
-def verify(
-    folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
-) -> list[SetReport]:
+def verify(folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = LOCAL) -> list[SetReport]:
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
     of files without a manifest are cached, see `mlbert.data.formats.index_cache`. Raises UserError: a folder does not
     exist, or holds no set."""
-    plans = [_plan(folder, progress) for folder in folders]
+    plans = [_plan(folder, executor.progress) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
         sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
         jobs = [replace(job, md5=file, rows_md5=rows) for job, (file, rows) in zip(jobs, sums, strict=True)]
     states = {job.path: state_of(job.path) for job in jobs if job.path.exists()}
     sizes = [states.get(job.path, [0])[0] for job in jobs]
-    common: dict[str, Any] = {"where": folders[0], "sizes": sizes, "workers": workers, "progress": progress}
-    reports = iter(run_jobs(check_file, jobs, name="verifying", **common))
+    reports = iter(executor.run(check_file, jobs, name="verifying", where=folders[0], sizes=sizes))
     results = []
     for folder, (info, planned, problems) in zip(folders, plans, strict=True):
         files = [next(reports) for _ in planned]
