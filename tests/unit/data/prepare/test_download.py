@@ -105,7 +105,7 @@ def test_the_shipped_list_is_whole() -> None:
     entries = read_list()
     assert LIST.is_file()
     assert {entry.group for entry in select(entries, [])} == {"config", "vocabulary", "checkpoint", "text"}
-    assert all(len(entry.md5) == 32 and entry.urls for entry in entries)
+    assert all(len(entry.md5) == 32 and entry.urls for entry in entries.files)
     (vocabulary,) = select(entries, ["vocab.txt"])
     assert (vocabulary.size, vocabulary.md5) == (231_508, "64800d5d8528ce344256daf115d4965e")
     assert len(select(entries, ["checkpoint"])) == 3
@@ -142,13 +142,13 @@ def test_a_folder_as_mirror(tmp_path: Path, place: str, as_url: bool) -> None:
     (mirror / place).parent.mkdir(parents=True)
     (mirror / place).write_bytes(CONTENT)
     out = tmp_path / "out"
-    fetch_all(read_list(listed(tmp_path)), out, mirror.as_uri() if as_url else str(mirror))
+    fetch_all(read_list(listed(tmp_path)).files, out, mirror.as_uri() if as_url else str(mirror))
     assert (out / "sub/data.bin").read_bytes() == CONTENT
     assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [".verified", "data.bin"]
 
 
 def test_a_server(tmp_path: Path, server: Server) -> None:
-    fetch_all(read_list(listed(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"])), tmp_path)
+    fetch_all(read_list(listed(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"])).files, tmp_path)
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
     assert len(server.asked) == 2
 
@@ -169,7 +169,7 @@ def test_a_connection_dropped_in_the_middle_is_continued(tmp_path: Path, server:
     server.breaks = 2
     server.errors = 1
     progress = Advances()
-    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url, progress=progress)
+    fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url, progress=progress)
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
     assert server.asked[2] == "bytes=1000000-"
     assert progress.sums[-1] == max(progress.sums) == len(CONTENT)
@@ -180,10 +180,10 @@ def test_a_dropped_connection_keeps_what_was_received(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         server.breaks = 1000
         with user_error("network.unreachable", tmp_path / "sub/data.bin"):
-            fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+            fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url)
         assert (tmp_path / "sub/data.bin.partial").stat().st_size == 1_000_000
         server.breaks = 0
-        fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+        fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url)
         server.shutdown()
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
 
@@ -196,7 +196,7 @@ def test_a_dropped_connection_keeps_what_was_received(tmp_path: Path) -> None:
 def test_a_partial_file(tmp_path: Path, server: Server, partial: bytes, size: int | None) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/data.bin.partial").write_bytes(partial)
-    fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
+    fetch_all(read_list(listed(tmp_path, bytes=size)).files, tmp_path, server.url)
     assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
 
 
@@ -204,7 +204,7 @@ def test_a_partial_file(tmp_path: Path, server: Server, partial: bytes, size: in
 def test_wrong_content_is_never_accepted(tmp_path: Path, server: Server, size: int | None) -> None:
     server.content = bytes(len(CONTENT))
     with user_error("data.checksum", "files/sub/data.bin"):
-        fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
+        fetch_all(read_list(listed(tmp_path, bytes=size)).files, tmp_path, server.url)
     assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
 
 
@@ -212,12 +212,12 @@ def test_a_truncated_file_of_a_mirror_is_never_accepted(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT[:-1])
     with user_error("data.checksum", "mirror/data.bin"):
-        fetch_all(read_list(listed(tmp_path)), tmp_path / "out", str(tmp_path / "mirror"))
+        fetch_all(read_list(listed(tmp_path)).files, tmp_path / "out", str(tmp_path / "mirror"))
     assert not (tmp_path / "out/sub/data.bin").exists()
 
 
 def test_an_unreachable_host_lists_what_to_fetch_by_hand(tmp_path: Path) -> None:
-    entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"]))
+    entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"])).files
     with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:
         fetch_all(entries, tmp_path)
     assert "http://127.0.0.1:9/data.bin" in error.value.problem
@@ -228,7 +228,7 @@ def test_files_placed_by_hand_are_accepted_and_recorded(tmp_path: Path, monkeypa
     (tmp_path / "sub").mkdir()
     path = tmp_path / "sub/data.bin"
     path.write_bytes(CONTENT)
-    entries = read_list(listed(tmp_path))
+    entries = read_list(listed(tmp_path)).files
     fetch_all(entries, tmp_path)
     read: list[Path] = []
     monkeypatch.setattr(download, "file_md5", lambda path: read.append(path) or md5(path.read_bytes()))
@@ -285,7 +285,7 @@ def text_list(mirror: Path, data: bytes, sums: bytes) -> Path:
 def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path: Path) -> None:
     data = archive({"results4/part-0": b"one\n", "../../eval.txt": b"two\n"})
     sums = f"{md5(b'one' + bytes([10]))}  ./results4/part-0\n{md5(b'two' + bytes([10]))}  eval.txt\n".encode()
-    entries = read_list(text_list(tmp_path, data, sums))
+    entries = read_list(text_list(tmp_path, data, sums)).files
     found = fetch_all(entries, tmp_path / "out", str(tmp_path))
     assert [path.name for path in found] == ["sums.txt", "text.tar.gz", "part-0", "eval.txt"]
     assert (tmp_path / "out/text/eval.txt").read_bytes() == b"two\n"
@@ -302,7 +302,7 @@ def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path
     ],
 )
 def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, code: str, subject: str) -> None:
-    entries = read_list(text_list(tmp_path, archive({"part-0": b"one\n"}), sums.encode()))
+    entries = read_list(text_list(tmp_path, archive({"part-0": b"one\n"}), sums.encode())).files
     with user_error(code, tmp_path / "out" / subject):
         fetch_all(entries, tmp_path / "out", str(tmp_path))
 
@@ -310,6 +310,6 @@ def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, code:
 @pytest.mark.parametrize("cut", [200, 900])
 def test_a_damaged_archive_is_named(tmp_path: Path, cut: int) -> None:
     data = archive({"part-0": random.Random(1).randbytes(1000)})[:-cut]
-    entries = read_list(text_list(tmp_path, data, b"\n"))
+    entries = read_list(text_list(tmp_path, data, b"\n")).files
     with user_error("data.damaged", tmp_path / "out/text.tar.gz"):
         fetch_all(entries, tmp_path / "out", str(tmp_path))

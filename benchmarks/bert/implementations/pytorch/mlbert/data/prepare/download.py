@@ -16,73 +16,60 @@ import urllib.parse
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+from pydantic import Field
 
 from mlbert.data.formats.manifest import file_md5, make_folder, write_json
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
-from mlbert.host.files import AddressError, local_path, read_pieces, read_plain, write_atomically
-from mlbert.host.json_files import parse_json
+from mlbert.host.files import AddressError, local_path, read_pieces, read_plain, write_atomically, writing
+from mlbert.host.json_files import parse_json, read_json
 from mlbert.host.provenance import shipped
+from mlbert.host.schema import Count, Document, parse_model
 
 LIST = Path(__file__).with_name("benchmark_files.json")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Document):
     """One file of the list."""
 
     name: str  # path below the output folder, and below a mirror
-    size: int | None  # bytes; None if only the sum is published
+    size: Count | None = Field(default=None, alias="bytes")  # None if only the sum is published
     md5: str  # 32 hexadecimal digits
     group: str  # for ``--only``
-    urls: tuple[str, ...]  # published addresses, tried in order
+    urls: list[str] = Field(default_factory=list)  # published addresses, tried in order
     unpack: str = ""  # folder for the files of an archive, or ""
     checksums: str = ""  # name of a list of sums for the archive's files, or ""
-    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # known sums, name -> (bytes, md5)
-    default: bool = True  # fetched if nothing is named
+    members: dict[str, list[Count | str]] = Field(default_factory=dict)  # known sums, name -> [bytes, md5]
 
 
-def read_list(path: Path | None = None) -> list[Entry]:
-    """Return the entries of the benchmark's list, or of another list in the same format. Raises UserError: the file
-    cannot be read or has another format."""
+class FileList(Document):
+    """A list of files, and the groups that are fetched if nothing is named; None for all."""
+
+    files: list[Entry]
+    default_groups: list[str] | None = None
+
+
+def read_list(path: Path | None = None) -> FileList:
+    """Return the benchmark's list, or another one in the same format. Raises UserError: the file cannot be read or has
+    another format."""
     path = path or LIST
-    content = read_plain(path, "Check --manifest")
-    try:
-        document = parse_json(content)
-        default = document.get("default_groups")
-        entries = [_entry(item, default) for item in document["files"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = "See mlbert/data/prepare/benchmark_files.json for the form"
-        raise UserError("file.json", path, f"is not a list of files ({error!r})", remedy) from None
-    for entry in entries:
+    document = read_json(path, "Check --manifest")
+    found = parse_model(FileList, document, path, "See mlbert/data/prepare/benchmark_files.json for the form")
+    for entry in found.files:
         if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
             reason = f"names a file outside the folder: {entry.name}"
             raise UserError("data.damaged", path, reason, "Use relative names")
-    return entries
+    return found
 
 
-def _entry(item: dict[str, Any], default: list[str] | None) -> Entry:
-    return Entry(
-        name=str(item["name"]),
-        size=None if item.get("bytes") is None else int(item["bytes"]),
-        md5=str(item["md5"]),
-        group=str(item["group"]),
-        urls=tuple(item.get("urls") or ()),
-        unpack=str(item.get("unpack", "")),
-        checksums=str(item.get("checksums", "")),
-        members={name: (int(size), str(md5)) for name, (size, md5) in item.get("members", {}).items()},
-        default=default is None or item["group"] in default,
-    )
-
-
-def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
+def select(listed: FileList, wanted: Sequence[str]) -> list[Entry]:
     """Return the entries with these names, base names or groups; without any, the default entries. Raises UserError: a
     name is neither."""
-    if not wanted:
-        return [entry for entry in entries if entry.default]
+    entries = listed.files
+    wanted = wanted or listed.default_groups or [entry.group for entry in entries]
     for name in wanted:
         if not any(name in _names(entry) for entry in entries):
             known = ", ".join(dict.fromkeys(entry.group for entry in entries))
@@ -231,20 +218,16 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """Open a file to continue it; sync it to disk when the block ends."""
-    try:
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", path, reason, f"Free space. {_RESUME}") from None
+    with writing(path, f"Free space. {_RESUME}"), path.open("r+b" if path.exists() else "w+b") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> list[Path]:
     """Extract and verify the files of a tar archive, ignoring its folders."""
     archive = out / entry.name
-    sums = {name: md5 for name, (_, md5) in entry.members.items()}
+    sums = {name: str(known[1]) for name, known in entry.members.items()}
     listed = out / entry.checksums
     if entry.checksums and listed.is_file():
         lines = listed.read_text("utf-8", "replace").splitlines()
