@@ -16,7 +16,7 @@ import transformers
 
 from harness import run_program
 from mlbert.cli.mosaic_bert.main_yaml import app
-from mlbert.data.loading import text_run
+from mlbert.data.loading.masked_text import count_sequences
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.programs.mosaic.pretraining_yaml import KNOWN, to_settings
@@ -132,7 +132,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
     words += ["global_eval_batch_size=63", "callbacks.runtime_estimator={}", "train_loader.dataset.cache_limit=1gb"]
     path = Path("main.yaml")
     leaves = Leaves(path, read_nested(path, [*BASE, *words, "train_loader.dataset.eos_token_id=3"], KNOWN))
-    layer = to_settings(leaves, 2, False, text_run.count)
+    layer = to_settings(leaves, 2, False, count_sequences)
     assert layer["eval_batch_size"] == (32, "argument global_eval_batch_size=")
     assert layer["wandb_project"][0] == "uncategorized"
     assert json.loads(str(layer["wandb_options"][0])) == {"entity": "team", "tags": ["a", "b"], "notes": "x"}

@@ -129,7 +129,7 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
         objective=objective,
         source=source,
         evaluation=evaluation,
-        static_shape=budget_of(share, inputs.card.max_seq_length),
+        static_shape=budget_of(share.units // share.accumulation, inputs.card.max_seq_length),
         export=export,
     )
 

@@ -12,7 +12,7 @@ import typer
 from mlbert.cli import main as command_line
 from mlbert.cli.train import run_resolved
 from mlbert.config.resolution import Resolved, resolve
-from mlbert.data.loading import text_run
+from mlbert.data.loading.masked_text import count_sequences
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
@@ -48,7 +48,7 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     check_yaml_file("main.py", path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
-    layer = pretraining_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available(), text_run.count)
+    layer = pretraining_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available(), count_sequences)
     return run_resolved(resolve_layer(path, layer), world, notes(leaves))
 
 

@@ -78,11 +78,6 @@ def describe(folder: Path) -> StoreInfo:
     )
 
 
-def open_folder(folder: Path) -> MdsSamples:
-    """Open a folder as `MdsSamples`."""
-    return MdsSamples(folder)
-
-
 class MdsSamples(IndexedStore):
     """A set opened for random access. The lengths are kept in the user's cache folder. Raises UserError if a
     shard is missing or damaged, or has samples of another width than the first one."""
@@ -168,6 +163,9 @@ class MdsSamples(IndexedStore):
         first, end = int(self._first[number]), int(self._first[number + 1])
         pieces = [np.arange(low, min(low + _GATHERED, end)) for low in range(first, end, _GATHERED)]
         return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
+
+
+open_folder = MdsSamples  # as in the other formats
 
 
 def read_index(folder: Path) -> tuple[MdsIndex, str]:

@@ -80,11 +80,6 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     )
 
 
-def open_folder(folder: Path | str) -> TFRecordStore:
-    """Open a folder as a `TFRecordStore`."""
-    return TFRecordStore(folder)
-
-
 @dataclass(frozen=True)
 class RecordIndex:
     """Locations of the records of some files. Raises ValueError if the arrays are inconsistent."""
@@ -158,6 +153,9 @@ class TFRecordStore(IndexedStore):
         number = record - int(self._first[file])
         remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
         return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
+
+
+open_folder = TFRecordStore  # as in the other formats
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache) -> RecordIndex:

@@ -351,13 +351,8 @@ class StaticShape:
         """Return the smallest shape that fits every batch, with tokens and masked tokens rounded up as in
         `rounded`."""
         tokens, sequences, masked, max_seqlen, labels = zip(*(_sizes(batch) for batch in batches), strict=True)
-        return cls(
-            tokens=_rounded_up(max(tokens), TOKEN_MULTIPLE),
-            sequences=max(sequences),
-            masked=_rounded_up(max(masked), MASKED_MULTIPLE),
-            max_seqlen=max(max_seqlen),
-            has_labels=any(labels),
-        )
+        shape = cls.rounded(max(tokens), max(sequences), max(masked), max(max_seqlen))
+        return replace(shape, has_labels=any(labels))
 
     def smaller_ones(self) -> tuple[StaticShape, ...]:
         """Return shapes with fewer tokens and the same number of sequences, smallest first.

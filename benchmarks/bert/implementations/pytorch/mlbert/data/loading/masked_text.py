@@ -8,7 +8,7 @@ Legend: B sequences per step over all ranks ("lanes").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
-from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.batches import HostBatch, StaticShape
-from mlbert.data.loading.source import StepSource
+from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError
 
@@ -48,8 +48,9 @@ class TextSet:
     long_texts: str
 
 
-def count_sequences(texts: TextSet) -> int:
-    """Return the number of sequences in the set. If texts are split, this tokenizes all of them."""
+def count_sequences(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:
+    """Return the number of sequences in a set of texts. If texts are split, this tokenizes all of them."""
+    texts = TextSet(local, remote, load_tokenizer(tokenizer), max_seq_length, long_texts)
     reader = open_texts(texts.local, texts.remote)
     if texts.long_texts == TRUNCATE:
         return len(reader)
@@ -187,7 +188,7 @@ class _Opened:
     ahead: Ahead
 
 
-class TextEvalSet:
+class TextEvalSet(EvaluationBatches):
     """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of the set, with fixed masks.
 
     Args:
@@ -219,7 +220,6 @@ class TextEvalSet:
         self._num_examples = num_examples
         if texts.long_texts == TRUNCATE:
             self._set_num_examples(self.info.num_texts)
-        self._batches: list[HostBatch] | None = None
 
     @property
     def num_examples(self) -> int:
@@ -260,8 +260,3 @@ class TextEvalSet:
             reason = "holds no text"
             raise UserError("data.empty", self._texts.remote or self._texts.local, reason, "Give texts to evaluate on")
         self._num_examples = min(available, self._num_examples or available)
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Iterate over this rank's batches, always in the same order."""
-        assert self._batches is not None, "open() first"
-        return iter(self._batches)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.checks import another_vocabulary, check_rows
 from mlbert.data.formats.checksums import FileChecks, sharers
 from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.open import check_opened, describe, open_store, widths_at_most
-from mlbert.data.formats.order import Partition, by_length, contiguous, even_parts, make_units
+from mlbert.data.formats.order import by_length, contiguous, even_parts, make_units
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -19,7 +19,7 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.dali import DaliSource
 from mlbert.data.loading.inputs import vocabulary_of_data
 from mlbert.data.loading.packed import PackedSource, pack_slots
-from mlbert.data.loading.source import ExchangeGroup
+from mlbert.data.loading.source import EvaluationBatches, ExchangeGroup
 from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.host.errors import UserError
 from mlbert.training.config import EvaluationConfig
@@ -27,7 +27,7 @@ from mlbert.training.config import EvaluationConfig
 PARTS = 8  # number of batch sizes
 
 
-class EvalSet:
+class EvalSet(EvaluationBatches):
     """This rank's share of the evaluation examples, in the same batches for every evaluation.
 
     Examples are packed in `open`. Over all ranks, each occurs exactly once.
@@ -70,7 +70,6 @@ class EvalSet:
         self._rank, self._world_size = rank, world_size
         self._vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
         self._vocabulary = vocabulary if self.info.vocabulary_sha256 is None else None
-        self._batches: list[HostBatch] | None = None
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
@@ -102,11 +101,6 @@ class EvalSet:
             reason = f"it holds {available} examples, {wanted} are asked for"
             raise UserError("config.range", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
 
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Iterate over this rank's batches, always in the same order."""
-        assert self._batches is not None, "open() first"
-        return iter(self._batches)
-
 
 def make_source(
     config: DataConfig,
@@ -121,26 +115,21 @@ def make_source(
     """Return this rank's share of the training set, which is not read before `open`. ``exchange`` is the group chosen
     by EXCHANGE_PADDING, ``local`` the rank and number of ranks on this machine. Raises UserError if the set does not
     have the bins of BIN_COUNTS."""
-    by_lengths = config.exchange_by == "lengths"
-    partition = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
-    gather_over = None if by_lengths or exchange.size == 1 else exchange
+    exchanged: dict[str, Any] = {"partition": contiguous}
+    if exchange.size > 1:
+        by_lengths = config.exchange_by == "lengths"
+        exchanged |= {"partition": by_length(exchange.size)} if by_lengths else {"gather_over": exchange}
     if config.synthetic_data:
-        return _synthetic(config, shape, seed, rank, world_size, partition=partition, gather_over=gather_over)
+        return _synthetic(config, shape, seed, rank, world_size, **exchanged)
     source = DaliSource if config.data_reader == "dali" else PackedSource
     return source(
         config.input_dir,
-        packs_per_step=config.train_batch_size,
-        accumulation=config.gradient_accumulation_steps,
-        max_sequences_per_pack=config.max_sequences_per_pack,
         bin_counts=config.counts_of_bins,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        partition=partition,
-        gather_over=gather_over,
         vocab_size=shape.vocab_size,
         most=widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape),
         checks=FileChecks(*sharers(config.input_dir, rank, world_size, *local)),
+        **_common(config, seed, rank, world_size),
+        **exchanged,
     )
 
 
@@ -179,24 +168,18 @@ def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> Sta
     return StaticShape.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
 
 
+def _common(config: DataConfig, seed: int, rank: int, world_size: int) -> dict[str, Any]:
+    """Return the arguments that all sources have."""
+    return {
+        "packs_per_step": config.train_batch_size,
+        "accumulation": config.gradient_accumulation_steps,
+        "max_sequences_per_pack": config.max_sequences_per_pack,
+        **{"seed": seed, "rank": rank, "world_size": world_size},
+    }
+
+
 def _synthetic(
-    config: DataConfig,
-    shape: BertConfig,
-    seed: int,
-    rank: int,
-    world_size: int,
-    partition: Partition = contiguous,
-    gather_over: ExchangeGroup | None = None,
+    config: DataConfig, shape: BertConfig, seed: int, rank: int, world_size: int, **exchanged: Any
 ) -> SyntheticSource:
-    return SyntheticSource(
-        packs_per_step=config.train_batch_size,
-        accumulation=config.gradient_accumulation_steps,
-        max_sequences_per_pack=config.max_sequences_per_pack,
-        vocab_size=shape.vocab_size,
-        max_tokens=shape.max_position_embeddings,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        partition=partition,
-        gather_over=gather_over,
-    )
+    common, positions = _common(config, seed, rank, world_size), shape.max_position_embeddings
+    return SyntheticSource(vocab_size=shape.vocab_size, max_tokens=positions, **common, **exchanged)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,6 +130,17 @@ def _from_words(step: int, words: np.ndarray, held: Sequence[np.ndarray]) -> lis
 
 
 PREFETCHED_STEPS = 4
+
+
+class EvaluationBatches:
+    """This rank's batches of an evaluation set, in the same order for every evaluation; `open` makes them."""
+
+    _batches: list[HostBatch] | None = None
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """Iterate over this rank's batches."""
+        assert self._batches is not None, "open() first"
+        return iter(self._batches)
 
 
 class StepSource:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.order import MicroBatchRows, Partition, RankSlice, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.loading.batches import HostBatch, StaticShape
-from mlbert.data.loading.source import ExchangeGroup, StepSource
+from mlbert.data.loading.source import EvaluationBatches, ExchangeGroup, StepSource
 from mlbert.host.errors import UserError
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
@@ -78,9 +76,8 @@ class SyntheticSource(StepSource):
         max_tokens: int,
     ) -> None:
         if vocab_size <= FIRST_WORD or max_tokens < 5:
-            raise UserError(
-                "config.range", "SYNTH_DATA", f"vocabulary {vocab_size} or pack length {max_tokens} is too small"
-            )
+            reason = f"vocabulary {vocab_size} or pack length {max_tokens} is too small"
+            raise UserError("config.range", "SYNTH_DATA", reason)
         self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
@@ -119,21 +116,13 @@ class SyntheticSource(StepSource):
         return sequences(self._lengths(generator), self._vocab_size, generator)
 
 
-class SyntheticEvalSet:
+class SyntheticEvalSet(EvaluationBatches):
     """The interface of `mlbert.data.loading.pretraining.EvalSet` over one step's batches of a synthetic source."""
 
     def __init__(self, source: SyntheticSource) -> None:
-        self._batches = source.batches_of(0)
-        self.num_examples = sum(batch.num_samples for batch in self._batches) * source.share.world_size
-
-    @property
-    def static_shapes(self) -> tuple[StaticShape, ...]:
-        """See `EvalSet`."""
-        return (StaticShape.over(self._batches),)
+        self._batches = made = source.batches_of(0)
+        self.static_shapes = (StaticShape.over(made),)
+        self.num_examples = sum(batch.num_samples for batch in made) * source.share.world_size
 
     def open(self) -> None:
         """Do nothing: there is nothing to open."""
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Iterate over the same batches every time."""
-        return iter(self._batches)

@@ -13,7 +13,7 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.loading.batches import HostBatch, StaticShape
-from mlbert.data.loading.source import StepSource
+from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 
 
@@ -49,12 +49,8 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
     return replace(Ragged.from_rows(sequences()), labels=labels)
 
 
-def budget_of(share: RankSlice, max_seq_length: int) -> StaticShape:
+def budget_of(sequences: int, max_seq_length: int) -> StaticShape:
     """Return the maximum sizes of a micro-batch."""
-    return _budget(share.units // share.accumulation, max_seq_length)
-
-
-def _budget(sequences: int, max_seq_length: int) -> StaticShape:
     return replace(StaticShape.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
 
 
@@ -119,7 +115,7 @@ def steps_per_epoch(num_rows: int, share: RankSlice, drop_last: bool) -> int:
     return full + (not drop_last and rest >= share.world_size * share.accumulation)
 
 
-class TaskEvalSet:
+class TaskEvalSet(EvaluationBatches):
     """This rank's share of the rows of one or more files; concatenating the ranks gives all rows in order, each once.
 
     Args:
@@ -143,12 +139,11 @@ class TaskEvalSet:
         self._batch_size = batch_size
         self.num_examples = sum(len(part) for part in parts)
         self._mine = even_parts(self.num_examples, rank, world_size, batch_size)
-        self._batches: list[HostBatch] | None = None
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
         """See `mlbert.data.loading.pretraining.EvalSet`."""
-        whole = _budget(self._batch_size, self._max_tokens)
+        whole = budget_of(self._batch_size, self._max_tokens)
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
@@ -157,8 +152,3 @@ class TaskEvalSet:
         self._batches = [
             HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine
         ]
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Iterate over this rank's batches, always in the same order."""
-        assert self._batches is not None, "open() first"
-        return iter(self._batches)

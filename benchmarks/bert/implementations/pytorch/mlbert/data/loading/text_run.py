@@ -17,7 +17,7 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource, count_sequences
+from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.training.config import EvaluationConfig
@@ -123,11 +123,6 @@ def budget_of(data: DataConfig, corpus: CorpusConfig) -> StaticShape:
     return StaticShape.of_sequences(
         sequences, sequence_length(data), max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
     )
-
-
-def count(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:
-    """Return the number of sequences in a set of texts. If texts are split, this tokenizes all of them."""
-    return count_sequences(TextSet(local, remote, load_tokenizer(tokenizer), max_seq_length, long_texts))
 
 
 def sequence_length(data: DataConfig) -> int:
