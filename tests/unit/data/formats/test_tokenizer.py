@@ -37,12 +37,12 @@ def test_many_texts_at_once_equal_one_after_the_other(texts):
 
 
 def test_without_a_compiler(monkeypatch):
-    def unavailable() -> None:
+    def unavailable(*_: object, **__: object) -> None:
         raise native.NativeUnavailable("no compiler")
 
     texts = ["one two", "", "naïve 東京\nunaffable"]
     expected = of_all(UNCASED, texts)
-    monkeypatch.setattr(wordpiece, "_library", unavailable)
+    monkeypatch.setattr(wordpiece.native, "load", unavailable)
     plain = UNCASED.clone()
     assert plain._native is None
     assert of_all(plain, texts) == expected

@@ -14,7 +14,7 @@ from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.tfrecord import read_widths
 from mlbert.data.formats.tokenizer import lower_cases
-from mlbert.data.prepare import generator, instance_set
+from mlbert.data.prepare import instance_set
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
@@ -214,10 +214,10 @@ def test_output_that_cannot_be_made(job, tmp_path):
 def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, tmp_path, said, monkeypatch):
     prepare_instances(replace(job, out=tmp_path / "native"))
 
-    def unavailable() -> None:
+    def unavailable(*_: object, **__: object) -> None:
         raise native.NativeUnavailable("no C compiler")
 
-    monkeypatch.setattr(generator, "_library", unavailable)
+    monkeypatch.setattr(native, "load", unavailable)
     instance_set._generator.cache_clear()
     try:
         prepare_instances(job, executor=Executor(progress=said))

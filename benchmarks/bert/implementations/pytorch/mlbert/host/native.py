@@ -23,7 +23,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlbert.host.environment import environment
@@ -43,6 +43,9 @@ _COMPILE_SECONDS = 120
 _DIGEST_BYTES = 32
 _OPENMP_NAMES = re.compile(r"lib(gomp|iomp5)[-.\w]*\.so[.\d]*$")
 
+# Pointer, int64, int, uint32, float; void is missing.
+TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "f": ctypes.c_float}
+
 _loaded: dict[str, ctypes.CDLL] = {}
 _messages: dict[str, str] = {}
 _digests: dict[str, str] = {}
@@ -52,8 +55,17 @@ class NativeUnavailable(RuntimeError):
     """The kernels cannot be compiled or loaded here; the text says why."""
 
 
-def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path | None = None) -> ctypes.CDLL:
+def load(
+    name: str,
+    sources: Sequence[str],
+    functions: Mapping[str, str] | None = None,
+    *,
+    openmp: bool = True,
+    folder: Path | None = None,
+) -> ctypes.CDLL:
     """Return the library `name`, built from `sources` in `folder` (default ``csrc/cpu``) unless cached.
+
+    `functions` are their signatures by name: a letter of `TYPES` for each argument, a colon, and one for the result.
 
     `openmp` must be true if the sources use OpenMP.
 
@@ -69,6 +81,10 @@ def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path
     except NativeUnavailable as error:
         _messages[name] = f"{name}: unavailable ({error})"
         raise
+    for function, signature in (functions or {}).items():
+        *arguments, _, result = (TYPES.get(letter) for letter in signature)
+        bound = getattr(library, function)
+        bound.argtypes, bound.restype = arguments, result
     _messages[name] = f"{name}: {message}"
     _loaded[name] = library
     return library

@@ -16,6 +16,13 @@ from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.host import native
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
+_FUNCTIONS = {
+    "tfrecord_crc32c": "pl:u",
+    "tfrecord_crc32c_table": "pl:u",
+    "tfrecord_scan": "pllp:l",
+    "tfrecord_parse": "pppllllpp:l",
+    "tfrecord_encode": "plllp:l",
+}
 _EXTRA_BYTES = 512  # of a record, excluding its lists' values: checksums, names, tags and lengths
 
 
@@ -33,19 +40,7 @@ class _Rows(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """Return the compiled functions. Raises mlbert.host.native.NativeUnavailable if they cannot be compiled or
     loaded."""
-    lib = native.load("tfrecord", SOURCES, openmp=False)
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    signatures = {
-        "tfrecord_crc32c": ((pointer, integer), ctypes.c_uint32),
-        "tfrecord_crc32c_table": ((pointer, integer), ctypes.c_uint32),
-        "tfrecord_scan": ((pointer, integer, integer, pointer), integer),
-        "tfrecord_parse": ((pointer,) * 3 + (integer,) * 4 + (pointer,) * 2, integer),
-        "tfrecord_encode": ((pointer, integer, integer, integer, pointer), integer),
-    }
-    for name, (arguments, result) in signatures.items():
-        function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, result
-    return lib
+    return native.load("tfrecord", SOURCES, _FUNCTIONS, openmp=False)
 
 
 def _address(array: np.ndarray, dtype: str) -> int:

@@ -10,15 +10,12 @@ Legend: T tokens, S sentences (lines that are not blank), D documents (what blan
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import string
 import unicodedata
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -163,29 +160,18 @@ class WordPieceTokenizer:
 
 BLOCK_BYTES = 4 << 20
 MAX_REMEMBERED_BYTES = 256 << 20
-_CODES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "v": None}
-_SIGNATURES = {  # arguments, result
-    "wordpiece_new": ("ppplii", "p"),
-    "wordpiece_free": ("p", "v"),
-    "wordpiece_forget": ("p", "v"),
-    "wordpiece_reset": ("p", "v"),
-    "wordpiece_remembered_bytes": ("p", "l"),
-    "wordpiece_scan": ("ppll", "l"),
-    "wordpiece_pending": ("ppp", "v"),
-    "wordpiece_define": ("pppp", "i"),
-    "wordpiece_append": ("pip", "i"),
-    "wordpiece_take": ("pppp", "v"),
+_FUNCTIONS = {
+    "wordpiece_new": "ppplii:p",
+    "wordpiece_free": "p:v",
+    "wordpiece_forget": "p:v",
+    "wordpiece_reset": "p:v",
+    "wordpiece_remembered_bytes": "p:l",
+    "wordpiece_scan": "ppll:l",
+    "wordpiece_pending": "ppp:v",
+    "wordpiece_define": "pppp:i",
+    "wordpiece_append": "pip:i",
+    "wordpiece_take": "pppp:v",
 }
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = native.load("wordpiece", ("wordpiece.c",), openmp=False)
-    for name, (arguments, result) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes = [_CODES[code] for code in arguments]
-        function.restype = _CODES[result]
-    return library
 
 
 def addresses(*arrays: np.ndarray) -> list[int]:
@@ -207,7 +193,8 @@ class NativeWordPiece:
     compiled or loaded."""
 
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
-        self._tokenizer, self._library = tokenizer, _library()
+        self._tokenizer = tokenizer
+        self._library = native.load("wordpiece", ("wordpiece.c",), _FUNCTIONS, openmp=False)
         # ASCII words can only match ASCII entries; Python handles all other words.
         entries = [(entry.encode(), number) for entry, number in tokenizer.vocabulary.items() if entry.isascii()]
         joined = b"".join(entry for entry, _ in entries)

@@ -10,7 +10,6 @@ Legend: T tokens, S sentences, D documents.
 from __future__ import annotations
 
 import ctypes
-import functools
 import io
 import random
 from collections.abc import Sequence
@@ -97,19 +96,7 @@ class _Options(ctypes.Structure):
     )
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = native.load("instances", ("instances.c",), openmp=False)
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    signatures = {
-        "instances_make": ((*(pointer,) * 3, integer, *(pointer,) * 3), pointer),
-        "instances_take": ((pointer,) * 8, None),
-        "instances_free": ((pointer,), None),
-    }
-    for name, (arguments, result) in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, result
-    return library
+_FUNCTIONS = {"instances_make": "ppplppp:p", "instances_take": "pppppppp:v", "instances_free": "p:v"}
 
 
 class NativeGenerator:
@@ -119,7 +106,7 @@ class NativeGenerator:
 
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._library = _library()
+        self._library = native.load("instances", ("instances.c",), _FUNCTIONS, openmp=False)
         self._words = NativeWordPiece(tokenizer)
 
     def read(self, path: Path) -> FlatDocuments:
