@@ -43,7 +43,8 @@ def instances_command(
         skip_bad=skip_bad,
     )
     made = prepare_instances(job, run.executor())
-    left_out = f", {counted(len(made.skipped), 'part')} skipped" if made.skipped else ""
+    skipped = made.provenance.get("skipped", [])
+    left_out = f", {counted(len(skipped), 'part')} skipped" if skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")
 
 

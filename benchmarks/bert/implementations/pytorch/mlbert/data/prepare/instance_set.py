@@ -10,13 +10,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
-from mlbert.data.formats.manifest import MANIFEST, file_sha256, write_json
+from mlbert.data.formats.manifest import MANIFEST, SetDescription, file_sha256, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.shard_file import map_file
@@ -49,16 +49,6 @@ class SetFormat(StrEnum):
 
     hdf5 = "hdf5"
     tfrecord = "tfrecord"
-
-
-@dataclass(frozen=True)
-class MadeSet:
-    """The result of a step, new or found finished."""
-
-    num_sequences: int
-    num_tokens: int
-    vocab_size: int
-    skipped: list[dict[str, str]] = field(default_factory=list)  # {"part": file, "reason": line}
 
 
 @dataclass(frozen=True)
@@ -156,7 +146,7 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 def make_instances(
     job: InstanceJob, parts: list[TextPart], provenance: dict[str, Any], executor: Executor = LOCAL
-) -> MadeSet:
+) -> SetDescription:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
     bad, or the output folder cannot be written."""
@@ -175,23 +165,22 @@ def make_instances(
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, but --cased is not given")
     outcomes = tasks.run("instances", work.make_part, range(len(parts)), [part.num_bytes for part in parts])
-    skipped = _report(parts, outcomes, progress)
     named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
-    provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
+    provenance = {**provenance, "parts": [part.path.name for part in parts]}
+    provenance["skipped"] = _report(parts, outcomes, progress)
     if to_tfrecords:
         files = (outcome.entry for outcome in outcomes if isinstance(outcome.entry, dict))
-        made = work.tfrecords().finish(files, named, provenance)
-        tasks.finish()
-        return MadeSet(made.num_sequences, made.num_tokens, len(vocabulary), skipped)
-    manifest = writer.finish(
-        vocabulary=named,
-        max_seq_length=job.options.max_seq_length,
-        max_predictions=job.options.max_predictions_per_seq,
-        provenance=provenance,
-        entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
-    )
+        made: SetDescription = work.tfrecords().finish(files, named, provenance)
+    else:
+        made = writer.finish(
+            vocabulary=named,
+            max_seq_length=job.options.max_seq_length,
+            max_predictions=job.options.max_predictions_per_seq,
+            provenance=provenance,
+            entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
+        )
     tasks.finish()
-    return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
+    return made
 
 
 def _report_case(job: InstanceJob, progress: Progress) -> None:
@@ -237,7 +226,7 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
-def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> MadeSet:
+def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> SetDescription:
     """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
     Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
     keep_apart(job.out, job.parts)
@@ -250,18 +239,11 @@ def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> MadeSet:
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
-    if made := _finished(job.out, options, executor.progress):
+    finished = job.out, options, executor.progress
+    if made := finished_manifest(*finished) or finished_list(*finished):
         return made
     provenance = {"tool": tool_name(), "options": options}
     return make_instances(job, parts, provenance, executor)
-
-
-def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:
-    """Return a finished set of either format. Raises UserError: it was made with other options."""
-    found = finished_manifest(out, options, progress) or finished_list(out, options, progress)
-    if found is None:
-        return None
-    return MadeSet(found.num_sequences, found.num_tokens, found.vocab_size, found.provenance.get("skipped", []))
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
