@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -252,9 +251,9 @@ def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
 
 
 def run_shuffle(
-    shuffle: Shuffle, pieces: list[ShufflePiece], tasks: StepTasks
-) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
-    """Run both passes; yield each target's writer and entries for `ShardWriter.finish`."""
+    shuffle: Shuffle, pieces: list[ShufflePiece], tasks: StepTasks, store: Store, options: dict[str, Any]
+) -> list[Manifest]:
+    """Run both passes and finish every target with provenance."""
     make_folder(shuffle.out / SPILL)
     starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
     if tasks.share.merges:
@@ -265,8 +264,11 @@ def run_shuffle(
     jobs = [(number, tuple(pieces)) for number in range(starts[-1])]
     name = "packing" if shuffle.packing else "ordering"
     entries = tasks.run(name, shuffle.write_output, jobs, np.diff(shuffle.bounds).tolist(), unit="sequences")
-    for start, end in itertools.pairwise(starts):
-        yield shuffle.output(start)[0], entries[start:end]
+    more: dict[str, Any] = {"packs": asdict(shuffle.packing)} if shuffle.packing else {}
+    return [
+        finish(shuffle.output(a)[0], store, options, max_seq_length=target.longest, entries=entries[a:b], **more)
+        for target, (a, b) in zip(shuffle.targets, itertools.pairwise(starts), strict=True)
+    ]
 
 
 def shuffle_set(
@@ -287,9 +289,8 @@ def shuffle_set(
     if packing and (packing.max_tokens or 0) < info.max_seq_length:
         reason = f"{packing.max_tokens} is less than the data's max_seq_length {info.max_seq_length}"
         raise UserError("data.too-long", "--max-tokens", reason, "Use longer packs or data with shorter sequences")
-    packs = asdict(packing) if packing else None
     options: dict[str, Any] = {"step": "pack" if packing else "shuffle", "input": info.identity, "seed": seed}
-    options |= packs or {}
+    options |= asdict(packing) if packing else {}
     options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
     if found := finished_manifest(out, options, executor.progress):
         remove_spill(out)
@@ -301,8 +302,7 @@ def shuffle_set(
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
     tasks = StepTasks(out, options, executor)
-    ((writer, entries),) = run_shuffle(shuffle, pieces, tasks)
-    manifest = finish(writer, store, options, packs=packs, entries=entries)
+    (manifest,) = run_shuffle(shuffle, pieces, tasks, store, options)
     remove_spill(out)
     tasks.finish()
     return manifest

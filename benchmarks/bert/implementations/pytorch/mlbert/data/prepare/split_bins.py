@@ -117,11 +117,7 @@ def make_bins(
     names = {high: f"bin-{low:03d}-{high:03d}" for low, high in ranges_of(edges)}
     targets = tuple(shuffle.Target(out / names[high], shards, low, high) for low, high in ranges_of(edges))
     job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
-    made = zip(targets, shuffle.run_shuffle(job, pieces, tasks), strict=True)
-    manifests = [
-        shuffle.finish(writer, store, options, max_seq_length=target.longest, entries=entries)
-        for target, (writer, entries) in made
-    ]
+    manifests = shuffle.run_shuffle(job, pieces, tasks, store, options)
     made_by = {"tool": tool_name(), "options": options}
     bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
     index = {"format": BINS_FORMAT, "version": BINS_VERSION, "edges": list(edges), "bins": bins, "provenance": made_by}
