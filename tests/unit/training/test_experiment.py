@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from mlbert.cli.main import main
 from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
+from mlbert.models.weights.load import open_saved
 from mlbert.training import experiment, loop
 from mlbert.training.checkpoint import CheckpointFolder
 from training_settings import read_metrics, train_arguments
@@ -355,6 +357,22 @@ def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, 
     shape = {"vocab_size": read_manifest(data / "train").vocab_size}
     assert run(tmp_path, shape=shape, **changes) == 2
     assert "vocab.txt" in capsys.readouterr().err
+
+
+def test_weights_keep_the_case_of_the_training_set(tmp_path, prepared_data):
+    data = tmp_path / "data"
+    shutil.copytree(prepared_data, data)
+    manifest = json.loads((data / "train/manifest.json").read_text())
+    manifest["provenance"]["options"]["lower_case"] = False
+    (data / "train/manifest.json").write_text(json.dumps(manifest))
+    (data / "tokenizer_config.json").unlink()
+    changes = {"synthetic_data": 0, "input_dir": data / "train", "eval_dir": data / "eval", "num_eval_examples": 8}
+    shape = {"vocab_size": read_manifest(data / "train").vocab_size}
+    assert run(tmp_path, shape=shape, max_steps=2, save_checkpoint_steps=1, **changes) == 1
+    for name in ("weights", "huggingface"):
+        assert not lower_cases(tmp_path / "out/run_0" / name / "vocab.txt")
+    (checkpoint,) = (tmp_path / "out/run_0/checkpoints").glob("step_*")
+    assert open_saved(checkpoint)[2:] == (data / "vocab.txt", False)
 
 
 def test_weights_start_a_run(tmp_path):

@@ -11,13 +11,16 @@ import pytest
 
 from file_limits import largest_file
 from mlbert.data.formats.manifest import SetDescription, read_manifest
+from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.tfrecord import read_widths
-from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.prepare import instance_set
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.shuffle import shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host import native
 from user_errors import user_error
 
@@ -240,13 +243,52 @@ def test_a_damaged_mark(job, content):
         prepare_instances(job)
 
 
-def test_exports_ask_about_case(job, tmp_path):
+@pytest.mark.parametrize("set_format", FORMATS)
+def test_the_set_and_those_made_of_it_record_the_case(job, tmp_path, set_format):
+    """The folder of the vocabulary, which may be an input, stays as it was: nothing is written outside the output."""
     beside = tmp_path / "data"
     beside.mkdir()
     vocabulary = beside / "vocab.txt"
     vocabulary.write_bytes(job.vocab_file.read_bytes())
-    job = replace(job, vocab_file=vocabulary, lower_case=False, out=beside / "train")
+    job = replace(job, vocab_file=vocabulary, lower_case=False, out=beside / "train", set_format=set_format)
     prepare_instances(job)
-    assert not lower_cases(vocabulary)
-    with user_error("config.conflict", beside / "tokenizer_config.json"):
-        prepare_instances(replace(job, lower_case=True, out=beside / "other"))
+    assert sorted(path.name for path in beside.iterdir()) == ["train", "vocab.txt"]
+    sets = [job.out]
+    if set_format == SetFormat.tfrecord:
+        sets.append(beside / "shards")
+        tfrecords_to_hdf5([job.out], vocabulary, sets[-1])
+    else:
+        sets.append(beside / "records")
+        hdf5_to_tfrecords(job.out, sets[-1])
+    for name, prepare in (("shuffled", shuffle_set), ("bins", make_bins)):
+        prepare(job.out, beside / name)
+        sets.append(beside / name)
+    assert {path.name: describe(path).lower_case for path in sets} == dict.fromkeys((path.name for path in sets), False)
+    prepare_instances(replace(job, lower_case=True, out=beside / "uncased"))
+    assert describe(beside / "uncased").lower_case is True
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_the_configuration_next_to_the_vocabulary_must_agree(job, tmp_path, lower_case):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_bytes(job.vocab_file.read_bytes())
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({"do_lower_case": not lower_case}))
+    with user_error("config.conflict", config):
+        prepare_instances(replace(job, vocab_file=vocabulary, lower_case=lower_case))
+
+
+@pytest.mark.parametrize(
+    ("provenance", "expected"),
+    [
+        ({}, None),
+        ({"options": {"lower_case": True}, "input": {"options": {"lower_case": False}}}, True),
+        ({"options": {}, "input": {"options": [], "input": {"lower_case": False}}}, False),
+        ({"options": {"lower_case": "yes"}, "input": [1]}, None),
+    ],
+)
+def test_the_case_is_that_of_the_nearest_step_that_records_one(job, provenance, expected):
+    prepare_instances(job)
+    assert read_manifest(job.out).model_copy(update={"provenance": provenance}).lower_case is expected

@@ -142,18 +142,21 @@ def test_a_shape_of_ours_is_trained_by_transformers(tmp_path: Path, shape: BertC
     assert all(parameter.grad.isfinite().all() for parameter in new.parameters())
 
 
+@pytest.mark.parametrize("of_data", [None, True, False])
 @pytest.mark.parametrize("words", [None, {"do_lower_case": True}, {"do_lower_case": False}])
-def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(tmp_path: Path, words: dict[str, bool] | None) -> None:
+def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(
+    tmp_path: Path, words: dict[str, bool] | None, of_data: bool | None
+) -> None:
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]))
     if words is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
     model = BertForMaskedLM(SHAPE)
     model.initialize(1)
-    write_weights(model, tmp_path / "run", {}, vocabulary)
+    write_weights(model, tmp_path / "run", {}, vocabulary, lower_case=of_data)
     peer = transformers.BertTokenizer.from_pretrained(tmp_path / "run/huggingface")
     ours = load_tokenizer(tmp_path / "run/weights")
-    is_lower = words is None or words["do_lower_case"]
+    is_lower = of_data if of_data is not None else words is None or words["do_lower_case"]
     assert peer("The")["input_ids"] == [2, 5 if is_lower else 6, 3]
     assert ours.encode("The") == [5 if is_lower else 6]
     assert peer.model_max_length == SHAPE.max_position_embeddings

@@ -28,9 +28,10 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
         if not source.is_dir():
             raise UserError("file.missing", source, "does not exist", remedy)
         raise UserError("checkpoint.missing", source, "contains no model", remedy)
-    model, report, vocabulary = open_saved(source)
+    model, report, vocabulary, lower_case = open_saved(source)
     fast = vocabulary.with_name(TOKENIZER_JSON)
-    tokenizer = load_tokenizer_json(fast) if fast.is_file() and not vocabulary.exists() else load_tokenizer(vocabulary)
+    is_fast = fast.is_file() and not vocabulary.exists()
+    tokenizer = load_tokenizer_json(fast) if is_fast else load_tokenizer(vocabulary, lower_case)
     if len(tokenizer.vocabulary) != model.config.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
         remedy = "Give the vocabulary that the model was trained with"

@@ -274,5 +274,5 @@ def make_stored_method(
         source=source,
         evaluation=make_evaluation_set(data, config[EvaluationConfig], inputs.shape, **place),
         static_shape=budget_of(data, source),
-        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary, lower_case=inputs.lower_case),
     )

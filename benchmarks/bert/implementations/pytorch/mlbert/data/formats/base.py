@@ -40,6 +40,7 @@ class StoreInfo:
     num_sequences: int | None = None  # None if unknown before reading
     vocab_size: int | None = None  # size of the set's vocabulary; None if the format does not record it
     vocabulary_sha256: str | None = None  # likewise
+    lower_case: bool | None = None  # whether the texts were lowercased; likewise
     max_pack_tokens: int | None = None  # slots of a pack; None for a set of single sequences
     num_packs: int | None = None  # of a set that stores packs; None if unknown before reading
     bins: tuple[BinInfo, ...] = ()  # shortest sequences first; empty if the set is not split by length

@@ -80,6 +80,18 @@ class SetDescription(Document):
         """Slots of a pack; None if the set is not packed."""
         return self.packs.max_tokens if self.packs else None
 
+    @property
+    def lower_case(self) -> bool | None:
+        """Whether the texts were lowercased, as recorded by this set or the one that it was made from; None if
+        unknown."""
+        made: Any = self.provenance
+        while isinstance(made, dict):
+            for place in (made.get("options"), made):
+                if isinstance(place, dict) and isinstance(found := place.get("lower_case"), bool):
+                    return found
+            made = made.get("input")
+        return None
+
     def check_files(self, files: Sequence[ListedFile], remedy: str) -> None:
         """Raise UserError if a file is listed twice, or the totals are not the sums over the files."""
         if len({entry.file for entry in files}) < len(files):

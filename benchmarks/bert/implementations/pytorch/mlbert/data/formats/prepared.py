@@ -346,6 +346,7 @@ def info_of(manifest: Manifest) -> StoreInfo:
         num_sequences=manifest.num_sequences,
         vocab_size=manifest.vocab_size,
         vocabulary_sha256=manifest.vocabulary_sha256,
+        lower_case=manifest.lower_case,
         max_pack_tokens=manifest.max_pack_tokens,
         num_packs=manifest.num_packs or None,
     )

@@ -75,6 +75,7 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
         num_sequences=listed.num_sequences if listed else None,
         vocab_size=listed.vocab_size if listed else None,
         vocabulary_sha256=listed.vocabulary_sha256 if listed else None,
+        lower_case=listed.lower_case if listed else None,
         is_listed=False,
         content=content_of(folder, files),
     )

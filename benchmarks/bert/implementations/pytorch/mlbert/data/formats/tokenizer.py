@@ -132,11 +132,12 @@ class Tokenizer:
             return None
 
 
-def load_tokenizer(name: str | Path) -> Tokenizer:
+def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenizer:
     """Load the tokenizer of a vocab.txt, a folder with one, or a model name.
 
     Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched from the Hugging Face
-    hub if its package is installed. ``do_lower_case`` in a tokenizer_config.json in the same folder is respected.
+    hub if its package is installed. Without ``lower_case``, ``do_lower_case`` in a tokenizer_config.json in the same
+    folder is respected.
 
     Raises UserError if there is no such file or model, or it is not a BERT vocabulary.
     """
@@ -151,7 +152,8 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         raise UserError("file.missing", path, reason, f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
     elif not path.exists():
         path = _fetched(str(name))
-    return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), lower_cases(path))
+    is_lower = lower_cases(path) if lower_case is None else lower_case
+    return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), is_lower)
 
 
 def lower_cases(vocabulary: Path) -> bool:

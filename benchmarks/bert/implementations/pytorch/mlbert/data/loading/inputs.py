@@ -26,6 +26,7 @@ class PreTrainingInputs:
     max_sequence_length: int  # of the training set, tokens
     sequences_per_pack: float | None  # see `StoreInfo.sequences_per_pack`
     vocabulary: Path | None  # see `vocabulary_of_data`
+    lower_case: bool | None = None  # as `StoreInfo.lower_case` of the training set
 
 
 def vocabulary_of_data(folder: Path) -> Path | None:
@@ -58,6 +59,7 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
         train_set.max_seq_length,
         train_set.sequences_per_pack(packed),
         found,
+        train_set.lower_case,
     )
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
-from mlbert.data.formats.manifest import MANIFEST, SetDescription, file_sha256, write_json
+from mlbert.data.formats.manifest import MANIFEST, SetDescription, file_sha256
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tfrecord_plain import LIST
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, lower_cases
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
@@ -161,7 +161,7 @@ def make_instances(
         (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long")
-    _report_case(job, progress)
+    _check_case(job)
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, but --cased is not given")
     outcomes = tasks.run("instances", work.make_part, range(len(parts)), [part.num_bytes for part in parts])
@@ -183,27 +183,14 @@ def make_instances(
     return made
 
 
-def _report_case(job: InstanceJob, progress: Progress) -> None:
-    """Record next to the set's vocabulary whether its texts keep case, which model exports need to know. Raises
-    UserError: the file next to the given vocabulary disagrees."""
+def _check_case(job: InstanceJob) -> None:
+    """Raise UserError if the tokenizer_config.json next to the vocabulary disagrees with the job. The set's manifest
+    records the case."""
     config = job.vocab_file.with_name(TOKENIZER_CONFIG)
-    if lower_cases(job.vocab_file) == job.lower_case:
-        return
-    if config.exists():
+    if config.exists() and lower_cases(job.vocab_file) != job.lower_case:
         given = "is not" if job.lower_case else "is"
-        raise UserError(
-            "config.conflict",
-            config,
-            f"has do_lower_case: {str(not job.lower_case).lower()}, but --cased {given} given",
-        )
-    set_vocab = job.out.parent / VOCAB_FILE
-    if set_vocab.exists() and file_sha256(set_vocab) == file_sha256(job.vocab_file):
-        write_json(set_vocab.with_name(TOKENIZER_CONFIG), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
-    else:
-        progress(
-            f"warning: write do_lower_case: false into a {TOKENIZER_CONFIG} next to the training's vocab.txt: "
-            "exports read it"
-        )
+        reason = f"has do_lower_case: {str(not job.lower_case).lower()}, but --cased {given} given"
+        raise UserError("config.conflict", config, reason)
 
 
 def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:

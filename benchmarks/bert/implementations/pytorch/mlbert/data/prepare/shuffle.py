@@ -310,7 +310,8 @@ def shuffle_set(
 
 def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: Any) -> Manifest:
     """Finish a set made of sequences of ``store``, with provenance; see `ShardWriter.finish`."""
-    inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+    foreign = {"kind": store.info.kind, "lower_case": store.info.lower_case}
+    inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else foreign
     limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
     provenance = {"tool": tool_name(), "options": options, "input": inherited}
     return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})

@@ -184,15 +184,18 @@ class TFRecordImportJob:
         return [problem] if problem else []
 
 
-def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
-    """Compare the vocabulary in the lists next to the files. Raises UserError: it is not the given one."""
-    sha256 = file_sha256(vocab_file)
+def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
+    """Compare the vocabulary in the lists next to the files, and return their ``lower_case`` if all have the same.
+    Raises UserError: it is not the given one."""
+    sha256, cases = file_sha256(vocab_file), set[bool | None]()
     for folder in dict.fromkeys(file.parent for file in files):
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:
             reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
             remedy = f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
             raise UserError("vocabulary.mismatch", vocab_file, reason, remedy)
+        cases.add(listed.lower_case if listed else None)
+    return cases.pop() if len(cases) == 1 else None
 
 
 def tfrecords_to_hdf5(
@@ -207,7 +210,7 @@ def tfrecords_to_hdf5(
     """
     files = input_files(inputs)
     keep_apart(out, [*inputs, *files])
-    _check_lists(files, vocab_file)
+    lower_case = _check_lists(files, vocab_file)
     vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
@@ -237,7 +240,7 @@ def tfrecords_to_hdf5(
         vocabulary=vocabulary,
         max_seq_length=job.widths.max_seq_length,
         max_predictions=job.widths.max_predictions,
-        provenance={"tool": tool_name(), "options": options, "skipped": skipped},
+        provenance={"tool": tool_name(), "options": options, "skipped": skipped, "lower_case": lower_case},
         entries=[entry for entry, _ in results],
     )
     job.left_out.remove()
@@ -297,6 +300,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) ->
     sizes = [shard.bytes for shard in manifest.shards]
     files = tasks.run("HDF5 to TFRecords", job.make_file, range(len(sizes)), sizes)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
-    made = job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})
+    provenance = {"tool": tool_name(), "options": options, "lower_case": manifest.lower_case}
+    made = job.files().finish(files, vocabulary, provenance)
     tasks.finish()
     return made

@@ -25,7 +25,12 @@ from mlbert.models.weights.weight_files import new_path, save_safetensors
 
 
 def write_weights(
-    model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None, classes: Sequence[str] = ()
+    model: AnyBert,
+    folder: Path,
+    card: Mapping[str, object],
+    vocabulary: Path | None,
+    classes: Sequence[str] = (),
+    lower_case: bool | None = None,
 ) -> None:
     """Write ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
@@ -33,10 +38,10 @@ def write_weights(
     one. Raise UserError if a file cannot be written.
     """
     state, shape = to_huggingface(model), model.config
-    with weights_folder(folder / "weights", state, vocabulary, shape) as place:
+    with weights_folder(folder / "weights", state, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(model.architecture, card), encoding="utf-8")
         (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")
-    write_huggingface(folder / "huggingface", state, shape, model.architecture, card, vocabulary, classes)
+    write_huggingface(folder / "huggingface", state, shape, model.architecture, card, vocabulary, classes, lower_case)
 
 
 def write_huggingface(
@@ -47,6 +52,7 @@ def write_huggingface(
     card: Mapping[str, object],
     vocabulary: Path | None,
     classes: Sequence[str] = (),
+    lower_case: bool | None = None,
 ) -> None:
     """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class with the model's
     name, of ModernBERT for rotary masked-LM models, or with ``trust_remote_code=True`` for other shapes.
@@ -59,6 +65,7 @@ def write_huggingface(
         card: facts for README.md.
         vocabulary: vocab.txt, with its tokenizer_config.json next to it, or None.
         classes: names of a classifier's outputs, if it has any.
+        lower_case: whether the text was lowercased; None: as the tokenizer_config.json says.
 
     Raises:
         UserError: a file cannot be written.
@@ -66,46 +73,53 @@ def write_huggingface(
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
     tensors = modernbert_state(state, shape) if config["model_type"] == MODEL_TYPE else state
-    with weights_folder(target, tensors, vocabulary, shape) as place:
+    with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
         if config["model_type"] != "bert" and vocabulary is not None:
-            _write_fast_tokenizer(place, vocabulary)
+            _write_fast_tokenizer(place)
 
 
 @contextmanager
 def weights_folder(
-    target: Path, state: Mapping[str, Tensor], vocabulary: Path | None, shape: BertConfig
+    target: Path,
+    state: Mapping[str, Tensor],
+    vocabulary: Path | None,
+    shape: BertConfig,
+    lower_case: bool | None = None,
 ) -> Iterator[Path]:
-    """Write weights and vocabulary to a temporary folder; rename it to ``target`` on exit."""
+    """Write weights and vocabulary to a temporary folder; rename it to ``target`` on exit. ``lower_case`` as in
+    `write_huggingface`."""
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         place.mkdir(parents=True)
         save_safetensors(place / "model.safetensors", {name: tensor.contiguous() for name, tensor in state.items()})
         if vocabulary is not None:
-            _write_tokenizer(vocabulary, place, shape.max_position_embeddings)
+            _write_tokenizer(vocabulary, place, shape.max_position_embeddings, lower_case)
         yield place
         for path in [*place.iterdir(), place]:
             fsync_path(path)
         shutil.rmtree(target, ignore_errors=True)
 
 
-def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int) -> None:
+def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int, lower_case: bool | None) -> None:
     """Copy a vocabulary and its tokenizer configuration; add model_max_length, which `transformers` needs."""
     shutil.copyfile(vocabulary, folder / VOCAB_FILE)
     config = vocabulary.with_name(TOKENIZER_CONFIG)
     values = read_json(config, "Restore or remove it") if config.exists() else {}
     given = values.get("model_max_length")
-    values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
+    is_lower = lower_cases(vocabulary) if lower_case is None else lower_case
+    values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
     values[VOCABULARY_SHA256] = file_sha256(vocabulary)
     values["model_max_length"] = min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
     _write_json(folder / TOKENIZER_CONFIG, values)
 
 
-def _write_fast_tokenizer(place: Path, vocabulary: Path) -> None:
+def _write_fast_tokenizer(place: Path) -> None:
     """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own BERT."""
+    vocabulary = place / VOCAB_FILE
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
     (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}

@@ -20,6 +20,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.open import describe
 from mlbert.data.formats.tokenizer import VOCAB_FILE, load_tokenizer
 from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
@@ -65,15 +66,25 @@ def read_checkpoint(folder: Path) -> Weights:
     return Weights(tensors, shape)
 
 
-def vocabulary_of_run(folder: Path) -> Path | None:
-    """Return the vocabulary of a checkpoint's run, or None if its data no longer exists."""
+def vocabulary_of_run(folder: Path) -> tuple[Path, bool | None] | None:
+    """Return the vocabulary of a checkpoint's run and the ``lower_case`` of its data, or None if the data no longer
+    exists."""
     try:
         config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
             moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
-            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
-        return inputs.vocabulary_of_data(Path(config["input_dir"]))
+            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file, None
+        data = Path(config["input_dir"])
+        found = inputs.vocabulary_of_data(data)
+        return (found, _case_of(data)) if found else None
     except (OSError, ValueError, KeyError, TypeError):  # UserError too
+        return None
+
+
+def _case_of(data: Path) -> bool | None:
+    try:
+        return describe(data).lower_case
+    except UserError:  # the set no longer exists
         return None
 
 
@@ -127,8 +138,9 @@ def _shape_in_folder(folder: Path) -> BertConfig | None:
 HUGGINGFACE = "huggingface"
 
 
-def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
-    """Return a model with the saved weights, the report, and the path where its vocabulary is expected.
+def open_saved(source: Path) -> tuple[AnyBert, Report, Path, bool | None]:
+    """Return a model with the saved weights, the report, the path where its vocabulary is expected, and whether text is
+    lowercased (None: as the tokenizer_config.json there says).
 
     Args:
         source: as for INIT_CHECKPOINT, with the model's shape in the file or its folder.
@@ -142,7 +154,8 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
     model.initialize(0)  # heads may be missing
     report = load_state(model, weights.tensors, str(file))
     expected = file.with_name(VOCAB_FILE)
-    return model, report, (vocabulary_of_run(file.parent) or expected if file.name == CHECKPOINT_TENSORS else expected)
+    of_run = vocabulary_of_run(file.parent) if file.name == CHECKPOINT_TENSORS else None
+    return model, report, *(of_run or (expected, None))
 
 
 def _model_of(weights: Weights, file: Path) -> AnyBert:
@@ -165,7 +178,7 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         with new_path(target) as partial:
             shutil.copytree(finished, partial)
         return
-    model, _, vocabulary = open_saved(source)
+    model, _, vocabulary, lower_case = open_saved(source)
     write_huggingface(
         target,
         to_huggingface(model),
@@ -173,4 +186,5 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         model.architecture,
         {"weights": source},
         vocabulary if vocabulary.is_file() else None,
+        lower_case=lower_case,
     )
