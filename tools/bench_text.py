@@ -107,7 +107,7 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
 
 def forget(folder: Path) -> None:
     """Remove the tokenized shards."""
-    for path in folder.glob("tokens-*"):
+    for path in open_texts(folder, None).cache.glob("tokens-*"):
         shutil.rmtree(path)
 
 

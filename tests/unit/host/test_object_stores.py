@@ -206,14 +206,35 @@ def test_a_transfer_that_only_begins_again_is_given_up(proxy: Proxy, monkeypatch
     assert 4 <= proxy.reads <= 8
 
 
-def test_files_without_a_version_are_told_apart_by_query(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the headers that name a file's version."""
+
     def answer(self: Handler, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
         kept = {name: value for name, value in headers.items() if name.lower() not in ("etag", "last-modified")}
         usual(self, status, kept, content, end)
 
     usual = Handler.answer
     monkeypatch.setattr(Handler, "answer", answer)
+
+
+def test_files_without_a_version_are_told_apart_by_query(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_version(monkeypatch)
     assert len({local_copy(f"{address('http')}&number={number}") for number in range(2)}) == 2
+
+
+def test_files_without_a_version_are_told_apart_by_content(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other weights at the same address are never taken for the ones in the cache."""
+    store, source = s3fs.S3FileSystem(), address("http")
+    without_version(monkeypatch)
+    first = local_copy(source)
+    store.pipe(ADDRESS, CONTENT[::-1])
+    local_copy.cache_clear()
+    try:
+        assert local_copy(source).read_bytes() == CONTENT[::-1]
+    finally:
+        store.pipe(ADDRESS, CONTENT)
+    local_copy.cache_clear()
+    assert local_copy(source) == first
 
 
 @pytest.mark.slow

@@ -187,10 +187,13 @@ def test_damaged_compressed_shard(tmp_path, cache, damage):
     assert in_cache(cache) == ["index.json"]
 
 
-def test_compressed_shards_need_a_cache(tmp_path):
+def test_compressed_shards_are_unpacked_in_the_users_cache(tmp_path, own_cache):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
-    with user_error("config.missing", tmp_path / "zipped/shard.00000.mds.zstd"):
-        MdsReader(write_set(tmp_path / "zipped", "zstd"))[0]
+    folder = write_set(tmp_path / "zipped", "zstd")
+    before = sorted(folder.iterdir())
+    assert numbers(MdsReader(folder)) == list(range(60))
+    assert sorted(folder.iterdir()) == before
+    assert own_cache in MdsReader(folder).cache.parents
 
 
 READ_ALL = """

@@ -56,6 +56,7 @@ def test_reads_streamings_own_compressed_set(tmp_path: Path, own_cache: Path) ->
     again = padded(found, 64, 5)
     for name in expected.files:
         np.testing.assert_array_equal(again[name], expected[name], err_msg=name)
+    assert not list(folder.glob("*.mds")), "reading unpacks in the cache"
     assert names(found) == names(plain(MdsReader(folder)))
     assert describe(folder) == info == store.info
 
@@ -68,7 +69,7 @@ def test_any_order_gives_what_was_written(
         pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = write_mds(tmp_path / "set", rows, compression=compression)
     store = open_store(folder)
-    assert len(list(folder.glob("*.mds"))) > 2
+    assert len(list(folder.glob("*.mds*"))) > 2
     assert (len(store), store.num_packs) == (300, 0)
     for order in (np.arange(300), np.random.default_rng(1).permutation(300), np.array([7, 7, 0]), np.array([], int)):
         assert names(store.gather(order)) == names(rows.take(order))

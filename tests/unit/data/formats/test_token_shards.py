@@ -1,4 +1,4 @@
-"""Tokenised shards: equal to each text tokenised, kept, checked, shared; and sets that cannot be kept or read."""
+"""Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared; and what cannot be read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from stored_sets import flip
 from text_sets import random_texts, write_texts
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
 TEXTS = random_texts(80)
+
+
+@pytest.fixture(autouse=True)
+def in_own_cache(own_cache: Path) -> None:
+    """Keep the tokens of these tests apart."""
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, remote: Path | None = None, tokenizer=TOKENIZER) -> TokenShards:
-    return TokenShards(open_texts(folder, remote and str(remote)), tokenizer, folder)
+    return TokenShards(open_texts(folder, remote and str(remote)), tokenizer)
 
 
 def all_tokens(shards: TokenShards) -> list[list[int]]:
@@ -43,8 +49,8 @@ def all_tokens(shards: TokenShards) -> list[list[int]]:
     return found
 
 
-def kept(folder: Path) -> list[Path]:
-    return sorted(folder.glob("tokens-*/*.ids"))
+def kept(folder: Path, remote: Path | None = None) -> list[Path]:
+    return sorted(open_texts(folder, remote and str(remote)).cache.glob("tokens-*/*.ids"))
 
 
 EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
@@ -59,11 +65,28 @@ def test_equal_to_each_text_tokenised(folder):
     assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [EXPECTED[text] for text in texts]
 
 
-def test_kept_tokens_are_read_without_the_shards(folder):
-    all_tokens(opened(folder))
-    for shard in folder.glob("shard*"):
-        shard.unlink()
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_later_damage_of_a_shard_is_noticed(tmp_path, compression, damage):
+    """Only the damaged shard is read again, and nothing is written into the folder of the set."""
+    if compression:
+        pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    folder = write_texts(tmp_path / "set", TEXTS, compression=compression)
+    before = sorted(folder.iterdir())
     assert all_tokens(opened(folder)) == EXPECTED
+    assert sorted(folder.iterdir()) == before
+    path = before[2]
+    if damage == "gone":
+        path.unlink()
+    else:
+        flip(path)
+    shards = opened(folder)
+    assert [shards.ready(number) is None for number in range(3)] == [False, True, False]
+    if compression:  # the verified copy is still there
+        assert all_tokens(shards) == EXPECTED
+    else:
+        with user_error("data.damaged" if damage == "flipped" else "file.unreadable", path):
+            all_tokens(shards)
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "head", "longer"])
@@ -112,11 +135,11 @@ def test_a_folder_that_cannot_be_written(folder):
         assert all_tokens(opened(folder)) == EXPECTED
     finally:
         folder.chmod(0o700)
-    assert not kept(folder)
 
 
 def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
     shards = opened(folder)
+    shards.folder.parent.mkdir(parents=True)
     shards.folder.write_text("in the way")
     size = shards.shard(0).tokens.nbytes
     monkeypatch.setattr(module, "_MOST_MEMORY", 2 * size)
@@ -178,16 +201,10 @@ def test_one_process_makes_a_shard_and_the_others_wait_or_continue(folder):
 def test_a_set_elsewhere_is_copied_once(folder, tmp_path):
     cache = tmp_path / "cache"
     assert all_tokens(opened(cache, folder)) == EXPECTED
-    assert len(list(cache.glob("shard*"))) == len(kept(cache)) == len(list(folder.glob("shard*")))
+    assert len(list(cache.glob("shard*"))) == len(kept(cache, folder)) == len(list(folder.glob("shard*")))
     assert not kept(folder)
     # The same folder twice is a set that lies here.
     assert all_tokens(opened(folder, folder)) == EXPECTED
-
-
-def test_packed_shards_are_unpacked_next_to_them(tmp_path):
-    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
-    folder = write_texts(tmp_path / "set", TEXTS, compression="zstd")
-    assert all_tokens(opened(folder)) == EXPECTED
 
 
 def test_a_cut_shard_is_fetched_again_once_then_named(folder, tmp_path):
@@ -195,7 +212,7 @@ def test_a_cut_shard_is_fetched_again_once_then_named(folder, tmp_path):
     content = shard.read_bytes()
     cache = tmp_path / "cache"
     all_tokens(opened(cache, folder))
-    shutil.rmtree(kept(cache)[0].parent)
+    shutil.rmtree(kept(cache, folder)[0].parent)
     (cache / shard.name).write_bytes(content[:-1])
     assert all_tokens(opened(cache, folder)) == EXPECTED
     shutil.rmtree(cache)

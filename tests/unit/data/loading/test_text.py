@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.token_shards import TokenShards, describe_text
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
@@ -36,7 +36,7 @@ def close_all() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays():
+def no_thread_stays(own_cache):
     yield
     close_all()
 
@@ -56,6 +56,11 @@ def make(folder: Path, mode: str, rank: int = 0, world_size: int = 1, **options)
     per_rank = settings.pop("lanes", GLOBAL) // world_size
     MADE.append(TextSource(texts, sequences_per_step=per_rank, rank=rank, world_size=world_size, **settings))
     return MADE[-1]
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files of tokenised shards."""
+    return list(MdsReader(folder).cache.glob("tokens-*/*.ids"))
 
 
 def opened(*arguments, **options) -> TextSource:
@@ -193,9 +198,9 @@ def test_shards_are_tokenised_ahead(folder):
     source.next_step()
     deadline = time.monotonic() + 20
     shards = len(list(folder.glob("shard*")))
-    while len(list(folder.glob("tokens-*/*.ids"))) < shards and time.monotonic() < deadline:
+    while len(kept(folder)) < shards and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(list(folder.glob("tokens-*/*.ids"))) == shards
+    assert len(kept(folder)) == shards
     source.close()
     assert "tokenise" not in {thread.name for thread in threading.enumerate()}
 
@@ -219,7 +224,7 @@ def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
 def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
     expected = steps([opened(folder, mode)], 30)
     close_all()
-    shutil.rmtree(next(folder.glob("tokens-*")))
+    shutil.rmtree(kept(folder)[0].parent)
     go_on = threading.Event()
     make_it = TokenShards._tokenised
 
@@ -230,7 +235,7 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
     monkeypatch.setattr(TokenShards, "_tokenised", slow)
     source = opened(folder, mode)
     assert steps([source], 30) == expected
-    assert not list(folder.glob("tokens-*/*.ids"))
+    assert not kept(folder)
     go_on.set()
     source.close()
 
@@ -281,9 +286,9 @@ def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, tmp_pat
 
 
 def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
-    for count, kept in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
+    for count, expected in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
         TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()
-        assert len(list(folder.glob("tokens-*/*.ids"))) == kept
+        assert len(kept(folder)) == expected
 
 
 def test_evaluation_of_more_than_there_is_takes_all(folder):

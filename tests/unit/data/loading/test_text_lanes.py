@@ -254,16 +254,11 @@ def test_an_order_of_another_length_is_made_again(tmp_path, monkeypatch, size):
     assert path.stat().st_size == 4 * 90
 
 
-@pytest.mark.parametrize("names", [["cache"], []])
-def test_without_a_writable_folder(tmp_path, monkeypatch, names):
-    """The order is in the user's cache, or in memory."""
+def test_without_a_writable_folder_the_order_is_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
-    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
-    for name in {"set", "cache"} - set(names):
-        (tmp_path / name).write_text("not a folder")
+    (tmp_path / "set").write_text("not a folder")
     orders = orders_of([40, 50], "py2s", 2, tmp_path / "set")
     assert whole_order(orders, 0).tolist() == sample_order([40, 50], "py2s", 0, 2, 3).tolist()
-    assert [name for name in ("set", "cache") if (tmp_path / name / "orders").exists()] == names
 
 
 @pytest.mark.parametrize("world_size", [1024, 4096])

@@ -35,8 +35,10 @@ def local_copy(source: Path | str) -> Path:
     def address(file: str) -> str:
         return urlunsplit(parts._replace(path=f"{folder}/{file}"))
 
-    found = next(read_pieces(address(name)))
-    version = found.version or f"{parts.query} {found.total}"  # a signature in a query differs each time
+    pieces = read_pieces(address(name))
+    found = next(pieces)
+    # Without a version, size and start of the weights; with one, not the query, whose signature differs each time.
+    version = found.version or f"{parts.query} {found.total} {hashlib.sha256(next(pieces, found).content).hexdigest()}"
     key = hashlib.sha256("\0".join([parts.scheme, parts.netloc, folder, name, version]).encode())
     copy = cache_folder() / "weights" / key.hexdigest()[:32] / name
     with locked(copy):

@@ -4,9 +4,9 @@ Arrays are in the user's cache folder, ``$XDG_CACHE_HOME/mlbert`` (by default ``
 one folder per set of files, one .npy per array. They are valid while every file has the same path, size and
 modification time. They are read as memory maps, which the processes of a machine share.
 
-Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and stores the digests in
-``.mlbert-content.json`` next to the files, or in the user's cache folder if that is not writable. They are valid while
-each file has the same size and modification time, even if the folder moves. Reading them opens no data file.
+Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and stores the digest of the
+set there too. It is valid while each file has the same name, size and modification time, even if the folder moves.
+Reading it opens no data file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +24,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlbert.data.formats.manifest import make_folder, write_json
+from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain
-from mlbert.host.json_files import parse_json
+from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.native import cache_folder
 
 _T = TypeVar("_T")
+_SHA256 = re.compile("[0-9a-f]{64}")
 _DAMAGED = OSError, ValueError, EOFError  # EOFError: an empty file
 
 
@@ -86,10 +87,6 @@ class IndexCache:
                 shutil.rmtree(temporary, ignore_errors=True)
 
 
-CONTENT = ".mlbert-content.json"
-_VERSION = 1
-
-
 def state_of(path: Path) -> list[int]:
     """Return size and modification time (ns) of a file. Raises OSError."""
     status = path.stat()
@@ -99,31 +96,21 @@ def state_of(path: Path) -> list[int]:
 def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
     """Return the sha256 of the output of ``sha256sum`` for files of ``folder``, sorted by name, or None if they were
     not hashed or have changed since."""
-    for place in _places(folder):
-        try:
-            document = parse_json(read_plain(place))
-            kept = document["files"] if document["version"] == _VERSION else {}
-            found = {name_of(folder, path): (kept[name_of(folder, path)], state_of(path)) for path in paths}
-            if found and all(entry["state"] == state for entry, state in found.values()):
-                lines = [f"{entry['sha256']}  {name}\n" for name, (entry, _) in sorted(found.items())]
-                return hashlib.sha256("".join(lines).encode()).hexdigest()
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    with contextlib.suppress(OSError, UserError, ValueError):
+        kept = read_plain(_place(folder, {path: state_of(path) for path in paths})).decode()
+        return kept if _SHA256.fullmatch(kept) else None
     return None
 
 
 def keep_digests(folder: Path, digests: Mapping[Path, str], states: Mapping[Path, list[int]]) -> None:
-    """Store the sha256 of each file and its state before it was read. If neither place is writable, the files remain
-    identified by names and sizes."""
-    entries = {name_of(folder, path): {"sha256": digests[path], "state": states[path]} for path in sorted(digests)}
-    for place in _places(folder):
-        try:
-            if place.name != CONTENT:
-                make_folder(place.parent)
-            write_json(place, {"version": _VERSION, "files": entries})
-        except UserError:
-            continue
-        return
+    """Store what `content_of` returns from the sha256 of each file and its state before it was read. If the cache is
+    not writable, the files remain identified by names and sizes."""
+    named = sorted((name_of(folder, path), digest) for path, digest in digests.items())
+    content = hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in named).encode()).hexdigest()
+    with contextlib.suppress(UserError):
+        place = _place(folder, {path: states[path] for path in digests})
+        make_folder(place.parent)
+        write_atomically(place, content)
 
 
 def name_of(folder: Path, path: Path) -> str:
@@ -131,7 +118,7 @@ def name_of(folder: Path, path: Path) -> str:
     return path.name if path == folder else path.relative_to(folder).as_posix()
 
 
-def _places(folder: Path) -> tuple[Path, Path]:
-    folder = folder if folder.is_dir() else folder.parent
-    which = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
-    return folder / CONTENT, cache_folder() / "content" / f"{which}.json"
+def _place(folder: Path, states: Mapping[Path, list[int]]) -> Path:
+    """Return the file for the digest of some files in these states."""
+    named = sorted([name_of(folder, path), *state] for path, state in states.items())
+    return cache_folder() / "content" / hashlib.sha256(json.dumps(named).encode()).hexdigest()

@@ -14,6 +14,7 @@ Legend: N samples, F shards.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import json
 import struct
@@ -28,6 +29,7 @@ import numpy as np
 from mlbert.config.section import is_count
 from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import make_folder, no_folder
 from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
 from mlbert.data.formats.ragged import offsets_of
@@ -44,9 +46,11 @@ class MdsReader:
     Args:
         folder: a path, or a URL: ``file``, ``http`` and ``https``, or any scheme supported by fsspec.
         cache: local folder to which shards are copied and decompressed on demand. Processes may share it, but each set
-            needs a separate one. Without it, shards are read in place and must be local and uncompressed.
+            needs a separate one. Without it, shards must be local and are read in place; compressed ones are
+            decompressed to the user's cache folder.
 
     Attributes:
+        cache: the folder for what is made from the set.
         columns: encoding of each column by name.
         shard_sizes: int64 [F], samples of each shard.
         shards: the index entry of each shard.
@@ -56,16 +60,17 @@ class MdsReader:
     """
 
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
-        self._remote, self._cache = str(folder), None if cache is None else Path(cache)
+        self._remote, self._is_copied = str(folder), cache is not None
         self._folder = local_path(self._remote)
         if self._folder is not None and not self._folder.is_dir():
             remedy = f"Give a folder with {INDEX}, or its address"
             raise UserError("file.missing", folder, no_folder(self._folder), remedy)
-        raw = self._read_index() if self._cache is None else mds_files.fetch_index(self._remote, self._cache)
+        raw = self._read_index() if cache is None else mds_files.fetch_index(self._remote, Path(cache))
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
         self.identity = hashlib.sha256(raw).hexdigest()
+        self.cache = mds_files.cache_of(self.identity) if cache is None else Path(cache)
         self.shard_sizes: np.ndarray = np.array([shard.num_samples for shard in index.shards], np.int64)
         self._first: list[int] = offsets_of(self.shard_sizes).tolist()
         self._layout = index.columns
@@ -113,15 +118,28 @@ class MdsReader:
             return self._opened[number]
 
     def _checked_file(self, shard: ShardInfo) -> Path:
-        if self._cache is not None:
-            return mds_files.cached_shard(self._remote, self._cache, shard)
+        if self._is_copied or self._is_compressed(shard):
+            return mds_files.cached_shard(self._remote, self.cache, shard)
         assert self._folder is not None
         path = self._folder / shard.raw.name
-        if shard.zipped and not path.exists() and (self._folder / shard.zipped.name).exists():
-            reason = "is compressed, and only uncompressed shards can be read in place"
-            raise UserError("config.missing", self._folder / shard.zipped.name, reason, "Give a cache folder")
         mds_files.check_file(path, shard.raw)
         return path
+
+    def _is_compressed(self, shard: ShardInfo) -> bool:
+        """Return True if the folder has only the compressed form of a shard."""
+        assert self._folder is not None
+        return shard.zipped is not None and not (self._folder / shard.raw.name).exists()
+
+    def state_of(self, number: int) -> list[int]:
+        """Return size and modification time (ns) of the file of shard ``number`` in the set's folder. They are empty if
+        it is missing, or if shards are copied, because a copy is what the index says."""
+        shard = self.shards[number]
+        if self._is_copied or self._folder is None:
+            return []
+        stored = shard.zipped if shard.zipped and self._is_compressed(shard) else shard.raw
+        with contextlib.suppress(OSError):
+            return state_of(self._folder / stored.name)
+        return []
 
     def _decode(self, data: bytes) -> dict[str, Any]:
         """Return the values of one sample; raises ValueError if it is damaged."""

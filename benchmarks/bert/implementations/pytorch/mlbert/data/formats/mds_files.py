@@ -1,8 +1,8 @@
 """Files of an MDS set: the index, and shards verified against it, decompressed, and fetched to a cache folder.
 
-A cache folder has index.json and the uncompressed shards under the names of the set, so that it is itself a set.
-Processes may share it: a file is renamed to its final name when it is complete and verified, and only one process at a
-time makes it.
+The cache folder of a set elsewhere has index.json and the uncompressed shards under the names of the set, so that it is
+itself a set. Processes may share it: a file is renamed to its final name when it is complete and verified, and only one
+process at a time makes it.
 
 Formats: documentation of MosaicML Streaming ("Dataset format", "Supported encodings"), version 2 of MDS.
 """
@@ -28,6 +28,7 @@ from mlbert.data.formats.manifest import make_folder
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, read_address, read_plain, write_atomically
 from mlbert.host.json_files import parse_object
+from mlbert.host.native import cache_folder
 from mlbert.host.schema import Count, Document, parse_model
 
 INDEX = "index.json"
@@ -170,6 +171,12 @@ def address(remote: str, name: str) -> str:
     if (folder := local_path(remote)) is not None:
         return str(folder / name)
     return f"{remote.rstrip('/')}/{quote(name) if remote.startswith('http') else name}"
+
+
+def cache_of(identity: str) -> Path:
+    """Return the folder in the user's cache for what is made from a set on this machine: decompressed shards, tokens.
+    ``identity`` is the SHA-256 of its index, which covers the shards' checksums."""
+    return cache_folder() / "mds" / identity[:32]
 
 
 def fetch_index(remote: str, cache: Path) -> bytes:

@@ -16,8 +16,9 @@ next_sentence_labels  int32 [1]     1 if sentence B is a random one
 Only slots with weight 1 are predictions. Streaming's reader uses all P slots, which adds a prediction of [PAD] in place
 of [CLS] to each sample with fewer predictions.
 
-Compressed shards are decompressed in the same folder. Opening a folder for the first time verifies the checksums of all
-shards and caches the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they are read.
+Compressed shards are decompressed to the user's cache folder. Opening a folder for the first time verifies the
+checksums of all shards and caches the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they
+are read.
 
 Legend: N samples, F shards, S requested samples, L slots for tokens, P slots for predictions, B bytes of a sample.
 """
@@ -89,7 +90,7 @@ class MdsSamples(IndexedStore):
         self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
         shards = read_index(folder)[0].shards
         with ThreadPoolExecutor(_THREADS) as pool:
-            self._paths = list(pool.map(lambda shard: _unpacked(folder, shard), shards))
+            self._paths = list(pool.map(lambda shard: _unpacked(folder, shard, self.info.identity), shards))
         self._map = FileMap(self._paths)
         self._first = offsets_of([shard.num_samples for shard in shards])
         self._rows = self._map.view(np.dtype((np.void, self._num_bytes)))
@@ -207,9 +208,9 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
         return np.frombuffer(mds_files.decompressed(file, path, num_bytes), np.uint8)
 
 
-def _unpacked(folder: Path, shard: ShardInfo) -> Path:
-    """Return the shard's uncompressed file, creating it if only the compressed one exists."""
+def _unpacked(folder: Path, shard: ShardInfo, identity: str) -> Path:
+    """Return the shard's uncompressed file, creating it in the cache if only the compressed one exists."""
     path = folder / shard.raw.name
     if path.exists() or shard.zipped is None:
         return path
-    return mds_files.cached_shard(str(folder), folder, shard)
+    return mds_files.cached_shard(str(folder), mds_files.cache_of(identity), shard)

@@ -1,11 +1,12 @@
-"""Token ids of an MDS set's texts; each shard is tokenized once and cached in the set's local folder.
+"""Token ids of an MDS set's texts; each shard is tokenized once and cached.
 
 A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids) if it was tokenized and cut when it was written.
-Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in the local folder, little-endian:
+Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to which a set elsewhere
+is copied, or a folder in the user's cache, named by the index of a set that is read in place. Little-endian:
 
 ==================  =====================================================================
 magic               8 bytes
-identity            32 bytes, SHA-256 of the set's index, the shard's name and the tokenizer
+identity            32 bytes, SHA-256 of the set's index, name and state of the shard, and the tokenizer
 n, T, checksum      int64 each; the checksum is the CRC-32 of the rest
 offsets             int64 [n+1], text i has tokens[offsets[i]:offsets[i+1]]
 tokens              uint16 [T]
@@ -71,12 +72,8 @@ class TokenShard:
 def open_texts(local: Path, remote: str | None) -> MdsReader:
     """Open the set in the folder ``local``, or at the path or URL ``remote``, with shards copied to ``local`` on
     demand. Reads only the index. Raises UserError if there is no set, or it has no text column."""
-    if remote is not None and local_path(remote) != local:
-        reader = MdsReader(remote, local)
-    else:
-        reader = MdsReader(local)
-        if any(shard.zipped for shard in reader.shards):
-            reader = MdsReader(local, local)  # decompresses into the same folder
+    is_in_place = remote is None or local_path(remote) == local
+    reader = MdsReader(local) if is_in_place else MdsReader(str(remote), local)
     if column_of(reader) is None:
         found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
         reason = f"has the columns {found}"
@@ -102,14 +99,13 @@ class TokenShards:
     Args:
         reader: an opened set.
         tokenizer: tokenizes texts, and defines the valid ids of tokens.
-        folder: the set's local copy.
 
     Attributes:
         is_text: True if the set has texts, False if it has tokens, which are already cut and have special tokens.
         first: int64 [F+1], number of each shard's first text, and the number of all texts.
     """
 
-    def __init__(self, reader: MdsReader, tokenizer: Tokenizer, folder: Path) -> None:
+    def __init__(self, reader: MdsReader, tokenizer: Tokenizer) -> None:
         self._reader, self._tokenizer = reader, tokenizer
         column = column_of(reader)
         assert column is not None, "open_texts checks the columns"
@@ -117,7 +113,7 @@ class TokenShards:
         self.is_text = column == TEXT
         self.first = offsets_of(reader.shard_sizes)
         digest = hashlib.sha256(tokenizer.identity.encode()).hexdigest()
-        self.folder = folder / f"tokens-{digest[:16]}"
+        self.folder = reader.cache / f"tokens-{digest[:16]}"
         self._per_thread = threading.local()
         self._shards: dict[int, TokenShard] = {}
         self._in_memory: dict[int, int] = {}  # bytes of shards that are only in memory, oldest first
@@ -200,7 +196,8 @@ class TokenShards:
         return self.folder / f"{self._reader.shards[number].raw.name}.ids"
 
     def _identity(self, number: int) -> bytes:
-        parts = (self._reader.identity, self._reader.shards[number].raw.name, self._tokenizer.identity)
+        shard = self._reader.shards[number].raw.name, *self._reader.state_of(number)
+        parts = (self._reader.identity, *map(str, shard), self._tokenizer.identity)
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def _kept(self, number: int) -> TokenShard | None:

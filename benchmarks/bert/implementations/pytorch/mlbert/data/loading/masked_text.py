@@ -54,7 +54,7 @@ def count_sequences(local: Path, remote: str | None, tokenizer: str, max_seq_len
     reader = open_texts(texts.local, texts.remote)
     if texts.long_texts == TRUNCATE:
         return len(reader)
-    pieces = Pieces(TokenShards(reader, texts.tokenizer, texts.local), texts.tokenizer, texts.max_seq_length)
+    pieces = Pieces(TokenShards(reader, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
     return int(pieces.all_counts(0, 1).sum())
 
 
@@ -120,8 +120,8 @@ class TextSource(StepSource):
         """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
         texts = self._texts
         reader = open_texts(texts.local, texts.remote)
-        shards = TokenShards(reader, texts.tokenizer, texts.local)
-        orders = EpochOrders(reader.shard_sizes, **self._order, folder=texts.local)
+        shards = TokenShards(reader, texts.tokenizer)
+        orders = EpochOrders(reader.shard_sizes, **self._order, folder=reader.cache)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         all_lanes = self.share.global_units
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
@@ -237,7 +237,7 @@ class TextEvalSet(EvaluationBatches):
         """Read and mask the texts. This is the first access to evaluation data. Raises UserError if a file is missing
         or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
-        shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer, texts.local)
+        shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         counts = np.ones(self.info.num_texts, np.int64)
         if texts.long_texts == SPLIT:

@@ -31,7 +31,6 @@ from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, whole_file
-from mlbert.host.native import cache_folder
 
 _KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # cached orders: more epochs if they are small, because lanes drift apart
 _SHARED_TEXTS = 1 << 20  # smaller orders are made by every process, in less time than opening a file may take
@@ -49,7 +48,7 @@ class EpochOrders:
     Args:
         shard_sizes, shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
             ``shuffle``, the order of the set.
-        folder: for the files; if it is not writable, they are in the user's cache folder.
+        folder: for the files; if it is not writable, each process makes its orders.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class EpochOrders:
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
         made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + shard_sizes.astype("<i8").tobytes()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
-        self._folders = folder / "orders", cache_folder() / "orders"
+        self._folder = folder / "orders"
 
     @property
     def is_computing(self) -> bool:
@@ -109,11 +108,9 @@ class EpochOrders:
     def _shared(self, epoch: int, wait: bool) -> np.ndarray | None:
         """Return the map of an order's file, making it if necessary; None if there can be no file, or if ``wait`` is
         False and another process is making it."""
-        for folder in self._folders:
-            path = folder / f"{self._key}-{epoch}.order"
-            with contextlib.suppress(UserError, OSError):
-                if not (self._is_whole(path) or self._write(path, epoch, wait)):
-                    return None
+        path = self._folder / f"{self._key}-{epoch}.order"
+        with contextlib.suppress(UserError, OSError):
+            if self._is_whole(path) or self._write(path, epoch, wait):
                 return np.memmap(path, self._dtype, "r", shape=(self._num_texts,)).view(np.ndarray)
         return None
 

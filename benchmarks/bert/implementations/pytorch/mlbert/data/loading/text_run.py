@@ -111,7 +111,7 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     tokenizer = load_tokenizer(text.tokenizer)
     reader = open_texts(data.input_dir, corpus.data_remote)
     first = range(min(int(reader.shard_sizes[0]), _COUNTED_TEXTS))
-    texts = TokenShards(reader, tokenizer, data.input_dir).loose([*first])
+    texts = TokenShards(reader, tokenizer).loose([*first])
     counts = np.bincount(np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary))
     counts[list(tokenizer.special_ids)] = 0
     return counts
