@@ -309,7 +309,21 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, name
     assert error.startswith("mlbert: error: ")
     assert error.count("\n") == 1
     assert named in error
-    assert "configuration:" not in printed
+    assert "settings:" not in printed
+
+
+def test_the_screen_shows_what_differs_and_a_file_shows_all(tmp_path, capsys):
+    assert run(tmp_path, max_steps=1) == 1
+    printed, table = capsys.readouterr().out.splitlines(), tmp_path / "out/run_0/settings.txt"
+    start = printed.index(f"settings: all are in {table}")
+    words = printed[start + 1].split()
+    assert printed[start + 1].startswith("not the defaults of packed_lamb: ")
+    assert "MAX_STEPS=1" in words
+    assert not [word for word in words if word.startswith(("END_LR=", "OPTIMIZER="))]
+    lines = table.read_text().splitlines()
+    assert [line.partition("=")[0] for line in lines] == [one.env for one in settings_by_key().values()]
+    assert "MAX_STEPS=1  (max_steps, flag --max_steps)" in lines
+    assert not {line.partition("=")[0] for line in printed if "  (" in line} & {"END_LR", "MAX_STEPS"}
 
 
 def test_finished_run_is_not_overwritten(tmp_path, capsys):

@@ -76,20 +76,30 @@ class Trained(NamedTuple):
 
 
 def run_experiment(
-    resolved: Resolved, strategy: tf.distribute.Strategy, console: Console, callbacks: Sequence[Callback] = ()
+    resolved: Resolved,
+    strategy: tf.distribute.Strategy,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+    notes: Sequence[str] = (),
 ) -> RunOutcome:
-    """Train once and write the files listed in the module docstring. Raises UserError for user mistakes."""
+    """Train once and write the files listed in the module docstring. Raises UserError for user mistakes.
+
+    ``notes`` are printed with the summary of the settings, when the data has been found.
+    """
     config = resolved.config
     settings, data_settings, evaluation = config[RunConfig], config[DataConfig], config[EvaluationConfig]
     tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
     inputs = resolved.recipe.inspect(config)
     if workers.is_chief:
         paths.prepare(settings.resume)
+        paths.write_settings(resolved)
         if settings.resume:
             paths.set_log_aside()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    for line in (f"settings: all are in {paths.settings}", *resolved.summary(), *notes):
+        say(line)
     seed = workers.of_chief(choose_seed(settings, paths))
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with guard(log) as warned:
         log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")

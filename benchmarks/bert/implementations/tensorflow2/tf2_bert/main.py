@@ -52,12 +52,9 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     resolved = flags.resolve_flags(strategy.num_replicas_in_sync)
     is_chief = Workers(strategy).is_chief
     console = Console(quiet=not is_chief)
-    rows = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
-    for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if FLAGS.model_export_path and is_chief:
         checkpoints.make_folder(FLAGS.model_export_path)  # fail now rather than hours later
-    outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
+    outcome = run_experiment(resolved, strategy, console, callbacks, notes)  # type: ignore[arg-type]
     if FLAGS.model_export_path and is_chief:
         checkpoints.copy_weights(RunFolder.of(resolved.config[RunConfig]).folder, FLAGS.model_export_path)
     state = outcome.state

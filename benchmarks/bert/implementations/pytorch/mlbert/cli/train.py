@@ -168,7 +168,8 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
 
 
 def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
-    """Print a configuration and notes about it, train, and return the exit status; for programs with their own YAML."""
+    """Print a summary of the settings and notes, train, and return the exit status; for programs with their own
+    YAML."""
     world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
     console = Console(quiet=world.rank != 0)
     return _train(resolved, world, console, notes)
@@ -177,7 +178,9 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
 def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
     from mlbert.training.experiment import RunOptions, run_experiment
 
-    options = RunOptions(on_inspected=lambda: _print_config(console, resolved, notes))
+    table = RunFolder.of(resolved.config[RunConfig]).settings
+    lines = [f"settings: all are in {table}", *resolved.summary(), *notes]
+    options = RunOptions(on_inspected=lambda: _print_lines(console, lines))
     outcome = run_experiment(resolved, world, console, options)
     state = outcome.state
     end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
@@ -207,9 +210,9 @@ def resolve_run(line: CommandLine) -> Resolved:
     return resolve(find(name, look), None, line, readers=readers)
 
 
-def _print_config(console: Console, resolved: Resolved, notes: Sequence[str] = ()) -> None:
-    lines = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
-    _print_lines(console, ["configuration:", *lines, *(f"warning: {warning}" for warning in resolved.warnings), *notes])
+def _print_config(console: Console, resolved: Resolved) -> None:
+    warnings = (f"warning: {warning}" for warning in resolved.warnings)
+    _print_lines(console, ["configuration:", *resolved.as_lines(), *warnings])
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

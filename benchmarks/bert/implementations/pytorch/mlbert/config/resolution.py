@@ -96,9 +96,22 @@ class Resolved:
     files: Sequence[Path] = ()  # configuration files read; first the sourced one or the first YAML file
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
-        """Return rows (key, value, environment name, origin) for printing."""
+        """Return rows (key, value, environment name, origin)."""
         known = settings_by_key().items()
         return [(key, value_words(self.config.get(one)), one.env, self.origin[key]) for key, one in known]
+
+    def as_lines(self) -> list[str]:
+        """Return the rows of the table for printing."""
+        return [f"{env}={value}  ({key}, {origin})" for key, value, env, origin in self.as_table()]
+
+    def summary(self) -> list[str]:
+        """Return a line with the values that are not the recipe's defaults, and a line for each warning."""
+        defaults = {one.env: value_words(self.recipe.default(one)) for one in settings_by_env().values()}
+        changed = [f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]]
+        return [
+            f"not the defaults of {self.recipe.name}: {' '.join(changed)}",
+            *map("warning: {}".format, self.warnings),
+        ]
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Return plain values and origins by environment name, for the log."""

@@ -24,7 +24,8 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FILES = ("metrics.jsonl", "config.json", "curve.png", "summary.json")
+_SETTINGS = "settings.txt"
+_FILES = ("metrics.jsonl", "config.json", _SETTINGS, "curve.png", "summary.json")
 _FOLDERS = ("weights", "huggingface", "checkpoints")
 
 
@@ -44,6 +45,11 @@ class RunFolder:
     def at(cls, base: Path, experiment: int) -> RunFolder:
         """Return the paths of one experiment below ``base``."""
         return cls(base / f"result_{experiment}.txt", base / f"run_{experiment}")
+
+    @property
+    def settings(self) -> Path:
+        """File with the table of all settings."""
+        return self.folder / _SETTINGS
 
     def prepare(self, resume: bool) -> None:
         """Create the folder. Raises UserError instead of overwriting a finished run."""
@@ -97,6 +103,10 @@ class RunFolder:
         if self.log.exists():
             taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
             self.log.rename(next(path for path in taken if not path.exists()))
+
+    def write_settings(self, resolved: Resolved) -> None:
+        """Write the table of all settings, for reading. Raises UserError if it cannot be written."""
+        write_atomically(self.settings, "\n".join([*resolved.as_lines(), ""]))
 
     def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
         """Write the resolved configuration, seed and provenance to ``config.json``, and return its content."""

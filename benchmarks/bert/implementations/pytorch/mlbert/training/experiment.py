@@ -2,6 +2,7 @@
 
 LOGDIR/result_<i>.txt              MLPerf log
 LOGDIR/run_<i>/config.json         resolved configuration, origin of each value, provenance
+LOGDIR/run_<i>/settings.txt        the table of all settings and their origins
 LOGDIR/run_<i>/metrics.jsonl       one line per log point and evaluation
 LOGDIR/run_<i>/curve.png           loss and accuracy over samples and time
 LOGDIR/run_<i>/weights/            safetensors with a model card
@@ -114,15 +115,17 @@ class RunOptions:
 DEFAULT = RunOptions()
 
 
-def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
+def _inspect(resolved: Resolved, world: World, paths: RunFolder) -> tuple[int, Any]:
     """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder."""
+    config = resolved.config
     compute, start = config[ComputeConfig], config[ModelConfig].init_checkpoint
     check_device(compute.cuda_graph_mode, world.device)
     if start is not None:
         plain_size(weights_file(start))
-    found = threads_per_rank(compute.cpu_threads, world.local_world_size), recipe.inspect(config)
+    found = threads_per_rank(compute.cpu_threads, world.local_world_size), resolved.recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config[RunConfig].resume)
+        paths.write_settings(resolved)
     return found
 
 
@@ -132,7 +135,7 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
     build: RecipeBuild = resolved.recipe.load()
     settings, data, compute = config[RunConfig], config[DataConfig], config[ComputeConfig]
     paths = RunFolder.of(settings)
-    num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
+    num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(resolved, world, paths))
     how.on_inspected()
     world.start()
     if world.rank == 0 and settings.resume:
