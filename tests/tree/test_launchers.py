@@ -430,16 +430,24 @@ def test_refused_and_lost_ssh_connections_are_reported(
     assert error in line
 
 
-@pytest.mark.parametrize("engine", ["ssh", "mpirun"])
-def test_settings_are_checked_before_anything_starts_on_the_hosts(
-    cluster: FakeCluster, tree_root: Path, tmp_path: Path, engine: str
-) -> None:
+@pytest.fixture
+def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> FakeCluster:
+    """Return a cluster with the real trainer and complete settings."""
     demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
     (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
     (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
     Path(str(cluster.exports["CONFIG_FILE"])).touch()
     cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
     cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
+    return cluster
+
+
+WARNING = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
+
+
+@pytest.mark.parametrize("engine", ["ssh", "mpirun"])
+def test_settings_are_checked_before_anything_starts_on_the_hosts(checking_cluster: FakeCluster, engine: str) -> None:
+    cluster = checking_cluster
     program, words = str(cluster.launch / "run_multinode.sh"), ["--mpirun"] * (engine == "mpirun")
     for flags, exports, name in (((), {"BATCHSIZE": 15}, "BATCHSIZE"), (("--max_steps", "x"), {}, "max_steps")):
         done = cluster.start(program, *words, *flags, **exports)
@@ -449,9 +457,25 @@ def test_settings_are_checked_before_anything_starts_on_the_hosts(
         assert name in line
     assert not cluster.notes.exists(), "something was started"
     done = cluster.start(program, *words, GRADIENT_CLIPING="x")
-    warning = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
-    assert warning in done.stderr.splitlines()
+    assert WARNING in done.stderr.splitlines()
     assert cluster.calls(engine, "run_and_time.sh")
+
+
+def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(checking_cluster: FakeCluster) -> None:
+    cluster = checking_cluster
+    done = cluster.start("run.sub", BATCHSIZE=15)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mlbert: error: ")
+    assert "BATCHSIZE" in line
+    done = cluster.start("run.sub", GRADIENT_CLIPING="x", SPARES=1, WALLTIME=90, CONT="/nodes/only.sqsh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("no mistake found. Submit with: sbatch -N 3 -t 90 run.sub\n")
+    assert WARNING in done.stderr.splitlines()
+    assert not cluster.notes.exists(), "something was started"
+    done = cluster.job(GRADIENT_CLIPING="x")
+    assert WARNING in done.stderr.splitlines()
+    assert cluster.calls("srun", "run_and_time.sh")
 
 
 def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:

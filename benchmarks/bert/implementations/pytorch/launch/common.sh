@@ -70,6 +70,13 @@ choose_python() {
     fi
 }
 
+# Report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before any run. The words are
+# those of the trainer; TensorFlow's has no such check.
+check_training() {
+    [[ "${RECIPE}" != tensorflow2 ]] || return 0
+    "$@" --print-config > >(sed -n '/^warning: /p' >&2) || exit 2
+}
+
 # Set `mounts`: the tree, the data and LOGDIR, each under its own path, and CONT_MOUNTS.
 choose_mounts() {
     local path more globs

@@ -27,13 +27,6 @@ over_mpirun() {
         "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
 }
 
-# Report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before anything starts on
-# the hosts. TensorFlow's program has no such check.
-check_training() {
-    [[ "${RECIPE}" != tensorflow2 ]] || return 0
-    "${PYTHON:-python3}" "${system_dir}/run_pretraining.py" --print-config "$@" | sed -n '/^warning: /p' >&2 || exit 2
-}
-
 # Name the hosts on which ssh cannot run a command, before the ranks on the others would wait for them.
 reach_hosts() {
     local host node pids=() unreachable=()
@@ -89,7 +82,7 @@ check_settings
 IFS=, read -r -a hosts <<<"${HOSTS:-}"
 ((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config has DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
 choose_python
-check_training "$@"
+check_training "${PYTHON:-python3}" "${system_dir}/run_pretraining.py" "$@"
 [[ "${over}" != over_ssh ]] || reach_hosts
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do
