@@ -12,8 +12,6 @@ Legend: S sequences, M masked tokens, L labels.
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -162,8 +160,7 @@ class _SequenceObjective(_Objective):
         found: dict[str, float] = {}
         first = 0
         for name, count in parts.items():
-            with warnings.catch_warnings(action="ignore"):  # a set of one class is valid
-                of_part = self._metrics_of(self.latest[first : first + count])
+            of_part = self._metrics_of(self.latest[first : first + count])
             found |= {f"{name}_{metric}" if name else metric: float(value) for metric, value in of_part.items()}
             first += count
         return found
@@ -181,7 +178,7 @@ class Classification(_SequenceObjective):
         metric: the target metric: "accuracy", "matthews_correlation", or for two labels "f1" of label 1.
         parts: see `_SequenceObjective`.
 
-    Metrics: all of these, by scikit-learn, and "loss", the mean. Rows: predicted label, its probability, loss, label.
+    Metrics: all of these (0 if undefined), and "loss", the mean. Rows: predicted label, its probability, loss, label.
     """
 
     num_columns = 4
@@ -191,7 +188,6 @@ class Classification(_SequenceObjective):
         self.num_labels = num_labels
         known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
         self.metric = _known("METRIC", metric, known)
-        self._sklearn = _library("sklearn.metrics", "scikit-learn")
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """Return the loss, a float32 scalar."""
@@ -207,11 +203,11 @@ class Classification(_SequenceObjective):
         return _masked_rows(has_tokens, predicted, probability, losses, labels)
 
     def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
-        predicted, labels = rows[:, 0].astype(int), rows[:, 3].astype(int)
-        found = {"accuracy": self._sklearn.accuracy_score(labels, predicted)}
+        counts = confusion(rows[:, 0], rows[:, 3], self.num_labels)
+        found = {"accuracy": counts.trace() / counts.sum()}
         if self.num_labels == 2:
-            found["f1"] = self._sklearn.f1_score(labels, predicted, zero_division=0.0)
-        found["matthews_correlation"] = self._sklearn.matthews_corrcoef(labels, predicted)
+            found["f1"] = class_scores(counts)["F1"][1]
+        found["matthews_correlation"] = _matthews_correlation(counts)
         return found | {"loss": rows[:, 2].mean()}
 
     @staticmethod
@@ -236,7 +232,6 @@ class Regression(_SequenceObjective):
     def __init__(self, scope: str, metric: str, parts: Mapping[str, int] | None = None) -> None:
         super().__init__(scope, parts)
         self.metric = _known("METRIC", metric, REGRESSION_METRICS)
-        self._stats = _library("scipy.stats", "scipy")
 
     def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """Return the loss, a float32 scalar."""
@@ -250,10 +245,7 @@ class Regression(_SequenceObjective):
 
     def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
         x, y = rows.T
-        varies = len(x) > 1 and x.min() < x.max() and y.min() < y.max()
-        tests = {"pearson": self._stats.pearsonr, "spearman": self._stats.spearmanr}
-        found = {name: test(x, y).statistic if varies else 0.0 for name, test in tests.items()}
-        return found | {"loss": ((x - y) ** 2).mean()}
+        return correlations(x, y) | {"loss": ((x - y) ** 2).mean()}
 
     @staticmethod
     def _pairs(model: ObjectiveModel, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,10 +273,34 @@ def _masked_rows(has_tokens: Tensor, *columns: Tensor) -> Tensor:
     return torch.where(has_tokens[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan)
 
 
-def _library(module: str, package: str) -> Any:
-    """Import a module that only metrics need; raise UserError if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        reason = "is not installed, and metrics need it"
-        raise UserError("package.missing", package, reason, "pip install 'mlbert[finetune]'") from None
+def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return int64 [L, L]: how many rows with label i are predicted as j."""
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
+    return counts
+
+
+def class_scores(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return float64 [L] of each score by name, 0 if undefined, from the counts of `confusion`."""
+    hits, labelled, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    return {
+        "precision": hits / np.maximum(predicted, 1),
+        "recall": hits / np.maximum(labelled, 1),
+        "F1": 2 * hits / np.maximum(labelled + predicted, 1),
+    }
+
+
+def _matthews_correlation(counts: np.ndarray) -> float:
+    """Return the correlation of labels and predictions (R_K for more than two classes), 0 if undefined."""
+    total, labelled, predicted = float(counts.sum()), counts.sum(axis=1), counts.sum(axis=0)
+    spread = (total**2 - labelled @ labelled) * (total**2 - predicted @ predicted)
+    return (total * counts.trace() - labelled @ predicted) / spread**0.5 if spread else 0.0
+
+
+def correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the metrics named in `REGRESSION_METRICS`, by SciPy, 0 if undefined."""
+    from scipy import stats  # takes half a second
+
+    tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
+    varies = len(labels) > 1 and all(x.min() < x.max() for x in (predicted, labels))
+    return {name: float(test(predicted, labels).statistic) if varies else 0.0 for name, test in tests.items()}

@@ -26,6 +26,7 @@ from mlbert.data.loading.tasks import TaskEvalSet
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.schema import Document, read_model
 from mlbert.models.bert import AnyBert, BertForSequenceClassification
+from mlbert.models.objectives import confusion
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 
@@ -163,10 +164,3 @@ def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: 
         axes.set(xlabel="label", ylabel="prediction")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return int64 [L, L]: how many rows with label i are predicted as j."""
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
-    return counts

@@ -10,7 +10,7 @@
              as in Composer
 * data       unpadded, shuffled every epoch; with SHUFFLE=none in file order, as in the published GLUE jobs. The classes
              come from the training file, which is read before the run starts
-* metrics    computed over all predictions by scikit-learn and SciPy
+* metrics    computed over all predictions
 """
 
 from __future__ import annotations
