@@ -17,7 +17,7 @@ from mlbert.config.resolution import Resolved
 from mlbert.data.loading.config import DataConfig
 from mlbert.host import native
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.files import reading
 from mlbert.host.machine import NONE, gpu_driver, processor_name
 from mlbert.host.provenance import command_line, git_state, package_versions, tree_relative, tree_root
 from mlbert.mlperf.config import SubmissionConfig
@@ -196,7 +196,5 @@ def log_batch_size(event: Event, data: DataConfig, global_batch_size: int) -> No
 
 
 def _sha256(path: Path) -> str:
-    try:
+    with reading(path, "Name a readable file"):
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name a readable file") from None

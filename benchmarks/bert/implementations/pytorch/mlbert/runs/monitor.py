@@ -15,7 +15,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 from mlbert.mlperf.metrics import read_points
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Limits, TrainState
@@ -134,13 +134,10 @@ class Monitor(Events):
             kept = [point for point in points if point["step"] <= step]  # later steps will be repeated
             if foreign:
                 self.say(f"warning: {path}: skipping {foreign} lines that are not metrics of a run")
-        try:
+        with writing(path, "Set LOGDIR to a writable folder"):
             file = path.open("w", encoding="utf-8")
             file.writelines(json.dumps(point) + "\n" for point in kept)
             file.flush()
-        except OSError as error:
-            reason = f"cannot be written ({error.strerror})"
-            raise UserError("file.unwritable", path, reason, "Set LOGDIR to a writable folder") from None
         return file
 
     def _fraction(self, state: TrainState, seconds: float) -> float:
@@ -177,12 +174,9 @@ class Monitor(Events):
     def _write(self, **values: object) -> None:
         if self._file is None:
             return
-        try:
+        with writing(str(self.path), "Free space on its disk"):
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
-        except OSError as error:
-            reason = f"cannot be written ({error.strerror})"
-            raise UserError("file.unwritable", str(self.path), reason, "Free space on its disk") from None
 
 
 def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, object], str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlbert.config.resolution import Resolved
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json
 from mlbert.mlperf.metrics import read_points
 from mlbert.runs.identity import RunIdentity
@@ -53,14 +53,11 @@ class RunFolder:
 
     def prepare(self, resume: bool) -> None:
         """Create the folder. Raises UserError instead of overwriting a finished run."""
-        try:
+        with writing(self.folder, "Set LOGDIR to a writable folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
-        except OSError as error:
-            reason = f"cannot be written ({error.strerror})"
-            raise UserError("file.unwritable", self.folder, reason, "Set LOGDIR to a writable folder") from None
         self._refuse_special_files()
         self.refuse_finished()
         if resume or not self.log.exists():
