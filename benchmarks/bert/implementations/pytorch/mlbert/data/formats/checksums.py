@@ -24,7 +24,7 @@ import xxhash
 
 from mlbert.data.formats.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256
 from mlbert.host.errors import UserError
-from mlbert.host.files import plain_size, read_plain, reading, write_atomically
+from mlbert.host.files import is_leftover, plain_size, read_plain, reading, write_atomically
 
 CHECKSUMS = "checksums.xxh3"
 _LINE = re.compile(r"([0-9a-f]{32})  ((?!.*\.\.)[^/\0-\x1f][^\0-\x1f]*)")
@@ -61,6 +61,15 @@ def read_checksums(folder: Path) -> dict[str, str]:
         reason = "is not a list of checksums"
         raise UserError("data.damaged", path, reason, f"Restore or remove it: {remake_list(folder)}")
     return found
+
+
+def remove_unfinished(folder: Path, listing: str, numbered: re.Pattern[str], count: int) -> None:
+    """Remove what an earlier run left: the ``listing`` that completes a set and its checksums, temporary files, and
+    files whose names (``numbered``, with a group "count") have another count."""
+    for path in folder.iterdir():
+        match = numbered.fullmatch(path.name)
+        if path.name in (listing, CHECKSUMS) or (match and int(match["count"]) != count) or is_leftover(path):
+            path.unlink()
 
 
 def listed_sums(folder: Path) -> list[FileSum]:

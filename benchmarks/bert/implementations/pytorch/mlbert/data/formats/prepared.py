@@ -22,12 +22,12 @@ import numpy as np
 from mlbert.data.formats.base import Store, StoreInfo, by_part, gather_parts
 from mlbert.data.formats.checks import first_problem
 from mlbert.data.formats.checksums import (
-    CHECKSUMS,
     FileChecks,
     FileSum,
     check_files,
     file_sums,
     file_xxh3,
+    remove_unfinished,
     write_checksums,
 )
 from mlbert.data.formats.manifest import (
@@ -45,7 +45,6 @@ from mlbert.data.formats.manifest import (
 from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of, span_members
 from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
 from mlbert.host.errors import UserError
-from mlbert.host.files import is_leftover
 
 VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened, larger ones shard by shard
 _MANY_OF_A_SHARD = 32  # sequences per shard above which gathering by index arrays is faster
@@ -83,11 +82,7 @@ class ShardWriter:
     def clear_leftovers(self) -> None:
         """Remove files of earlier runs: the manifest (which makes the set unfinished), the checksums, temporary files,
         and shards of another count."""
-        for path in self.folder.iterdir():
-            match = SHARD_NAME.fullmatch(path.name)
-            of_another_count = match is not None and int(match.group(2)) != self.num_shards
-            if path.name in (MANIFEST, CHECKSUMS) or of_another_count or is_leftover(path):
-                path.unlink()
+        remove_unfinished(self.folder, MANIFEST, SHARD_NAME, self.num_shards)
 
     def is_written(self, index: int) -> bool:
         """Return True if an earlier, interrupted run left shard ``index`` with the same fingerprint."""

@@ -18,7 +18,6 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +30,7 @@ from mlbert.data.prepare.instances import REMEDY, without_text
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_checksummed
+from mlbert.host.provenance import installed_version
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -214,10 +214,7 @@ def _die_with_parent(parent: int) -> None:
 
 def tool_name() -> str:
     """Return this package and its version, as stored in manifests."""
-    try:
-        return f"mlbert {version('mlbert')}"
-    except PackageNotFoundError:
-        return "mlbert unknown"
+    return f"mlbert {installed_version('mlbert') or 'unknown'}"
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.checks import another_vocabulary
-from mlbert.data.formats.checksums import CHECKSUMS, check_listed, file_xxh3, write_checksums
+from mlbert.data.formats.checksums import check_listed, file_xxh3, remove_unfinished, write_checksums
 from mlbert.data.formats.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged
@@ -27,10 +27,10 @@ from mlbert.data.prepare.import_store import LeftOut
 from mlbert.data.prepare.jobs import LOCAL, Executor, finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
-from mlbert.host.files import is_leftover, read_plain, write_atomically
+from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import parse_json
 
-_FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
+_FILE_NAME = re.compile(r"\.?part-\d{5}-of-(?P<count>\d{5})\.tfrecord(\.json)?")
 
 
 def tfrecord_name(index: int, count: int) -> str:
@@ -58,11 +58,7 @@ class TfrecordFolder:
     def clear_leftovers(self) -> None:
         """Remove leftovers of an earlier run: ``instances.json``, temporary files, and files of another number of
         parts."""
-        for path in self.folder.iterdir():
-            match = _FILE_NAME.fullmatch(path.name)
-            of_another_count = match is not None and int(match.group(1)) != self.num_parts
-            if path.name in (LIST, CHECKSUMS) or of_another_count or is_leftover(path):
-                path.unlink()
+        remove_unfinished(self.folder, LIST, _FILE_NAME, self.num_parts)
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
         """Return the entry of part ``index`` if an interrupted run wrote it with the same fingerprint, else None."""
