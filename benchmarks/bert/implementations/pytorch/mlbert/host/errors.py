@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mlbert.host.error_codes import ERROR_CODES
 
@@ -46,6 +48,14 @@ class UserError(ValueError):
 def _one_line(text: str) -> str:
     """Join the lines of a text: file names and values may contain line breaks, messages must not."""
     return hide_credentials(" ".join(text.splitlines()))
+
+
+def import_package(name: str, subject: str | Path, problem: str, remedy: str) -> Any:
+    """Return an optional package. Raises UserError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError("package.missing", subject, problem, remedy) from None
 
 
 def hide_credentials(text: str) -> str:

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field
 
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.manifest import make_folder
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import local_path, read_address, read_plain, write_atomically
 from mlbert.host.json_files import parse_object
 from mlbert.host.native import cache_folder
@@ -140,12 +140,8 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
 
 def zstandard_module() -> ModuleType:
     """Return the module zstandard. Raises UserError if it is not installed."""
-    try:
-        import zstandard
-    except ImportError:
-        reason = "is not installed, and the shards are compressed with it"
-        raise UserError("package.missing", "zstandard", reason, _INSTALL) from None
-    return zstandard
+    reason = "is not installed, and the shards are compressed with it"
+    return import_package("zstandard", "zstandard", reason, _INSTALL)
 
 
 def check_file(path: Path, file: FileInfo) -> None:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds_files import zstandard_module
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import text_in_line
 
 PLAIN_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".gz", ".zst")
@@ -282,10 +282,7 @@ def text_lines(path: Path, remedy: str) -> Iterator[str]:
 def _rows(folder: Path) -> Iterator[str]:
     """Yield the text of each row of a folder saved by ``datasets``: of the training split, or of all splits if there is
     none."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("package.missing", folder, "needs the package datasets to be read", _INSTALL) from None
+    datasets = import_package("datasets", folder, "needs the package datasets to be read", _INSTALL)
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))

@@ -20,14 +20,14 @@ The same Python installation produces the same files.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mlbert.data.formats.glue import TASKS, GlueTask
 from mlbert.data.formats.manifest import make_folder
 from mlbert.data.formats.tokenizer import hub_problem
 from mlbert.data.prepare.python_text import documents_by_file
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import write_atomically
 
 Row = tuple[Sequence[str], str]  # texts and label
@@ -70,10 +70,7 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], objec
 
 def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     remedy = "Download GLUE's official files, or make demonstration tasks: mlbert prepare python-glue --out DIR"
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("package.missing", "datasets", "is not installed", "pip install 'mlbert[bert]'") from None
+    datasets = import_package("datasets", "datasets", "is not installed", "pip install 'mlbert[bert]'")
     if problem := hub_problem():
         raise UserError("network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
     try:
@@ -84,13 +81,6 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     columns = [column for column in rows.column_names if column not in ("label", "idx")]
     labels = (task.classes[int(row["label"])] if task.classes else str(row["label"]) for row in rows)
     return [(tuple(row[column] for column in columns), label) for row, label in zip(rows, labels, strict=True)]
-
-
-def write_tasks(folder: Path, made: Mapping[str, Mapping[str, Iterable[Row]]]) -> None:
-    """Write the files of each task (task -> file -> rows) to GLUE's folder."""
-    for name, files in made.items():
-        for file, rows in files.items():
-            write_file(folder / TASKS[name].folder / file, TASKS[name], rows)
 
 
 SIZES = {"mnli": 2400, "qqp": 1200, "cola": 1200, "sst2": 1200, "qnli": 1200, "rte": 480, "mrpc": 480, "stsb": 480}
@@ -116,15 +106,13 @@ def make(folder: Path, size: float = 1.0) -> None:
     elsewhere = _unique((s for name, s in by_file if name.startswith(_MISMATCHED)), set(held_out))
     kept = _unique((s for number, s in enumerate(matched) if number % 6), {*held_out, *elsewhere})
     sides = {"train.tsv": kept, "dev.tsv": held_out, "dev_matched.tsv": held_out, "dev_mismatched.tsv": elsewhere}
-    made: dict[str, dict[str, list[Row]]] = {}
     for task, rows in SIZES.items():
         files = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv") if task == "mnli" else ("train.tsv", "dev.tsv")
-        made[task] = {}
         for file in files:
             count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
             generator = random.Random(f"{task} {file}")
-            made[task][file] = list(_rows(task, generator, sides[file], by_file, count))
-    write_tasks(folder, made)
+            rows_of_file = _rows(task, generator, sides[file], by_file, count)
+            write_file(folder / TASKS[task].folder / file, TASKS[task], rows_of_file)
 
 
 def _rows(

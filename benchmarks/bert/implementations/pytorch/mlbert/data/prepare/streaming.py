@@ -35,7 +35,7 @@ from mlbert.data.prepare.corpus import is_held_out
 from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_lines
 from mlbert.data.prepare.jobs import LOCAL, WORK_FOLDER, Executor, Progress
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import read_plain, whole_file, write_atomically, writing
 
 # Split -> (the part of the text, the number of its first texts to use or None for all).
@@ -86,12 +86,8 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
     remedy = "Connect to the hub, or convert your own text with --dataset text --path FILES"
     if problem := hub_problem():
         raise UserError("network.unreachable", f"dataset {dataset}", f"needs the network, but {problem}", remedy)
-    try:
-        import datasets
-    except ImportError:
-        reason = "needs the package datasets"
-        remedy = "Install it: pip install 'mlbert[bert]'"
-        raise UserError("package.missing", f"dataset {dataset}", reason, remedy) from None
+    install = "Install it: pip install 'mlbert[bert]'"
+    datasets = import_package("datasets", f"dataset {dataset}", "needs the package datasets", install)
 
     def texts(part: str) -> Iterator[str]:
         try:

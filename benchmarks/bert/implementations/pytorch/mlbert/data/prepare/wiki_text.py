@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import read_plain
 
 Split = Callable[[str], list[str]]
@@ -38,12 +38,9 @@ _TAG = re.compile(
 def sentence_splitter() -> Split:
     """Return the English splitter of the library sentencex (Wikimedia). Raises UserError: the library is not
     installed."""
-    try:
-        from sentencex import segment
-    except ImportError:
-        reason = "the Python package that splits sentences is not installed"
-        raise UserError("package.missing", "sentencex", reason, "Install it: pip install 'mlbert[wiki]'") from None
-    return lambda text: [sentence.strip() for sentence in segment("en", text)]
+    reason = "the Python package that splits sentences is not installed"
+    package = import_package("sentencex", "sentencex", reason, "Install it: pip install 'mlbert[wiki]'")
+    return lambda text: [sentence.strip() for sentence in package.segment("en", text)]
 
 
 def splitter_name() -> str:
