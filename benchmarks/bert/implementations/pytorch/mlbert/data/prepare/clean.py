@@ -28,7 +28,7 @@ from mlbert.data.prepare import jobs, wiki_text
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, expand_inputs, is_whole, keep_apart, read_summary
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
-from mlbert.host.files import open_plain, whole_file, write_atomically
+from mlbert.host.files import open_plain, whole_file, write_atomically, writing
 from mlbert.host.json_files import add_checksum
 
 FINISHED = "clean.json"
@@ -296,7 +296,7 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     """Create an empty scratch folder, or keep that of an interrupted run with the same input and options."""
     plan = out / SCRATCH / "plan.json"
     wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
-    try:
+    with writing(out, "Choose another --out"):
         for path in [path for path in out.glob("*.tmp") if _UNFINISHED.fullmatch(path.name)]:
             path.unlink()
         if not (out / FINISHED).exists() and plan.exists() and plan.read_bytes() == wanted_bytes:
@@ -309,9 +309,6 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
         (out / FINISHED).unlink(missing_ok=True)
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         (out / SCRATCH).mkdir(parents=True)
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", out, reason, "Choose another --out") from None
     write_atomically(plan, wanted_bytes)
 
 

@@ -28,6 +28,7 @@ from mlbert.config.section import is_count
 from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.files import writing
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.host.machine import threads_per_rank
 from mlbert.ops.precision import compute_dtype, gemm_peak_flops, small_model_precision
@@ -67,10 +68,8 @@ class OwnFolder:
                 reason = "contains something other than a run of mlbert pretrain"
                 raise UserError("file.in-the-way", self.path, reason, _OTHER)
         make_folder(self.path)
-        try:
+        with writing(self.path, _OTHER):
             lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UserError("file.unwritable", self.path, f"cannot be written ({error.strerror})", _OTHER) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
