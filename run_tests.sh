@@ -10,6 +10,8 @@ setup_venv "${PWD}" test || exit 2
 
 # Tests use only what lies in the tree and the virtual environment.
 export HF_HUB_OFFLINE=1
+# They start hundreds of processes, which need not compile the tree's modules each.
+unset PYTHONDONTWRITEBYTECODE
 
 failed=()
 check() {
@@ -28,7 +30,7 @@ check lint-imports --config=.importlinter
 check mypy
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
-workers=$(($(nproc) + 1)) # one may wait for processes of its own
+workers=$(nproc)
 side_by_side=(--timeout=300 --numprocesses=$((workers < 8 ? workers : 8)) --dist=loadfile --no-loadscope-reorder)
 if [[ ${1:-} == --fast ]]; then
     found=$(python tools/affected_tests.py --since "${2:-HEAD}")
@@ -43,7 +45,7 @@ else
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR) outputs="$(mktemp -d)"
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!
-    "${of_processes[@]}" --numprocesses=2 --dist=loadfile tests/dist &>"${outputs}/dist" &
+    "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist &>"${outputs}/dist" &
     dist=$!
     trap 'kill "${slurm}" "${dist}" 2>/dev/null || true; rm -rf "${outputs}"' EXIT
     check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm

@@ -263,7 +263,7 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 raise subprocess.SubprocessError(f"no {description} within {seconds:.0f} s; logs in {self.folder}")
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def wait_for_end(self, job: str, seconds: float = 240) -> dict[str, str]:
         """Wait for a job's end and return its fields."""
