@@ -47,10 +47,8 @@ class RankGroup:
     def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work | None:
         """Start an in-place sum over the group of which each rank keeps part `rank` of `size` equal parts.
 
-        The other parts of the buffer are undefined afterwards. None in a group of one.
+        The other parts of the buffer are undefined afterwards.
         """
-        if self.size == 1:
-            return None
         # torch 2.13 added the new name; the old one will be removed.
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return reduce_scatter(buffer.chunk(self.size)[self.rank], buffer, group=self.handle, async_op=True)
@@ -69,10 +67,8 @@ class RankGroup:
     def begin_all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work | None:
         """Start sending part `r` of `size` equal parts to each rank r, which receives them in rank order.
 
-        Any dtype works, since raw bytes are sent. None in a group of one.
+        Any dtype works, since raw bytes are sent.
         """
-        if self.size == 1:
-            return None
         buffers = received.view(torch.uint8), sent.view(torch.uint8)
         return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
 

@@ -77,13 +77,12 @@ def check_whose(results: ResultSet) -> Complaints:
         if status is None:
             continue
         wanted = _STATUSES.get(str(status.value))
-        strict = Outcome.ERROR if log.is_ours else Outcome.WARN
         if wanted is None:
             text = f"submission_status {status.value!r} is not one of {', '.join(_STATUSES)}"
-            yield log.complaint(strict, text, _FILED, status)
+            yield log.error_if(log.is_ours, text, _FILED, status)
         elif described and _plain(described) != _plain(wanted):
             text = f"submission_status is {status.value!r}, the system description says {described!r}"
-            yield log.complaint(strict, text, _FILED, status)
+            yield log.error_if(log.is_ours, text, _FILED, status)
 
 
 def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:

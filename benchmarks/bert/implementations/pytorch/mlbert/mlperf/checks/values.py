@@ -61,7 +61,7 @@ def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
     seconds = (start.time_ms - event.time_ms) / 1000
     if seconds > _FRESH_SECONDS:
         text = f"{_CLEAR} comes {seconds:.4g} s before init_start (line {start.line})"
-        yield log.complaint(_severity(log), text, _CACHES, event)
+        yield log.error_if(log.is_ours, text, _CACHES, event)
 
 
 def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) -> Iterable[Complaint]:
@@ -72,7 +72,7 @@ def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) 
         since = ended if log.is_ours else begun
         if event.time_ms < since.time_ms and ended.time_ms <= start.time_ms and not are_apart(log, other):
             text = f"{_CLEAR} comes before the run_stop of {other.path.name} (line {ended.line})"
-            yield log.complaint(_severity(log), text, _CACHES, event)
+            yield log.error_if(log.is_ours, text, _CACHES, event)
             return
 
 
@@ -84,10 +84,6 @@ def _unanswered(logs: Sequence[Log]) -> Iterable[Complaint]:
         events = log.all(_CLEAR)
         if events and all(event.value is None for event in events):
             yield log.warning(f"{_CLEAR} is null, in other logs true", _CACHES, events[0])
-
-
-def _severity(log: Log) -> Outcome:
-    return Outcome.ERROR if log.is_ours else Outcome.WARN
 
 
 _MEANING = "rules: hyper-parameters are logged as they were used"
