@@ -1,4 +1,4 @@
-"""torchrun as in docs/torchrun.md: a killed rank is restarted and the run continues exactly."""
+"""torchrun as in docs/torchrun.md: a killed rank is restarted, the run continues exactly, and nodes end quietly."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from harness import free_port, rank_environment, run_program
 from mlbert.config.sections import settings_by_key
@@ -86,3 +88,24 @@ def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root
     assert "died after step" in output
     weights = "run_0/weights/model.safetensors"
     assert (disturbed / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_nodes_end_without_a_stack_of_torch(tmp_path: Path, status: int) -> None:
+    """Rank 0 writes the results when the others have ended, and its node has the store."""
+    program = "import os, sys, time; first = os.environ['RANK'] == '0'; time.sleep(first); "
+    program += f"print(os.environ.get('TORCH_CPP_LOG_LEVEL')); sys.exit({status} * first)"
+    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", "mlbert", "launch", "ranks", *words]
+    agents = [
+        subprocess.Popen(
+            [*command, f"--node-rank={node}", "--no-python", sys.executable, "-c", program],
+            **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
+            cwd=tmp_path,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    outputs = [agent.communicate(timeout=120) for agent in agents]
+    assert outputs == [("None\n", "")] * 2, "the ranks would show torch's warnings, the agents do not"
+    assert [agent.returncode for agent in agents] == [status, 0]
