@@ -104,7 +104,7 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert logged[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
-        *("config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
+        *("settings.txt", "config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
     }
     assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
     assert list((out / "summaries").iterdir())

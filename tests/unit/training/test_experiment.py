@@ -47,7 +47,15 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert run(tmp_path) == 1
     folder = tmp_path / "out" / "run_0"
     names = {p.name for p in folder.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "curve.png", "weights", "huggingface", "summary.json"}
+    assert names == {
+        "settings.txt",
+        "config.json",
+        "metrics.jsonl",
+        "curve.png",
+        "weights",
+        "huggingface",
+        "summary.json",
+    }
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(1, 13))
     assert metrics[-1]["kind"] == "evaluation"
