@@ -10,6 +10,7 @@ import pytest
 
 from mlbert.cli.main import main
 from mlbert.runs.progress import RunOutcome, TrainState
+from mlbert.training.config import RunConfig
 from mlbert.training.loggers import make_loggers
 from training_settings import train_arguments
 from user_errors import user_error
@@ -74,3 +75,31 @@ def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:
 def test_nothing_is_measured_where_nothing_is_logged(tmp_path: Path) -> None:
     found(tmp_path)
     assert json.loads(json.dumps(list(map(str, tmp_path.iterdir())))) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"api_key": "s3cr3t"}',
+        '{"settings": {"api_key": "s3cr3t"}}',
+        '{"config": {"HF_TOKEN": "s3cr3t"}}',
+        '{"notes": "x", "password" : "s3cr3t"}',
+        "{access-token: s3cr3t",
+    ],
+)
+def test_secrets_in_options_are_refused_and_not_shown(
+    tmp_path: Path, options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(tmp_path, wandb_options=options))
+    printed = "".join(capsys.readouterr())
+    assert end.value.code == 2
+    assert "WANDB_OPTIONS" in printed
+    assert "s3cr3t" not in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_words_that_only_resemble_a_secret_are_options() -> None:
+    options = '{"config": {"max_tokens": 5, "tokenizer": "bert"}, "notes": "token"}'
+    needed = {"recipe": "packed_lamb", "output_dir": Path("x"), "max_samples_termination": 1}
+    assert not [*RunConfig(**needed, wandb_options=options).contradictions()]

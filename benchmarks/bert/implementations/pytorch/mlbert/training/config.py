@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,11 @@ class EvaluationConfig(Section):
         "EVAL_ITER_START_SAMPLES", "Training sequences before the first evaluation.", **SAMPLES
     )
     eval_iter_samples: int = setting("EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **SAMPLES)
+
+
+_SECRET = re.compile(
+    r"([\w-]*(?:api[_-]?key|passw|secret|credential)[\w-]*|(?:[\w-]*[_-])?token)[\"']?\s*:", re.IGNORECASE
+)
 
 
 class RunConfig(Section):
@@ -82,7 +88,12 @@ class RunConfig(Section):
     )
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield a contradiction if checkpoints are saved but none is kept."""
+        """Yield a contradiction if checkpoints are saved but none is kept, or options hold a secret."""
+        if found := _SECRET.search(self.wandb_options or ""):
+            remedy = "Remove it; run wandb login, or export WANDB_API_KEY"
+            yield Contradiction(
+                "config.value", "WANDB_OPTIONS", f"holds {found[1]}, which every log would show", remedy
+            )
         if self.save_checkpoint_steps and not self.keep_checkpoints:
             problem = f"is 0 while SAVE_CHECKPOINT_STEPS is {self.save_checkpoint_steps}"
             remedy = "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0"

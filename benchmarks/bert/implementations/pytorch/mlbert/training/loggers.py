@@ -116,7 +116,7 @@ def _wandb(config: RunConfig, record: Mapping[str, Any], folder: Path) -> tuple[
     try:
         run = wandb.init(**about | json.loads(config.wandb_options or "{}"))
     except (ValueError, TypeError) as error:
-        reason = f"{config.wandb_options} is not accepted by wandb.init ({error})"
+        reason = f"is not accepted by wandb.init ({error})"
         raise UserError("config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON") from None
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
