@@ -76,6 +76,7 @@ def test_interrupted_continued_and_made_longer(
     assert "finished: held-out accuracy" in output
     assert output.count("[MASK]") >= 10
     assert f"mlbert fill-mask {out}/model" in output
+    assert output.endswith(f"mlbert finetune --from {out}/model --train FILE.csv\n")
     assert not list(out.glob("result_*")), "no MLPerf log"
     tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")
     model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")

@@ -68,7 +68,7 @@ def pretrain(
         return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None and not dry_run:
         raise UserError("config.missing", "--out", "is missing", "Name a folder for the model: --out DIR")
-    seconds = _seconds(minutes, hours)
+    seconds = training_seconds(minutes, hours)
     if start is not None and (vocab is not None or size != "auto"):
         reason = "already sets the vocabulary and the size"
         raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
@@ -101,7 +101,8 @@ def _check_encoding(encoding: str | None) -> None:
             raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy) from None
 
 
-def _seconds(minutes: float | None, hours: float | None) -> float:
+def training_seconds(minutes: float | None, hours: float | None) -> float:
+    """Return the training time in seconds, or the usual one. Raises UserError if it is out of range."""
     if minutes is not None and hours is not None:
         raise UserError("config.conflict", "--minutes and --hours", "exclude each other", "Give one of them")
     name, value = ("--hours", hours) if hours is not None else ("--minutes", minutes)

@@ -13,6 +13,7 @@ from mlbert.data.formats.tokenizer import TOKENIZER_JSON, Tokenizer, load_tokeni
 from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
+from mlbert.models.weights.checkpoint_state import Report
 from mlbert.models.weights.load import open_saved
 from mlbert.runs.starting_weights import weights_file
 
@@ -20,9 +21,9 @@ MASK = "[MASK]"
 _HEAD = "cls.predictions."
 
 
-def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
-    """Return model and tokenizer of a path that `mlbert.models.weights.load.open_saved` accepts. Raise UserError if it
-    has no masked-LM model or no vocabulary."""
+def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
+    """Return model, report and tokenizer of a path that `mlbert.models.weights.load.open_saved` accepts. Raise
+    UserError if it has no model or no vocabulary."""
     if not weights_file(source).is_file():
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
         if not source.is_dir():
@@ -32,6 +33,12 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
     fast = vocabulary.with_name(TOKENIZER_JSON)
     is_fast = fast.is_file() and not vocabulary.exists()
     tokenizer = load_tokenizer_json(fast) if is_fast else load_tokenizer(vocabulary, lower_case)
+    return model, report, tokenizer
+
+
+def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
+    """Return model and tokenizer as `open_model`. Raise UserError if it has no masked-LM model or no vocabulary."""
+    model, report, tokenizer = open_model(source)
     if len(tokenizer.vocabulary) != model.config.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
         remedy = "Give the vocabulary that the model was trained with"

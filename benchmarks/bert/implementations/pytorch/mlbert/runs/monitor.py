@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mlbert.host.files import writing
 from mlbert.mlperf.metrics import read_points
 from mlbert.runs.events import Events
-from mlbert.runs.progress import Limits, TrainState
+from mlbert.runs.progress import NO_LIMIT, Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
 
@@ -154,6 +154,7 @@ class Monitor(Events):
         gained = fraction - self._fraction_at_start
         left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
         accuracy = f"{state.accuracy:.4f}" if state.accuracy else "-"  # before the first evaluation
+        total = f"/{self.limits.max_steps}" if self.limits.max_steps < NO_LIMIT else ""
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
@@ -167,7 +168,7 @@ class Monitor(Events):
         elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(
-                f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
+                f"step {state.step}{total}  {rate:.0f} samples/s  loss {loss}  "
                 f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left{slowest}"
             )
 

@@ -10,6 +10,7 @@ from mlbert.mlperf.mllog import constants
 from mlbert.optim.config import ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
 
+NO_LIMIT = 10**9  # steps of a run that the clock ends
 _LEAST_FACTOR = 1e-6  # keeps the learning rate above 0
 _MOST_EVALUATION = 0.1  # share of the time, not counting the first and the last evaluation
 

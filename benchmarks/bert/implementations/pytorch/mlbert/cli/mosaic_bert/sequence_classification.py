@@ -17,6 +17,7 @@ from rich.table import Table
 
 from mlbert.cli import main as command_line
 from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, notes, resolve_layer
+from mlbert.cli.pretrain import training_seconds
 from mlbert.cli.train import run_resolved
 from mlbert.data.formats.tasks import read_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -25,6 +26,8 @@ from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
+from mlbert.programs import custom_task
+from mlbert.programs.custom_task import TaskRequest
 from mlbert.programs.mosaic import finetuning_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
@@ -41,11 +44,22 @@ def finetune(
         Path | None, typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False)
     ] = None,
     words: Words = None,
+    start: Annotated[Path | None, typer.Option("--from", metavar="MODEL", help="Start here, without a YAML.")] = None,
+    train: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For --from: rows with a text and a label.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on; default: a part of --train.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text, or a pair: a,b; default: a guess.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Label; default: a guess.")] = None,
+    numbers: Annotated[
+        bool | None, typer.Option("--numbers/--classes", help="What the labels are; default: by their values.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Training time; default: some passes over the rows.")] = None,
     predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict its rows with --model.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the predictions: .csv or .jsonl.")] = Path(
-        task_model.PREDICTIONS
-    ),
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Runs (finetuned), or predictions (.csv).")] = None,
 ) -> int:
     """Fine-tune on a task, alone or under mlbert launch local or torchrun, or predict with a fine-tuned model.
 
@@ -66,7 +80,12 @@ def finetune(
         if predict is None or model is None or path is not None:
             reason = "needs --model and excludes a YAML"
             raise UserError("config.conflict", "--predict", reason, "Write --predict FILE --model RUN")
-        return _predict(predict, model, out)
+        return _predict(predict, model, out or Path(task_model.PREDICTIONS))
+    if start is not None or train is not None:
+        start, train = _start_and_rows(start, train, path)
+        seconds = None if minutes is None else training_seconds(minutes, None)
+        asked = TaskRequest(start, train, held_out, text, label, numbers, seconds, out or Path("finetuned"))
+        return custom_task.finetune(asked)
     if path is None:
         raise UserError("config.missing", PROGRAM, "needs a YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
     check_yaml_file(PROGRAM, path)
@@ -77,6 +96,13 @@ def finetune(
     if status == SUCCEEDED and world.rank == 0:
         _report(resolved.config[RunConfig])
     return status
+
+
+def _start_and_rows(start: Path | None, train: Path | None, path: Path | None) -> tuple[Path, Path]:
+    if start is None or train is None or path is not None:
+        reason = "need each other and exclude a YAML and other words"
+        raise UserError("config.conflict", "--from and --train", reason, "Write --from MODEL --train FILE.csv")
+    return start, train
 
 
 def _report(config: RunConfig) -> None:

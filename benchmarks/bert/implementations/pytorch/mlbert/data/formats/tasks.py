@@ -80,8 +80,9 @@ def read_columns(
 def column_names(path: Path) -> list[str]:
     """Return the column names in the file's first row or object, of which there must be one. Raises UserError as
     `read_columns`."""
-    rows: Iterator[tuple[int, Iterable[str]]] = _objects(path) if path.suffix in _OBJECT_SUFFIXES else _records(path)
-    if not (names := list(next(rows, (0, []))[1])):
+    has_objects = path.suffix in _OBJECT_SUFFIXES
+    rows: Iterator[tuple[int, Iterable[str]]] = _objects(path) if has_objects else _records(path)
+    if not (names := [name if has_objects else name.strip() for name in next(rows, (0, []))[1]]):
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
     return names
 

@@ -34,7 +34,7 @@ from mlbert.host.machine import threads_per_rank
 from mlbert.ops.precision import compute_dtype, gemm_peak_flops, small_model_precision
 from mlbert.programs import pretrain_rules as rules
 from mlbert.recipes import masked_lm_text
-from mlbert.runs.progress import Pace
+from mlbert.runs.progress import NO_LIMIT, Pace
 
 _OTHER = "Choose another --out"
 _LOCK = ".lock"
@@ -143,7 +143,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = _cpu_threads()
+    threads = cpu_threads()
     torch.set_num_threads(threads_per_rank(int(threads) if is_count(threads) else None, 1))
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
@@ -214,7 +214,7 @@ def resolve_settings(
         "seed": 1,
         "schedule": "constant",
         "lr_first_step": 1,
-        "max_steps": 10**9,
+        "max_steps": NO_LIMIT,
         "max_samples_termination": 10**15,
         "max_seconds": seconds,
         "eval_iter_start_samples": 10**15,
@@ -225,10 +225,10 @@ def resolve_settings(
         "resume": resume,
     }
     layer = {name: (value, _ORIGIN) for name, value in values.items()}
-    layer["cpu_threads"] = (_cpu_threads(), "environment CPU_THREADS")
+    layer["cpu_threads"] = (cpu_threads(), "environment CPU_THREADS")
     return resolve(masked_lm_text.RECIPE, {}, given=layer)
 
 
-def _cpu_threads() -> str:
-    """Return CPU_THREADS, the only setting that this command reads from the environment."""
+def cpu_threads() -> str:
+    """Return CPU_THREADS, the only setting that programs without a configuration read from the environment."""
     return environment().get("CPU_THREADS", "none").strip()

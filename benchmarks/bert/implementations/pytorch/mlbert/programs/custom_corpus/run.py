@@ -368,6 +368,7 @@ class _Run:
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
         self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
+        self._say(f"  mlbert finetune --from {folder.model} --train FILE.csv")
 
 
 _caught: list[int] = []

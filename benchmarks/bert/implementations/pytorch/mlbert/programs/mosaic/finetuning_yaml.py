@@ -46,8 +46,8 @@ KNOWN = (
 )
 SOURCES = ("datasets", "python")
 # Default column names of a text or of a pair of texts.
-_TEXTS = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "sentence"), ("premise", "hypothesis"))
-_LABELS = ("label", "labels", "score")
+TEXT_NAMES = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "sentence"), ("premise", "hypothesis"))
+LABEL_NAMES = ("label", "labels", "score")
 
 
 class TaskData:
@@ -78,7 +78,7 @@ class TaskData:
             return form
         names = column_names(self.train_file)
         label = leaves.optional_text("train_loader.dataset.label_column", "data.label_column")
-        label = label or next((name for name in _LABELS if name in names), None)
+        label = label or next((name for name in LABEL_NAMES if name in names), None)
         if label is None:
             reason = f"which of {', '.join(names)} is the label?"
             raise UserError("config.ambiguous", self.train_file, reason, "Give data.label_column=...")
@@ -118,7 +118,7 @@ class TaskData:
             if self._leaves.is_given(name):
                 value = self._leaves[name].value
                 return tuple(map(str, value)) if isinstance(value, list) else tuple(str(value).split(","))
-        for texts in _TEXTS:
+        for texts in TEXT_NAMES:
             if set(texts) <= set(names):
                 return texts
         others = tuple(name for name in names if name != label)

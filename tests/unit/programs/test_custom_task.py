@@ -1,0 +1,244 @@
+"""Fine-tuning without a YAML: what is guessed, held out, reported and exported, and what is refused; programs of the
+docs that start from the same folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mlbert.cli.main import main
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
+from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.weights.export import write_weights
+from mlbert.programs import custom_task
+from mlbert.programs.custom_task import draw_held_out, find_form, joined_texts
+from user_errors import assert_error_line, user_error
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+PLACES = {"warm": ["sun", "fire", "desert"], "cold": ["snow", "ice", "glacier"], "wet": ["rain", "river", "lake"]}
+OTHER = ["the", "a", "was", "near", "today", "seen", "old", "new"]
+
+
+def write_csv(path: Path, *rows: list[object]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def sentences(count: int) -> list[tuple[str, str]]:
+    draw, found = random.Random(1), []
+    for number in range(count):
+        kind = draw.choice(list(PLACES))
+        words = [*draw.choices(PLACES[kind], k=3), *draw.choices(OTHER, k=5), f"number{number}"]
+        draw.shuffle(words)
+        found.append((" ".join(words), kind))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """rows.csv, a rotary model of ours in model/, and a BERT that transformers saved, without vocab.txt, in bert/."""
+    made = tmp_path_factory.mktemp("task")
+    rows = sentences(200)
+    write_csv(made / "rows.csv", ["id", "note", "kind"], *([n, text, kind] for n, (text, kind) in enumerate(rows)))
+    entries = train_vocabulary(count_words([text for text, _ in rows]), 200)
+    (made / "vocab.txt").write_text("\n".join(entries) + "\n")
+    rotary = {"position_embedding_type": "rotary", "norm_position": "pre", "gated_mlp": True}
+    model = BertForMaskedLM(BertConfig(len(entries), **SHAPE, max_position_embeddings=64, **rotary))
+    model.initialize(1)
+    write_weights(model, made, {}, made / "vocab.txt")
+    (made / "huggingface").rename(made / "model")
+    bert = transformers.BertForMaskedLM(
+        transformers.BertConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
+    )
+    bert.save_pretrained(made / "bert")
+    transformers.BertTokenizer(vocab=str(made / "vocab.txt")).save_pretrained(made / "bert")
+    (made / "bert" / "vocab.txt").unlink(missing_ok=True)
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["finetune", *map(str, words)])
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def test_classes_from_one_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom_task, "_rate", lambda _: 1e-2)  # these 200 rows are learnt in few steps
+    out = tmp_path / "out"
+    words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
+    code, said, _ = run(capsys, *words)
+    assert code == 0, said
+    assert "columns: text note; label kind (3 classes: " in said
+    assert "trust_remote_code=True" in said
+    run_folder = out / "run_0"
+    parts = [read_training(run_folder / f"{name}.csv", TaskForm(("note",), "kind")) for name in ("train", "eval")]
+    assert len(parts[0]) + len(parts[1]) == 200
+    with (run_folder / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["note"] for row in rows] == parts[1].texts[0]
+    report = (run_folder / "report.txt").read_text()
+    accuracy = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
+    most = max(Counter(parts[0].classes[int(label)] for label in parts[0].labels).items(), key=lambda pair: pair[1])[0]
+    majority = sum(row["label"] == most for row in rows) / len(rows)
+    lines = {
+        name.strip(): value for name, value in re.findall(r"^(.+?) +(\d\.\d{4}) +\d\.\d{4} $", report, re.MULTILINE)
+    }
+    assert lines["this model"] == f"{accuracy:.4f}"
+    assert lines[f"always {most}"] == f"{majority:.4f}"
+    assert float(lines["TF-IDF + logistic regression"]) > 0.9
+    assert accuracy > majority + 0.3
+    assert all(f"\n {name} " in report for name in PLACES)
+
+    exported = run_folder / "huggingface"
+    peer = transformers.AutoModelForSequenceClassification.from_pretrained(exported, trust_remote_code=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    with torch.no_grad():
+        found = peer(**tokenizer([row["note"] for row in rows], padding=True, return_tensors="pt")).logits.argmax(1)
+    assert [peer.config.id2label[number] for number in found.tolist()] == [row["prediction"] for row in rows]
+
+
+def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
+    train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:40])
+    held_out = write_csv(tmp_path / "eval.csv", ["text", "degree"], *rows[38:])
+    words = ["--from", folder / "bert", "--train", train, "--eval", held_out, "--minutes", "0.05"]
+    for number in (0, 1):  # the second call keeps the first one's run
+        code, said, _ = run(capsys, *words, "--out", tmp_path / "out")
+        assert code == 0, said
+        assert "label degree (numbers, " in said
+        assert "warning: 2 texts to evaluate on are also trained on" in said
+        assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= {
+            line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()
+        }
+        assert "trust_remote_code" not in said
+        exported = tmp_path / f"out/run_{number}/huggingface"
+        assert transformers.AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "words", "expected"),
+    [
+        ("id,body,label", "{n},some longer text {n},{c}", (None, None, None), (("body",), "label", None)),
+        ("sentence,Category", "some text {n},{c}", (None, None, None), (("sentence",), "Category", None)),
+        (
+            "question,sentence,label",
+            "why {n},so {n},{c}",
+            (None, None, None),
+            (("question", "sentence"), "label", None),
+        ),
+        ("a,b,c", "short {n},some longer text {n},{c}", (None, None, None), (("b",), "c", None)),
+        ("a,b,c", "short {n},some longer text {n},{c}", ("a", None, None), (("a",), "c", None)),
+        ("a,b,c", "short {n},some longer text {n},{c}", ("a, b", "c", None), (("a", "b"), "c", None)),
+        ("text,score", "some text {n},{n}", (None, None, None), (("text",), "score", 1)),
+        ("text,score", "some text {n},0.{c}", (None, None, None), (("text",), "score", 1)),
+        ("text,stars", "some text {n},{c}", (None, None, None), (("text",), "stars", None)),
+        ("text,stars", "some text {n},{c}", (None, None, True), (("text",), "stars", 1)),
+        ("text,score", "some text {n},0.{c}", (None, None, False), (("text",), "score", None)),
+    ],
+)
+def test_columns_and_task_are_guessed(tmp_path: Path, header: str, row: str, words: tuple, expected: tuple) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([header, *(row.format(n=n, c=n % 3) for n in range(60))]))
+    form = find_form(path, *words)
+    assert (form.text_columns, form.label_column, form.num_labels) == expected
+
+
+def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> None:
+    texts = [f"text {n // 2}" for n in range(100)] + ["both", "both"] + [f"rare {n}" for n in range(4)]
+    labels = np.array([n // 2 % 2 for n in range(100)] + [0, 1] + [2] * 4, np.float32)
+    rows = TaskRows(Path("rows.csv"), (texts,), labels, ("a", "b", "c"), "")
+    held_out = draw_held_out(rows)
+    assert [int(held_out[labels == label].sum()) for label in range(3)] == [10, 10, 0]
+    assert not {t for t, held in zip(joined_texts(rows), held_out, strict=True) if held} & {
+        t for t, held in zip(joined_texts(rows), held_out, strict=True) if not held
+    }
+    assert not held_out[100:102].any()
+    with user_error("data.too-small", "rows.csv"):
+        draw_held_out(rows.first(6))
+
+
+def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    rows = TaskRows(Path("rows.csv"), (["a b", "c d", "e f"],), np.array([0, 1, 1], np.float32), ("x", "y"), "")
+    found, note = custom_task.baselines(rows, rows)
+    assert {name: values.tolist() for name, values in found.items()} == {"always y": [1, 1, 1]}
+    assert "mlbert[finetune]" in note
+
+
+GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "words", "code", "subject"),
+    [
+        (b"", None, (), "data.empty", "train.csv"),
+        (b"text,label\n", None, (), "data.empty", "train.csv"),
+        (b"text,label\ncaf\xe9,a\n", None, (), "data.encoding", "train.csv"),
+        (GOOD, None, ("--label", "labels"), "data.columns", "train.csv"),
+        (GOOD, None, ("--text", "body"), "data.columns", "train.csv"),
+        (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
+        (GOOD.replace(",b", ",a"), None, (), "data.labels", "train.csv"),
+        (GOOD.replace(",", ";"), None, (), "data.columns", "train.csv"),
+        ("id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)), None, (), "config.ambiguous", "train.csv"),
+        (GOOD, "text,label\nsome,c\n", (), "data.labels", "eval.csv"),
+        (GOOD, "text,kind\nsome,a\n", (), "data.columns", "eval.csv"),
+        (GOOD, None, ("--from", "{folder}"), "checkpoint.missing", "{folder}"),
+        (GOOD, None, ("--from", "{folder}/none"), "file.missing", "none"),
+        (GOOD, None, ("--minutes", "0"), "config.range", "--minutes 0"),
+        (GOOD, None, ("some.yaml",), "config.conflict", "--from and --train"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], train, held_out, words, code, subject
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(train if isinstance(train, bytes) else train.encode())
+    given = ["--from", folder / "model", "--train", path, "--out", tmp_path / "out"]
+    if held_out is not None:
+        (tmp_path / "eval.csv").write_text(held_out)
+        given += ["--eval", tmp_path / "eval.csv"]
+    status, _, err = run(capsys, *given, *(word.format(folder=tmp_path) for word in words))
+    assert status == 2
+    assert_error_line(err, code, subject.format(folder=tmp_path.name))
+    assert not (tmp_path / "out").exists()
+
+
+EXAMPLES = Path(__file__).parents[3] / "docs/examples"
+
+
+def test_the_programs_of_the_docs_start_from_the_same_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tags = {word: f"B-{kind.upper()}" for kind, words in PLACES.items() for word in words}
+    rows = [text.split() for text, _ in sentences(16)]
+    lines = [json.dumps({"words": words, "tags": [tags.get(word, "O") for word in words]}) for words in rows]
+    (tmp_path / "tagged.jsonl").write_text("\n".join(lines))
+    (tmp_path / "sentences.txt").write_text("the sun was near\na river was seen\nthe sun was near a\n")
+    named_entities, sentence_embeddings = (
+        runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in ("named_entities", "sentence_embeddings")
+    )
+    named_entities["main"](folder / "model", tmp_path / "tagged.jsonl", str(tmp_path / "tagger"), 1)
+    capsys.readouterr()
+    sentence_embeddings["main"](str(folder / "model"), tmp_path / "sentences.txt")
+    config = json.loads((tmp_path / "tagger/config.json").read_text())
+    assert config["id2label"] == {"0": "B-COLD", "1": "B-WARM", "2": "B-WET", "3": "O"}
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith("the sun was near  <->  the sun was near a")
+    assert 0.5 < float(first.split()[0]) <= 1.0
