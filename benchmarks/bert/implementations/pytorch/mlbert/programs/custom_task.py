@@ -24,14 +24,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import write_json
-from mlbert.data.formats.tasks import (
-    TaskForm,
-    TaskRows,
-    column_names,
-    read_columns,
-    read_evaluation,
-    read_training,
-)
+from mlbert.data.formats.tasks import TaskForm, TaskRows, column_names, read_columns, read_evaluation, read_training
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED, SUCCESS
@@ -343,11 +336,16 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> list[Renderab
         table.add_row(safe(name), *(f"{score:.4f}" for score in scores))
     best = max(candidates, key=lambda name: quality[name])
     if quality["this model"] <= quality[best]:
-        note += f"\n{best} is as good: more rows, or a model pre-trained for longer or on closer text, may help."
+        note += (
+            f"\n{best} does at least as well: more rows, or a model pre-trained for longer or on closer text, may help."
+        )
     parts: list[RenderableType] = [table, *([safe(note.strip())] if note else [])]
     if classes:
         counts = confusion(predicted, labels, len(classes))
-        of_class, matrix = class_scores(counts), new_table("label (line) and prediction (column)", [""], classes)
+        of_class, matrix = (
+            class_scores(counts),
+            new_table("label (line) and prediction (column)", [""], [*map(safe, classes)]),
+        )
         table = new_table("classes", [""], [*of_class, "rows"])
         for i, name in enumerate(classes):
             table.add_row(safe(name), *(f"{score[i]:.4f}" for score in of_class.values()), str(counts[i].sum()))
