@@ -22,7 +22,7 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.flat import FlatParameters
-from mlbert.training.micro_batch import build_fitting
+from mlbert.training.experiment import build_fitting
 
 torch.set_num_threads(1)
 SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,

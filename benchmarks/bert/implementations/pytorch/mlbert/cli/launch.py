@@ -13,7 +13,7 @@ import typer
 
 from mlbert.config.section import is_count
 from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
-from mlbert.host.environment import environment
+from mlbert.host.environment import default_variable, environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
@@ -133,22 +133,16 @@ def local_command(
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 
 
-_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-
-
 @app.command("ranks", hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun.")]) -> int:
     """Run torchrun, silence its report, and exit with the status of the rank that failed first."""
-    level = environment().get(_LOG_LEVEL)
-    # Torch reads it when it is imported. Node 0 has the store and may end first; the other agents would print a stack.
-    os.environ[_LOG_LEVEL] = level or "ERROR"
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.run import main
+    # Node 0 has the store and may end first: the other agents would print a stack. The ranks show their warnings.
+    with default_variable("TORCH_CPP_LOG_LEVEL", "ERROR"):
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.run import main
 
-    if level is None:
-        del os.environ[_LOG_LEVEL]  # the ranks show their warnings
     logging.disable()  # torchrun's report; the failed rank prints its own error
     try:
         main(words)

@@ -22,6 +22,7 @@ It needs INIT_CHECKPOINT, BERT_CONFIG and EVALDIR, does not read the training se
 from __future__ import annotations
 
 import functools
+import gc
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,12 +30,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved
 from mlbert.config.sections import Configuration
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
@@ -63,7 +67,6 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 from mlbert.training.evaluate import Evaluator, evaluate
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
-from mlbert.training.micro_batch import build_fitting
 from mlbert.training.protocols import EvaluationSet, Inputs, Method, Model, Objective, RecipeBuild
 from mlbert.training.reader import BatchReader
 from mlbert.training.sample_counter import SampleCounter
@@ -229,6 +232,65 @@ def _make_ready(
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
     if run.save_every_steps or run.pace:
         run.snapshots.prepare()
+
+
+def build_fitting(
+    config: Configuration, build: Callable[[Configuration], Method], world: World, say: Callable[[str], object]
+) -> tuple[Configuration, Method]:
+    """Build the method; with AUTO_MICRO_BATCH, double GRADIENT_STEPS until the largest micro-batch fits.
+
+    All ranks call it together and get the same GRADIENT_STEPS. Raises UserError if not even the smallest one fits.
+    """
+    while True:
+        method = build(config)
+        if (
+            not config[ComputeConfig].auto_micro_batch
+            or method.static_shape is None
+            or _fits(method, method.static_shape, world)
+        ):
+            return config, method
+        data = config[DataConfig]
+        parts = 2 * data.gradient_accumulation_steps
+        if data.train_batch_size % parts:
+            reason = (
+                f"does not fit in memory in {data.gradient_accumulation_steps} parts and is not divisible by {parts}"
+            )
+            remedy = "Use a power of two, or a smaller model"
+            raise UserError("device.memory", f"BATCHSIZE {data.train_batch_size}", reason, remedy)
+        config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
+        del method
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        say(f"out of memory: GRADIENT_STEPS is now {parts}")
+
+
+def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
+    """Return True if forward and backward of a dummy batch that fills the static shape fit on every rank."""
+    step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
+    failed = False
+    try:
+        step.dry_run(_largest(static_shape))
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch's CPU allocator raises a plain RuntimeError.
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not is_memory:
+            raise
+        failed = True
+    return not int(world.all_reduce_max(torch.tensor(int(failed))))
+
+
+def _largest(static_shape: StaticShape) -> HostBatch:
+    """Return equally long sequences that fill the shape's tokens, with its number of masked tokens."""
+    lengths = [
+        len(part) for part in np.array_split(np.arange(static_shape.tokens), static_shape.sequences) if len(part)
+    ]
+    rows = []
+    for length in lengths:
+        masked = range(1, min(length, 1 + static_shape.masked // len(lengths)))
+        rows.append(([0] * length, length, False, masked, [0] * len(masked)))
+    ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
+    return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
 
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> run_identity.RuntimeFacts:
