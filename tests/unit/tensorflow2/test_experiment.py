@@ -273,3 +273,24 @@ def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
     assert done.returncode == 2
     line = "mlbert: error: tensorflow: is not installed. Run: pip install 'mlbert[tf]'. [package.missing]"
     assert done.stderr == f"{line}\n"
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp_path: Path, victim: int) -> None:
+    hosts, log = ",".join(f"127.0.0.1:{port}" for port in free_ports(2)), tmp_path / "out/result_0.txt"
+    words = f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 --distribution_strategy=multi_worker_mirrored"
+    words += f" --worker_hosts={hosts} --model_dir={tmp_path}/out"
+    workers = [start(f"{words} --task_index={task}") for task in range(2)]
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "block_start" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    workers[victim].kill()
+    output = workers[1 - victim].communicate(120)
+    workers[victim].communicate(10)
+    reason = f"rank {victim} on 127.0.0.1 died, hangs or is cut off"
+    assert workers[1 - victim].returncode == 3, output
+    assert f"mlbert: error: {reason}. The run is aborted on every rank." in output.splitlines()
+    assert "Traceback" not in output
+    key, _, about = events(log)[-1]
+    assert (key, about["status"], about["reason"]) == ("run_stop", "aborted", reason)

@@ -100,7 +100,7 @@ def run_experiment(
         say(line)
     seed = workers.of_chief(choose_seed(settings, paths))
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
-    with guard(log) as warned:
+    with guard(log, workers, paths.log) as warned:
         log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
         log_submission(log.event, config[SubmissionConfig])
