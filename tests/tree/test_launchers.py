@@ -7,100 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from mlbert.config.sections import settings_by_key
+from fake_cluster import MISSPELT, FakeCluster
 from mlbert.config.shell import LaunchConfig
 from programs import assert_refused, write_program
-from training_settings import SETTINGS, SHAPE
-
-# Records its arguments and the exports that differ between runs, then acts as the test's exports request.
-STAND_IN = """#!{python}
-import json, os, signal, sys
-from pathlib import Path
-name = Path(sys.argv[0]).name
-keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
-        "MLBERT_IMAGE_DIGEST")
-note = dict(program=name, words=sys.argv[1:], exports={{k: os.environ[k] for k in keep if k in os.environ}})
-with open(os.environ["NOTES"], "a") as file:
-    file.write(json.dumps(note) + "\\n")
-line = " ".join(sys.argv[1:])
-if os.environ.get("WARN_AT", "nothing") in line:
-    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell is the grandparent of this process
-        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
-if "requeue" in sys.argv:
-    sys.exit("requeue is refused")
-if line.startswith("image inspect"):
-    print("registry/bert@sha256:5eed")
-if name == "scontrol":
-    answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
-    print(next(answer for word, answer in answers.items() if word in sys.argv))
-if name == "srun" and "--mpi=list" in line:
-    print("pmi2 none")
-if "run_and_time.sh" in line:
-    run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
-    run.mkdir(parents=True, exist_ok=True)
-    status = int(os.environ.get("STATUS", "0"))
-    if os.environ.get("RUN_STOP"):
-        line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
-        run.with_name(run.name.replace("run_", "result_") + ".txt").write_text(json.dumps(line) + "\\n")
-    elif status < 2:
-        (run / "summary.json").write_text("{{}}")
-    sys.exit(status)
-"""
-PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
-
-
-class FakeCluster:
-    """A tree with a space in its path, stand-ins for the engines, and their recorded calls."""
-
-    def __init__(self, root: Path, tree_root: Path) -> None:
-        implementations = root / "a tree/benchmarks/bert/implementations"
-        self.system = implementations / "any"
-        self.system.mkdir(parents=True)
-        ours = tree_root / "benchmarks/bert/implementations"
-        (implementations / "pytorch").symlink_to(ours / "pytorch")
-        (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
-        (self.system / "run_pretraining.py").touch()  # run.sub gets the settings from it before the ranks start
-        self.launch = implementations / "pytorch/launch"
-        self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
-        for name in PROGRAMS:
-            write_program(self.programs / name, STAND_IN.format(python=sys.executable))
-        self.exports = {
-            "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh",
-            "DGXSYSTEM": "any_2x4x4x1",
-            "DGXNNODES": 2,
-            "DGXNGPU": 4,
-            "RECIPE": "any",
-            "LOGDIR": self.logs,
-            "CLEAR_CACHES": 0,
-            "CHECK_COMPLIANCE": 0,
-        }
-
-    def start(self, program: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
-        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "NOTES": self.notes, "VIRTUAL_ENV": "none"}
-        environment = {name: str(value) for name, value in {**own, **self.exports, **exports}.items()}
-        return subprocess.run(
-            ["bash", program, *words], env=environment, cwd=self.system, capture_output=True, text=True, check=False
-        )
-
-    def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
-        """Run run.sub as Slurm would."""
-        slurm = {"SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
-        return self.start("run.sub", **{**slurm, **exports})
-
-    def calls(self, program: str, word: str = "") -> list[dict]:
-        """Return the recorded calls of a program that have an argument containing ``word``."""
-        notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
-        return [n for n in notes if n["program"] == program and any(word in w for w in n["words"])]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, tree_root: Path) -> FakeCluster:
-    return FakeCluster(tmp_path, tree_root)
 
 
 def test_job_starts_each_run_on_all_ranks_with_its_own_seed(cluster: FakeCluster) -> None:
@@ -401,66 +314,6 @@ def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster)
     assert not cluster.notes.exists()
 
 
-def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
-    calls = cluster.calls("ssh", "run_and_time.sh")
-    assert sorted(call["words"][2] for call in calls) == ["n1", "n2"], done.stderr
-    for call in calls:
-        assert call["words"][:2] == ["-o", "BatchMode=yes"]
-        # How the remote shell parses the line, with printf instead of the program.
-        line = call["words"][3].replace("exec env", "exec printf '%s\\n'")
-        remote = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
-        assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in remote
-        assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={cluster.logs}"} <= set(remote)
-        assert remote[-3:] == [str(cluster.launch / "run_and_time.sh"), "--max_steps", "5"]
-
-
-@pytest.mark.parametrize(
-    ("word", "status", "error"), [("true", 2, "on n2;"), ("run_and_time", 3, "lost the connection")]
-)
-def test_refused_and_lost_ssh_connections_are_reported(
-    cluster: FakeCluster, word: str, status: int, error: str
-) -> None:
-    ssh = cluster.programs / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$*" >>{cluster.notes}\ncase $* in *n2*{word}*) exit 255 ;; esac\n')
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1,n2")
-    assert (done.returncode, "run_and_time" in cluster.notes.read_text()) == (status, status == 3)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ssh ")
-    assert error in line
-
-
-@pytest.fixture
-def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> FakeCluster:
-    """Return a cluster with the real trainer and complete settings."""
-    demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
-    (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
-    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
-    Path(str(cluster.exports["CONFIG_FILE"])).touch()
-    cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
-    cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
-    return cluster
-
-
-WARNING = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
-
-
-@pytest.mark.parametrize("engine", ["ssh", "mpirun"])
-def test_settings_are_checked_before_anything_starts_on_the_hosts(checking_cluster: FakeCluster, engine: str) -> None:
-    cluster = checking_cluster
-    program, words = str(cluster.launch / "run_multinode.sh"), ["--mpirun"] * (engine == "mpirun")
-    for flags, exports, name in (((), {"BATCHSIZE": 15}, "BATCHSIZE"), (("--max_steps", "x"), {}, "max_steps")):
-        done = cluster.start(program, *words, *flags, **exports)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("mlbert: error: ")
-        assert name in line
-    assert not cluster.notes.exists(), "something was started"
-    done = cluster.start(program, *words, GRADIENT_CLIPING="x")
-    assert WARNING in done.stderr.splitlines()
-    assert cluster.calls(engine, "run_and_time.sh")
-
-
 def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(checking_cluster: FakeCluster) -> None:
     cluster = checking_cluster
     done = cluster.start("run.sub", BATCHSIZE=15)
@@ -471,41 +324,11 @@ def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(checking_
     done = cluster.start("run.sub", GRADIENT_CLIPING="x", SPARES=1, WALLTIME=90, CONT="/nodes/only.sqsh")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("no mistake found. Submit with: sbatch -N 3 -t 90 run.sub\n")
-    assert WARNING in done.stderr.splitlines()
+    assert MISSPELT in done.stderr.splitlines()
     assert not cluster.notes.exists(), "something was started"
     done = cluster.job(GRADIENT_CLIPING="x")
-    assert WARNING in done.stderr.splitlines()
+    assert MISSPELT in done.stderr.splitlines()
     assert cluster.calls("srun", "run_and_time.sh")
-
-
-def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2")
-    (call,) = cluster.calls("mpirun")
-    assert call["words"][:8] == ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"], (
-        done
-    )
-    assert call["words"][-1] == str(cluster.launch / "run_and_time.sh")
-    assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
-
-
-@pytest.mark.parametrize(
-    ("mpirun", "reason", "status"),
-    [
-        *((137, "rank 1 on n2 died after step 4", 3), (137, None, 3), (2, None, 2), (143, None, 143)),
-        (143, "SIGTERM", 143),
-        (3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
-    ],
-)
-def test_mpirun_ends_with_the_runs_status(cluster: FakeCluster, mpirun: int, reason: str | None, status: int) -> None:
-    exports = {"RUN_STOP": json.dumps({"reason": reason, "status": "aborted"})} if reason else {}
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
-    assert done.returncode == status, done.stderr
-    assert f"run 0 ended with status {status}." in done.stdout
-
-
-def test_host_count_must_match_the_config(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1")
-    assert_refused(done, "HOSTS names 1 hosts, the config has DGXNNODES=2")
 
 
 def test_staged_data_is_copied_on_every_node_and_mounted(cluster: FakeCluster) -> None:

@@ -82,21 +82,16 @@ def run_experiment(
     callbacks: Sequence[Callback] = (),
     notes: Sequence[str] = (),
 ) -> RunOutcome:
-    """Train once and write the files listed in the module docstring. Raises UserError for user mistakes.
-
-    ``notes`` are printed with the summary of the settings, when the data has been found.
-    """
+    """Print a summary of the settings and the notes, train once, and write the files listed in the module docstring.
+    Raises UserError for user mistakes."""
     config = resolved.config
     settings, data_settings, evaluation = config[RunConfig], config[DataConfig], config[EvaluationConfig]
     tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
     inputs = resolved.recipe.inspect(config)
     if workers.is_chief:
-        paths.prepare(settings.resume)
-        paths.write_settings(resolved)
-        if settings.resume:
-            paths.set_log_aside()
+        _prepare_folder(paths, resolved)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    for line in (f"settings: all are in {paths.settings}", *resolved.summary(), *notes):
+    for line in paths.settings_summary(resolved, notes):
         say(line)
     seed = workers.of_chief(choose_seed(settings, paths))
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
@@ -145,6 +140,15 @@ def run_experiment(
         write_outputs(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome
+
+
+def _prepare_folder(paths: RunFolder, resolved: Resolved) -> None:
+    """Create the run's folder with its settings; a resumed run's log is set aside."""
+    resume = resolved.config[RunConfig].resume
+    paths.prepare(resume)
+    paths.write_settings(resolved)
+    if resume:
+        paths.set_log_aside()
 
 
 def _prepare(

@@ -178,8 +178,7 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
 def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
     from mlbert.training.experiment import RunOptions, run_experiment
 
-    table = RunFolder.of(resolved.config[RunConfig]).settings
-    lines = [f"settings: all are in {table}", *resolved.summary(), *notes]
+    lines = RunFolder.of(resolved.config[RunConfig]).settings_summary(resolved, notes)
     options = RunOptions(on_inspected=lambda: _print_lines(console, lines))
     outcome = run_experiment(resolved, world, console, options)
     state = outcome.state

@@ -101,6 +101,10 @@ class RunFolder:
             taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
             self.log.rename(next(path for path in taken if not path.exists()))
 
+    def settings_summary(self, resolved: Resolved, notes: Sequence[str]) -> list[str]:
+        """Return lines for the screen: where the table of settings is, what differs from the defaults, and notes."""
+        return [f"settings: all are in {self.settings}", *resolved.summary(), *notes]
+
     def write_settings(self, resolved: Resolved) -> None:
         """Write the table of all settings, for reading. Raises UserError if it cannot be written."""
         write_atomically(self.settings, "\n".join([*resolved.as_lines(), ""]))
