@@ -110,8 +110,7 @@ def run_experiment(
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
         _prepare(config, trained, folder, state, data, log, say)
         limits = Limits.of(evaluation, config[ScheduleConfig], settings)
-        metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
-        monitor = Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
+        monitor = _monitor(paths, workers, limits, settings, console)
         boards = [Summaries(settings.tensorboard_dir)] if settings.tensorboard_dir and workers.is_chief else []
         monitor.open(state)
         log.end("init_stop")
@@ -149,6 +148,11 @@ def _prepare_folder(paths: RunFolder, resolved: Resolved) -> None:
     paths.write_settings(resolved)
     if resume:
         paths.set_log_aside()
+
+
+def _monitor(paths: RunFolder, workers: Workers, limits: Limits, settings: RunConfig, console: Console) -> Monitor:
+    metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
+    return Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
 
 
 def _prepare(
