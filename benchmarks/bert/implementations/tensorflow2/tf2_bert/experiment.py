@@ -88,12 +88,8 @@ def run_experiment(
     settings, data_settings, evaluation = config[RunConfig], config[DataConfig], config[EvaluationConfig]
     tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
     inputs = resolved.recipe.inspect(config)
-    if workers.is_chief:
-        _prepare_folder(paths, resolved)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    for line in paths.settings_summary(resolved, notes):
-        say(line)
-    seed = workers.of_chief(choose_seed(settings, paths))
+    seed = _start(resolved, workers, paths, say, notes)
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
     with guard(log, workers, paths.log) as warned:
         log.event("cache_clear", settings.caches_cleared)
@@ -141,13 +137,19 @@ def run_experiment(
     return outcome
 
 
-def _prepare_folder(paths: RunFolder, resolved: Resolved) -> None:
-    """Create the run's folder with its settings; a resumed run's log is set aside."""
-    resume = resolved.config[RunConfig].resume
-    paths.prepare(resume)
-    paths.write_settings(resolved)
-    if resume:
-        paths.set_log_aside()
+def _start(
+    resolved: Resolved, workers: Workers, paths: RunFolder, say: Callable[[str], None], notes: Sequence[str]
+) -> int:
+    """Create the run's folder, print a summary of the settings and the notes, and return the seed."""
+    settings = resolved.config[RunConfig]
+    if workers.is_chief:
+        paths.prepare(settings.resume)
+        paths.write_settings(resolved)
+        if settings.resume:
+            paths.set_log_aside()
+    for line in paths.settings_summary(resolved, notes):
+        say(line)
+    return workers.of_chief(choose_seed(settings, paths))
 
 
 def _monitor(paths: RunFolder, workers: Workers, limits: Limits, settings: RunConfig, console: Console) -> Monitor:
