@@ -269,6 +269,7 @@ def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
 
 @settings(max_examples=15)
 @example(seed=362881, batch=768, speed=60.0, slow=True)
+@example(seed=22040, batch=448, speed=1.0, slow=False)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.sampled_from([96, 448, 768, 1536, 4608]),
@@ -277,8 +278,9 @@ def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
 )
 def test_honest_packed_runs_raise_no_error(tmp_path_factory, seed: int, batch: int, speed: float, slow: bool) -> None:
     said = report(simulated(seed, batch, speed, slow), tmp_path_factory.mktemp("honest"))
-    if slow and said.get("speed", (NOTE, ""))[0] is WARN:  # the slow interval where it is long, or the run without one
-        assert re.search("usually|the whole run trained", said.pop("speed")[1])
+    if said.get("speed", (NOTE, ""))[0] is WARN:  # the slow interval where it is long, or the run without one
+        # By chance, one set in a hundred has a run that is faster than its others allow.
+        assert re.search("usually|the whole run trained" if slow else "the whole run trained", said.pop("speed")[1])
     assert {check: words for check, (outcome, words) in said.items() if outcome in (ERROR, WARN)} == {}
 
 
