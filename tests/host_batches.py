@@ -100,6 +100,18 @@ def numbers(batch: HostBatch) -> list[int]:
     return parts["ids"][parts["cu_seqlens"][:-1] + 1].tolist()
 
 
+def rows_of(host_batch: HostBatch) -> dict[int, tuple[int, ...]]:
+    """Return all there is to know of each token: dropout row -> (token, segment, position, label or -1, length and
+    next-sentence label of its sequence)."""
+    batch = host_batch.to("cpu")
+    labels = torch.full_like(batch.input_ids, -1)
+    labels[batch.masked_positions] = batch.masked_labels
+    lengths = torch.diff(batch.cu_seqlens)
+    of_sequence = (values.repeat_interleave(lengths) for values in (lengths, batch.next_sentence_labels))
+    columns = (batch.input_ids, batch.segment_ids, batch.position_ids, labels, *of_sequence)
+    return dict(zip(batch.dropout_rows.tolist(), zip(*(c.tolist() for c in columns), strict=True), strict=True))
+
+
 def tokens_of(batch: HostBatch) -> list[bytes]:
     """Return the token ids of each sequence."""
     parts = batch.arrays()

@@ -34,7 +34,7 @@ def event_logs(folder: Path, mode: str, **changes: object) -> list[dict[str, lis
     return [json.loads((folder / f"events_{rank}.json").read_text()) for rank in range(2)]
 
 
-SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all", "exchange_by": "gather"}
+SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all"}
 
 
 @pytest.mark.parametrize(

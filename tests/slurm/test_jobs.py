@@ -69,12 +69,7 @@ def test_two_nodes_of_two_ranks_train_from_bins_and_exchange_padding(
 ) -> None:
     longest = read_manifest(prepared_data / "train").max_seq_length
     make_bins(prepared_data / "train", tmp_path / "bins", edges=(longest - 1, longest))
-    balanced = {
-        "BIN_COUNTS": "2 2",
-        "EXCHANGE_PADDING": "group",
-        "EXCHANGE_BY": "gather",
-        "GRADIENT_CLIPPING": "buckets",
-    }
+    balanced = {"BIN_COUNTS": "2 2", "EXCHANGE_PADDING": "group", "GRADIENT_CLIPPING": "buckets"}
     exports = {**text_exports(site, prepared_data), **balanced, "DATADIR_PHASE2": tmp_path / "bins"}
     method = {"RECIPE": "ddp_adam", "OPTIMIZER": "adamw", "MAX_SEQUENCES_PER_PACK": 1, "PACKING_FACTOR": 1}
     state, output = site.run(**exports, **method, DGXNGPU=2, CHECK_COMPLIANCE=1)

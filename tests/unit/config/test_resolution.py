@@ -364,15 +364,6 @@ def test_numbers_of_the_bins_that_do_not_fit(
         resolve(recipe, {**environ, **UNPACKED, **changes})
 
 
-def test_gathering_without_exchange_is_odd(recipe: Recipe, environ: dict[str, str]) -> None:
-    found = {
-        over: resolve(recipe, {**environ, "EXCHANGE_BY": "gather", "EXCHANGE_PADDING": over}).warnings
-        for over in ("off", "group")
-    }
-    assert any("EXCHANGE_PADDING is off" in sentence for sentence in found["off"])
-    assert not any("EXCHANGE" in sentence for sentence in found["group"])
-
-
 @example("average_packing_rate", "0\n")
 @given(st.sampled_from(sorted(settings_by_key())), st.text() | st.floats() | st.integers() | st.booleans())
 def test_any_value_is_accepted_or_refused_in_one_line(key: str, value: object) -> None:

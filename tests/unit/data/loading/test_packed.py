@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host_batches import numbers, same
+from host_batches import numbers, rows_of, same
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
 from mlbert.data.formats.order import contiguous
@@ -64,16 +64,6 @@ def test_every_sequence_once_an_epoch(folder, world_size, accumulation):
     if packs.num_packs % 12 == 0:
         assert sorted(seen) == list(range(COUNT))
     assert len(seen) >= COUNT - 3 * (packs.num_packs % 12)
-
-
-def rows_of(given: HostBatch) -> dict[int, tuple[int, int, int, int, int]]:
-    """dropout row -> (token, segment, position, label or -1, sequence length): all there is to know of a token."""
-    batch = given.to("cpu")
-    labels = torch.full_like(batch.input_ids, -1)
-    labels[batch.masked_positions] = batch.masked_labels
-    length = torch.diff(batch.cu_seqlens).repeat_interleave(torch.diff(batch.cu_seqlens))
-    columns = (batch.input_ids, batch.segment_ids, batch.position_ids, labels, length)
-    return dict(zip(batch.dropout_rows.tolist(), zip(*(c.tolist() for c in columns), strict=True), strict=True))
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (2, 1), (2, 3), (4, 1), (4, 3)])

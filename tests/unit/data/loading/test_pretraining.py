@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from host_batches import assert_same
+from host_batches import rows_of
 from mlbert.cli.main import main
+from mlbert.data.formats.order import RankSlice, by_length
+from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.inputs import check_start
 from mlbert.data.loading.pretraining import make_source
 from mlbert.data.prepare.split_bins import make_bins
-from mlbert.distributed.groups import RankGroup
 from nvidia_shards import bert_rows, write_fixed
 from stored_sets import make_rows, random_lengths, write_set
 from training_settings import train_arguments
@@ -25,15 +26,14 @@ def settings(folder, **changes) -> SimpleNamespace:
     values = {"input_dir": folder, "synthetic_data": False, "data_reader": "auto", "train_batch_size": 6}
     values |= {"gradient_accumulation_steps": 2, "max_sequences_per_pack": 1, "counts_of_bins": None}
     values |= {"max_seq_length": None, "max_predictions_per_seq": None}
-    return SimpleNamespace(**{**values, "exchange_by": "lengths", **changes})
+    return SimpleNamespace(**{**values, **changes})
 
 
 def sources(config, world_size: int, group_size: int) -> list:
     """One for each rank, opened."""
     made = []
     for rank in range(world_size):
-        group = RankGroup(rank % group_size, group_size)
-        source = make_source(config, SHAPE, seed=1, rank=rank, world_size=world_size, exchange=group)
+        source = make_source(config, SHAPE, seed=1, rank=rank, world_size=world_size, group_size=group_size)
         source.open()
         made.append(source)
     return made
@@ -64,11 +64,38 @@ def test_exchange_makes_ranks_alike_and_moves_nothing_else(bins, changes):
     assert tokens(in_pairs).reshape(2, 2, -1).sum(1).tolist() == of_pairs.tolist()
 
 
-def test_gathering_alone_is_reading(bins):
-    (one,) = sources(settings(bins, exchange_by="gather"), 1, 1)
-    (other,) = sources(settings(bins), 1, 1)
-    for mine, theirs in zip(one.batches_of(0), other.batches_of(0), strict=True):
-        assert_same(mine.to("cpu"), theirs.to("cpu"))
+def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, ...]]]:
+    """Number of each unit within the step, in the order of the batches -> all there is to know of its tokens."""
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for batch in batches:
+        for row, token in rows_of(batch).items():
+            found.setdefault(row // slots, []).append((row, *token))
+    return found
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"counts_of_bins": (1, 2, 3)}, {"max_sequences_per_pack": 3}, {"synthetic_data": True}],
+    ids=str,
+)
+def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(bins, changes, parts, group_size):
+    config = settings(bins, gradient_accumulation_steps=parts, **changes)
+    apart, dealt = sources(config, 4, 1), sources(config, 4, group_size)
+    slots = dealt[0].max_tokens
+    differing = 0
+    for step in range(3):
+        read = {unit: rows for source in apart for unit, rows in by_unit(source.batches_of(step), slots).items()}
+        assert sorted(read) == list(range(24))
+        lengths = np.asarray([len(read[unit]) for unit in range(24)])
+        for rank, source in enumerate(dealt):
+            batches = source.batches_of(step)
+            expected = by_length(group_size)(RankSlice(6, parts, rank, 4), lengths.__getitem__)
+            for batch, units in zip(batches, expected, strict=True):
+                assert list(by_unit([batch], slots).items()) == [(unit, read[unit]) for unit in units.tolist()]
+            differing += by_unit(batches, slots).keys() != by_unit(apart[rank].batches_of(step), slots).keys()
+    assert differing > 0, "some rank reads other units than without exchange"
 
 
 def test_a_bin_whose_size_shows_when_it_is_read(tmp_path, monkeypatch):
@@ -91,12 +118,6 @@ def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, ca
         main(train_arguments(tmp_path, **config))
     assert end.value.code == 2
     assert_error_line(capsys.readouterr().err, "config.conflict", "BIN_COUNTS")
-
-
-def test_a_single_rank_gathers_its_own():
-    data = np.arange(5, dtype=np.uint8)
-    (back,) = RankGroup().all_gather(data)
-    assert back.tolist() == data.tolist()
 
 
 def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):

@@ -50,7 +50,6 @@ RECIPE = Recipe(
             "WANDB_PROJECT",
             "DATA_READER",
             "EXCHANGE_PADDING",
-            "EXCHANGE_BY",
             "MODEL_IMPLEMENTATION",
             "DECAY_ALL",
             "OPTIMIZER_IMPLEMENTATION",

@@ -10,11 +10,8 @@ distributed fused LAMB), with an all-reduce of the shards between nodes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,8 +19,6 @@ from torch import Tensor
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.world import World, nccl_options
 from mlbert.host.errors import UserError
-
-POLL_SECONDS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -72,31 +67,6 @@ class RankGroup:
         buffers = received.view(torch.uint8), sent.view(torch.uint8)
         return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
 
-    def all_gather(self, data: np.ndarray, given_up: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
-        """Return the ``data`` of each rank of the group (uint8 [n], any n), on the host, in rank order.
-
-        Raises:
-            RuntimeError: a rank is lost, or ``given_up()`` became true while waiting. The group must not be used again.
-        """
-        sizes = self._gather_equal(torch.tensor([len(data)]), given_up).flatten().tolist()
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(data)] = torch.from_numpy(data)
-        rows = self._gather_equal(padded, given_up).numpy()
-        return [row[:size] for row, size in zip(rows, sizes, strict=True)]
-
-    def _gather_equal(self, row: Tensor, given_up: Callable[[], bool]) -> Tensor:
-        """[n] of each rank -> [size, n]."""
-        gathered = row.new_empty(self.size, *row.shape)
-        if self.size == 1:
-            return gathered.copy_(row)
-        work = dist.all_gather(list(gathered), row, group=self.handle, async_op=True)
-        while not work.is_completed():  # not wait(), which cannot be interrupted before the timeout
-            if given_up():
-                raise RuntimeError("the ranks' data is no longer needed")
-            time.sleep(POLL_SECONDS)
-        work.wait()
-        return gathered
-
 
 @dataclass(frozen=True)
 class ShardGroups:
@@ -137,25 +107,11 @@ class ShardGroups:
         )
 
 
-def exchange_group(data: DataConfig, world: World) -> RankGroup:
-    """Return the ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
-
-    For EXCHANGE_BY=gather, connect them through host memory in a separate group, so that a thread can use it during
-    training. All ranks call it together.
-
-    Raises:
-        UserError: the nodes have different numbers of ranks, or a node's ranks are not consecutive.
-    """
+def exchange_group_size(data: DataConfig, world: World) -> int:
+    """Return the number of ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all. All ranks call
+    it together. Raises UserError as `ShardGroups.inside_nodes` does."""
     size = {"off": 1, "all": world.world_size}.get(data.exchange_padding)
-    size = size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
-    place = world.rank % size
-    if data.exchange_by == "lengths" or size == 1:
-        return RankGroup(place, size)
-    members = list(range(world.rank - place, world.rank - place + size))
-    handle = dist.new_group(members, timeout=world.collective_timeout, backend="gloo", use_local_synchronization=True)
-    group = RankGroup(place, size, handle)
-    group.all_gather(np.zeros(1, np.uint8))  # connects them
-    return group
+    return size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
 
 
 def _ranks_of_a_node(world: World, setting: str, value: str) -> int:

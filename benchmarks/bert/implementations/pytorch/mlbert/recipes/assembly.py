@@ -18,7 +18,7 @@ from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.data.loading.pretraining import EvalSet, budget_of, make_evaluation_set, make_source
 from mlbert.data.loading.synthetic import SyntheticEvalSet
 from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.groups import exchange_group
+from mlbert.distributed.groups import exchange_group_size
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
@@ -262,7 +262,7 @@ def make_stored_method(
     The data sets are not read before their ``open``."""
     data, place = config[DataConfig], {"seed": seed, "rank": world.rank, "world_size": world.world_size}
     local = (world.local_rank, world.local_world_size)
-    source = make_source(data, inputs.shape, **place, exchange=exchange_group(data, world), local=local)
+    source = make_source(data, inputs.shape, **place, group_size=exchange_group_size(data, world), local=local)
     return make_method(
         config,
         inputs,

@@ -10,8 +10,8 @@ on the number of ranks:
                   directions, so that ranks get about equally many tokens
 
 `by_length` needs no communication: lengths are known in advance, and every rank computes the same assignment for its
-group. The method is "exchange padding" of NVIDIA's and Samsung's submissions to MLPerf Training (public READMEs). They
-gather the sequences themselves, as `mlbert.data.loading.source` can.
+group. The method is "exchange padding" of NVIDIA's and Samsung's submissions to MLPerf Training (public READMEs), which
+gather the sequences themselves.
 
 Legend: S sequences, P units, B bins.
 """

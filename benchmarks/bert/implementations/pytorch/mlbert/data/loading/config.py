@@ -67,11 +67,6 @@ class DataConfig(Section):
         "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
         default="off",
     )
-    exchange_by: Literal["lengths", "gather"] = setting(
-        "EXCHANGE_BY",
-        "lengths: each rank reads the packs assigned to it; gather: it reads its own share, and ranks exchange packs.",
-        default="lengths",
-    )
     synthetic_data: bool = setting("SYNTH_DATA", "Train on random tokens; needs no files.", default=False)
 
     @property
@@ -120,11 +115,6 @@ class DataConfig(Section):
         if self.synthetic_data:
             problem = "is set while SYNTH_DATA is: random tokens have no bins"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, "Unset one of them")
-
-    def oddities(self) -> Iterator[str]:
-        """Yield a sentence if EXCHANGE_BY has no effect."""
-        if self.exchange_by == "gather" and self.exchange_padding == "off":
-            yield "EXCHANGE_BY is gather, but nothing is exchanged: EXCHANGE_PADDING is off"
 
 
 class TextConfig(Section):

@@ -15,7 +15,7 @@ from mlbert.data.formats.open import check_opened, describe, in_memory, open_sto
 from mlbert.data.formats.order import Mask, Partition, RankSlice, StepReader
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.loading.batches import HostBatch
-from mlbert.data.loading.source import ExchangeGroup, Read, StepSource
+from mlbert.data.loading.source import StepSource
 from mlbert.host.errors import UserError
 
 
@@ -37,8 +37,6 @@ class PackedSource(StepSource):
         packs_per_step: packs per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         max_sequences_per_pack, bin_counts, seed, partition, mask: see `mlbert.data.formats.order.StepReader`.
-        gather_over: ranks that exchange the sequences they read, see `mlbert.data.loading.source`; requires
-            ``partition`` to be `contiguous`. Without it, each rank reads the packs assigned to it.
         max_tokens: slots of a pack; see `pack_slots` for the default.
         vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
         most: limits of a sequence, see `mlbert.data.formats.open.describe`.
@@ -57,7 +55,6 @@ class PackedSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
         partition: Partition,
-        gather_over: ExchangeGroup | None = None,
         mask: Mask | None = None,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
@@ -76,10 +73,8 @@ class PackedSource(StepSource):
         self._make_reader = partial(
             StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, partition=partition, mask=mask
         )
-        self._gather_over = gather_over
         self._checks = checks or FileChecks()
         self._reader: StepReader | None = None
-        self._read: Read | None = None
         identity = {
             "seed": seed,
             "global_packs": self.share.global_units,
@@ -107,7 +102,6 @@ class PackedSource(StepSource):
         store.expect_random_reads()  # after packing, which reads all lengths in order
         if self.steps_per_epoch == 0:
             self._raise_too_small(self._reader.units.count)
-        self._read = self._exchanged(self._reader, self.share, self._gather_over)
 
     def _check_size(self, packs: int | None) -> None:
         """Raise UserError early, before memory is allocated, if there are not enough packs for one step."""
@@ -137,10 +131,10 @@ class PackedSource(StepSource):
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
-        assert self._read is not None, "open() first"
+        assert self._reader is not None, "open() first"
         self._checks.look()
         batches = []
-        for part in self._read(step):
+        for part in self._reader(step):
             check_rows(part.rows, self.info, self.vocab_size)
             batches.append(
                 HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)

@@ -11,7 +11,7 @@ from mlbert.data.formats.checks import another_vocabulary, check_rows
 from mlbert.data.formats.checksums import FileChecks, sharers
 from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.open import check_opened, describe, open_store, widths_at_most
-from mlbert.data.formats.order import by_length, contiguous, even_parts, make_units
+from mlbert.data.formats.order import Partition, by_length, contiguous, even_parts, make_units
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -19,7 +19,7 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.dali import DaliSource
 from mlbert.data.loading.inputs import vocabulary_of_data
 from mlbert.data.loading.packed import PackedSource, pack_slots
-from mlbert.data.loading.source import EvaluationBatches, ExchangeGroup
+from mlbert.data.loading.source import EvaluationBatches
 from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.host.errors import UserError
 from mlbert.training.config import EvaluationConfig
@@ -109,18 +109,15 @@ def make_source(
     seed: int,
     rank: int,
     world_size: int,
-    exchange: ExchangeGroup,
+    group_size: int,
     local: tuple[int, int] = (0, 1),
 ) -> PackedSource | SyntheticSource:
-    """Return this rank's share of the training set, which is not read before `open`. ``exchange`` is the group chosen
-    by EXCHANGE_PADDING, ``local`` the rank and number of ranks on this machine. Raises UserError if the set does not
-    have the bins of BIN_COUNTS."""
-    exchanged: dict[str, Any] = {"partition": contiguous}
-    if exchange.size > 1:
-        by_lengths = config.exchange_by == "lengths"
-        exchanged |= {"partition": by_length(exchange.size)} if by_lengths else {"gather_over": exchange}
+    """Return this rank's share of the training set, which is not read before `open`. ``group_size`` is the number of
+    ranks that EXCHANGE_PADDING names, ``local`` the rank and number of ranks on this machine. Raises UserError if the
+    set does not have the bins of BIN_COUNTS."""
+    partition = contiguous if group_size == 1 else by_length(group_size)
     if config.synthetic_data:
-        return _synthetic(config, shape, seed, rank, world_size, **exchanged)
+        return _synthetic(config, shape, seed, rank, world_size, partition)
     source = DaliSource if config.data_reader == "dali" else PackedSource
     return source(
         config.input_dir,
@@ -128,8 +125,8 @@ def make_source(
         vocab_size=shape.vocab_size,
         most=widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape),
         checks=FileChecks(*sharers(config.input_dir, rank, world_size, *local)),
+        partition=partition,
         **_common(config, seed, rank, world_size),
-        **exchanged,
     )
 
 
@@ -179,7 +176,7 @@ def _common(config: DataConfig, seed: int, rank: int, world_size: int) -> dict[s
 
 
 def _synthetic(
-    config: DataConfig, shape: BertConfig, seed: int, rank: int, world_size: int, **exchanged: Any
+    config: DataConfig, shape: BertConfig, seed: int, rank: int, world_size: int, partition: Partition = contiguous
 ) -> SyntheticSource:
     common, positions = _common(config, seed, rank, world_size), shape.max_position_embeddings
-    return SyntheticSource(vocab_size=shape.vocab_size, max_tokens=positions, **common, **exchanged)
+    return SyntheticSource(vocab_size=shape.vocab_size, max_tokens=positions, partition=partition, **common)

@@ -8,7 +8,7 @@ from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.order import MicroBatchRows, Partition, RankSlice, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.loading.batches import HostBatch, StaticShape
-from mlbert.data.loading.source import EvaluationBatches, ExchangeGroup, StepSource
+from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
@@ -54,8 +54,7 @@ class SyntheticSource(StepSource):
     """Endless steps of random tokens; a pack depends only on the seed, the step and its number in the step.
 
     Args:
-        packs_per_step, accumulation, rank, world_size, partition, gather_over: see
-            `mlbert.data.loading.packed.PackedSource`.
+        packs_per_step, accumulation, rank, world_size, partition: see `mlbert.data.loading.packed.PackedSource`.
         max_sequences_per_pack: maximum number of sequences in a pack, which is filled in the order they are drawn.
         vocab_size: exclusive upper bound of token ids.
         max_tokens: slots of a pack, and the longest sequence.
@@ -71,7 +70,6 @@ class SyntheticSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
         partition: Partition = contiguous,
-        gather_over: ExchangeGroup | None = None,
         vocab_size: int,
         max_tokens: int,
     ) -> None:
@@ -83,7 +81,6 @@ class SyntheticSource(StepSource):
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
         self._partition = partition
         super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
-        self._read = self._exchanged(self._read_step, self.share, gather_over)
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
@@ -92,7 +89,7 @@ class SyntheticSource(StepSource):
             for part in self._read(step)
         ]
 
-    def _read_step(self, step: int) -> list[MicroBatchRows]:
+    def _read(self, step: int) -> list[MicroBatchRows]:
         def lengths(units: np.ndarray) -> np.ndarray:
             return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
 
