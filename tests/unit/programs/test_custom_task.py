@@ -80,13 +80,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
 def test_classes_from_one_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custom_task, "_rate", lambda _: 1e-2)  # these 200 rows are learnt in few steps
+    monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])  # these 200 rows are learnt in few steps
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
     code, said, _ = run(capsys, *words)
     assert code == 0, said
-    assert "columns: text note; label kind (3 classes: " in said
-    assert "trust_remote_code=True" in said
+    assert "columns: text note; label kind (3 classes: cold, warm, wet)" in said
     run_folder = out / "run_0"
     parts = [read_training(run_folder / f"{name}.csv", TaskForm(("note",), "kind")) for name in ("train", "eval")]
     assert len(parts[0]) + len(parts[1]) == 200
@@ -122,12 +121,11 @@ def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, caps
     for number in (0, 1):  # the second call keeps the first one's run
         code, said, _ = run(capsys, *words, "--out", tmp_path / "out")
         assert code == 0, said
-        assert "label degree (numbers, " in said
+        assert "label degree (numbers)" in said
         assert "warning: 2 texts to evaluate on are also trained on" in said
         assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= {
             line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()
         }
-        assert "trust_remote_code" not in said
         exported = tmp_path / f"out/run_{number}/huggingface"
         assert transformers.AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
 
@@ -149,6 +147,8 @@ def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, caps
         ("text,score", "some text {n},{n}", (None, None, None), (("text",), "score", 1)),
         ("text,score", "some text {n},0.{c}", (None, None, None), (("text",), "score", 1)),
         ("text,stars", "some text {n},{c}", (None, None, None), (("text",), "stars", None)),
+        ("split,text,Label", "train,some text {n},-{c}", (None, None, None), (("text",), "Label", None)),
+        ("split,text,kind", "train,some text {n},{c}", (None, None, None), (("text",), "kind", None)),
         ("text,stars", "some text {n},{c}", (None, None, True), (("text",), "stars", 1)),
         ("text,score", "some text {n},0.{c}", (None, None, False), (("text",), "score", None)),
     ],
@@ -169,7 +169,6 @@ def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> Non
     assert not {t for t, held in zip(joined_texts(rows), held_out, strict=True) if held} & {
         t for t, held in zip(joined_texts(rows), held_out, strict=True) if not held
     }
-    assert not held_out[100:102].any()
     with user_error("data.too-small", "rows.csv"):
         draw_held_out(rows.first(6))
 
@@ -194,6 +193,7 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--label", "labels"), "data.columns", "train.csv"),
         (GOOD, None, ("--text", "body"), "data.columns", "train.csv"),
         (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
+        (GOOD, None, ("--label", "text", "--text", "text"), "config.conflict", "--label text"),
         (GOOD.replace(",b", ",a"), None, (), "data.labels", "train.csv"),
         (GOOD.replace(",", ";"), None, (), "data.columns", "train.csv"),
         ("id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)), None, (), "config.ambiguous", "train.csv"),
@@ -203,6 +203,7 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--from", "{folder}/none"), "file.missing", "none"),
         (GOOD, None, ("--minutes", "0"), "config.range", "--minutes 0"),
         (GOOD, None, ("some.yaml",), "config.conflict", "--from and --train"),
+        (GOOD, None, ("--out", "{folder}/train.csv"), "file.unwritable", "train.csv/run_0"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -6,14 +6,12 @@ Or predict with the result: sequence_classification.py --predict FILE --model RU
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from mlbert.cli import main as command_line
 from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, notes, resolve_layer
@@ -27,7 +25,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.programs import custom_task
-from mlbert.programs.custom_task import TaskRequest
+from mlbert.programs.console import new_table
 from mlbert.programs.mosaic import finetuning_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
@@ -44,31 +42,32 @@ def finetune(
         Path | None, typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False)
     ] = None,
     words: Words = None,
-    start: Annotated[Path | None, typer.Option("--from", metavar="MODEL", help="Start here, without a YAML.")] = None,
-    train: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For --from: rows with a text and a label.")
-    ] = None,
-    held_out: Annotated[
-        Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on; default: a part of --train.")
-    ] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text, or a pair: a,b; default: a guess.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Label; default: a guess.")] = None,
-    numbers: Annotated[
-        bool | None, typer.Option("--numbers/--classes", help="What the labels are; default: by their values.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Training time; default: some passes over the rows.")] = None,
-    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict its rows with --model.")] = None,
+    start: Annotated[Path | None, typer.Option("--from", metavar="MODEL", help="Model to start from.")] = None,
+    train: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows with a text and a label.")] = None,
+    held_out: Annotated[Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text, or a,b for a pair.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Label.")] = None,
+    numbers: Annotated[bool | None, typer.Option("--numbers/--classes", help="What the labels are.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Training time; default: 3 to 10 passes.")] = None,
+    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Runs (finetuned), or predictions (.csv).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Run folders, or a file for predictions.")] = None,
 ) -> int:
-    """Fine-tune on a task, alone or under mlbert launch local or torchrun, or predict with a fine-tuned model.
+    """Fine-tune a model on rows with a text and a label, or predict with a fine-tuned one.
 
-    Write metrics, predictions, a confusion matrix and the weights to the run folder. Some names:
+    \b
+    mlbert finetune --from MODEL --train FILE              from the rows alone
+    mlbert finetune YAML [NAME=VALUE]...                   with every setting; also under mlbert launch or torchrun
+    mlbert finetune --predict FILE --model finetuned/run_0
+
+    Without a YAML, columns and kind of label are guessed from the rows and printed, and a fifth of the rows is held
+    out. FILE is .csv, .tsv, .jsonl or .json. The run folder (finetuned/run_0 without a YAML) has metrics, predictions,
+    a confusion matrix and the weights. Some names for a YAML:
 
     \b
     load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
-    data.train=FILE          .csv, .tsv, .jsonl or .json with columns
-    data.eval=FILE           the same for evaluation
+    data.train=FILE          rows to train on
+    data.eval=FILE           rows to evaluate on
     data.text_columns=a,b    a text or a pair; default: by name, such as text or sentence1 and sentence2
     data.label_column=NAME   default: label, labels or score
     model.num_labels=N       1 for a number; default: the number of classes in the training file
@@ -81,11 +80,13 @@ def finetune(
             reason = "needs --model and excludes a YAML"
             raise UserError("config.conflict", "--predict", reason, "Write --predict FILE --model RUN")
         return _predict(predict, model, out or Path(task_model.PREDICTIONS))
-    if start is not None or train is not None:
-        start, train = _start_and_rows(start, train, path)
+    if any(value is not None for value in (start, train, held_out, text, label, numbers, minutes)):
+        if start is None or train is None or path is not None:
+            reason = "must be given together, without a YAML"
+            raise UserError("config.conflict", "--from and --train", reason, "Write --from MODEL --train FILE.csv")
         seconds = None if minutes is None else training_seconds(minutes, None)
-        asked = TaskRequest(start, train, held_out, text, label, numbers, seconds, out or Path("finetuned"))
-        return custom_task.finetune(asked)
+        form = custom_task.find_form(train, text, label, numbers)
+        return custom_task.finetune(start, train, held_out, form, seconds, out or Path("finetuned"))
     if path is None:
         raise UserError("config.missing", PROGRAM, "needs a YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
     check_yaml_file(PROGRAM, path)
@@ -94,33 +95,17 @@ def finetune(
     resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
     status = run_resolved(resolved, world, notes(leaves))
     if status == SUCCEEDED and world.rank == 0:
-        _report(resolved.config[RunConfig])
+        _report(RunFolder.of(resolved.config[RunConfig]).folder)
     return status
 
 
-def _start_and_rows(start: Path | None, train: Path | None, path: Path | None) -> tuple[Path, Path]:
-    if start is None or train is None or path is not None:
-        reason = "need each other and exclude a YAML and other words"
-        raise UserError("config.conflict", "--from and --train", reason, "Write --from MODEL --train FILE.csv")
-    return start, train
-
-
-def _report(config: RunConfig) -> None:
-    folder = RunFolder.of(config).folder
-    console = Console()
-    console.print(metrics_table(last_evaluation(folder)))
+def _report(folder: Path) -> None:
+    console, table = Console(), new_table("evaluation", ["metric"], ["value"])
+    for name, value in last_evaluation(folder).items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}")
+    console.print(table)
     for name in (task_model.PREDICTIONS, task_model.CONFUSION, "weights"):
         console.print(f"{folder / name}", markup=False, highlight=False, soft_wrap=True)
-
-
-def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """Return a table with the metrics of an evaluation, one per line."""
-    table = Table(title="evaluation")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.4f}")
-    return table
 
 
 def _predict(file: Path, model: Path, out: Path) -> int:
