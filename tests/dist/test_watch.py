@@ -53,6 +53,12 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
     assert story in results[reporter].output
 
 
+def test_a_death_is_named_before_the_signals_that_it_causes(tmp_path: Path) -> None:
+    logged, results = run_and_read_status(tmp_path, "dies and ends the others", 2)
+    assert results[0].returncode == LOST_RANK
+    assert f"died after step {BAD_STEP}" in logged["story_0"]
+
+
 def test_wrong_input_of_one_rank_is_the_status_of_all(tmp_path: Path) -> None:
     logged, results = run_and_read_status(tmp_path, "is mistaken", 1)
     assert [result.returncode for result in results] == [WRONG_INPUT] * 3

@@ -47,6 +47,8 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
                 # The launcher ends this rank after another one reported rank 0 as lost; it then reports to rank 0.
                 threading.Timer(HANG_SECONDS + 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
                 time.sleep(1000)
+            if step == BAD_STEP and what == "dies and ends the others":
+                end_as_slurm_does(lifecycle, Path(folder), victim)
             if step == BAD_STEP and what == "cancelled":
                 time.sleep(0.2 * world.rank)
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -57,6 +59,28 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             time.sleep(0.5 * HANG_SECONDS if what == "many files" else 0)
         lifecycle.finish("success")
     return step + 1
+
+
+def end_as_slurm_does(lifecycle: Lifecycle, folder: Path, victim: int) -> None:
+    """Let the victim die and end the others with SIGTERM at once, while they compute."""
+    world, watch = lifecycle.world, lifecycle.watch
+    (folder / f"pid_{world.rank}").write_text(str(os.getpid()))
+    world.barrier()
+    if world.rank == victim:
+        pids = [int((folder / f"pid_{rank}").read_text()) for rank in range(world.world_size)]
+        words = [
+            "sh",
+            "-c",
+            "sleep 1; kill -KILL $1; shift; kill -TERM $*",
+            "sh",
+            str(pids.pop(victim)),
+            *map(str, pids),
+        ]
+        subprocess.Popen(words, start_new_session=True)
+    while True:
+        time.sleep(0.05)
+        if world.rank not in (0, victim):  # rank 0 reads first of those that it has heard last
+            watch._channels[0].send(place=watch._place)
 
 
 def fail_as(what: str, stories: Path) -> None:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from mlbert.distributed.channel import Channel, connect
 from mlbert.host.errors import UserError
@@ -312,9 +312,13 @@ class HealthMonitor:
                 if presence.look():  # first: ready connections may belong to ranks that gave this one up
                     for peer in (own, *others):
                         peer.heard = peer.changed = time.monotonic()
-                for key, _ in ready:
-                    if not self._hear(key.data, presence):
-                        selector.unregister(key.fileobj)
+                received = [(key.fileobj, key.data, self._channels[key.data.rank].receive()) for key, _ in ready]
+                for connection, peer, messages in sorted(received, key=lambda one: one[2] is not None):
+                    if messages is None:  # first: Slurm signals the others when a rank dies, and they report the signal
+                        selector.unregister(connection)
+                        self._take_end(peer, presence)
+                    else:
+                        self._hear(peer, messages, presence)
                 own.is_at(self._current_place())
                 if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
                     self._end(*self._suspicion[1:])
@@ -323,23 +327,22 @@ class HealthMonitor:
                     next_check = time.monotonic() + self._period
                     self._check_hang(own, others, pauses)
 
-    def _hear(self, peer: _Peer, presence: _OwnPresence) -> bool:
-        """Handle a rank's messages. Return False if its connection is closed."""
-        channel = self._channels[peer.rank]
-        messages = channel.receive()
-        if messages is None:
-            if not peer.said_bye and not self._leaving:
-                # Its last report may be a second old, but no rank is a step ahead of another for long.
-                step = max(peer.place.step, self._place.step)
-                self.report_lost(f"{self._name(peer.rank)} died {_after(step)}", presence)
-            return False
+    def _take_end(self, peer: _Peer, presence: _OwnPresence) -> None:
+        """Handle a closed connection."""
+        if not peer.said_bye and not self._leaving:
+            # Its last report may be a second old, but no rank is a step ahead of another for long.
+            step = max(peer.place.step, self._place.step)
+            self.report_lost(f"{self._name(peer.rank)} died {_after(step)}", presence)
+
+    def _hear(self, peer: _Peer, messages: Sequence[dict[str, Any]], presence: _OwnPresence) -> None:
+        """Handle a rank's messages."""
         peer.heard = time.monotonic()
         for message in messages:
             if "bye" in message:
                 peer.said_bye = True
             elif "failed" not in message:
                 peer.is_at(_Place(*message["place"]))
-                channel.send(verdict=None)
+                self._channels[peer.rank].send(verdict=None)
             elif message["is_cause"] or presence.is_doubtful:
                 self.report_lost(message["failed"], presence)
             elif self._is_signalled:
@@ -348,7 +351,6 @@ class HealthMonitor:
             else:
                 about = message["failed"], message["is_mistake"]
                 self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, *about)
-        return True
 
     def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
         """End the run if a rank is silent or no rank makes progress."""
