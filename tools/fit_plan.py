@@ -1,43 +1,53 @@
-"""Fit the parameters of `mlbert plan` on every second published result, and print the errors on the others.
+"""Fit the parameters of `mlbert plan` on the published results, and measure its errors on results that it has not seen.
 
-    python tools/fit_plan.py [--svg FILE]     rewrites mlbert/report/planner/parameters.json, prints the errors
+    python tools/fit_plan.py [--out FOLDER]     rewrites mlbert/report/planner/parameters.json, prints the errors
 
-The 1st, 3rd, 5th ... rows of tests/assets/plan/published.csv are fitted and the 2nd, 4th ... are tested (the file has
-no re-submission twice). The loss is the smoothed absolute error of the logarithm: of the score with the predicted
-number of samples, and of the time with the samples given in the row.
+All rows of tests/assets/plan/published.csv are fitted (the file has no re-submission twice). The errors are those of
+fits without a submitter, on that submitter's results; likewise for each round and each GPU, whose speed is then
+estimated from its peak. The loss is the smoothed absolute error of the logarithm: of the score with predicted samples,
+and of the time with the samples given in the row. A prior keeps what few rows determine near a plain guess:
+equal efficiency of all GPUs, equal constant times, and the network's bandwidth. ``--out`` gets held_out.csv and
+plan_errors.svg.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import dataclasses
 import json
-import math
 import statistics
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, seconds_to_train
+from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, seconds_to_train, with_unseen
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
-SMOOTH = 0.01  # log errors well below this count squared, larger ones absolutely
-FIRST = {
-    "sequence_ms": dict(zip(GPUS, (3.1, 4.2, 0.84, 1.5, 0.8, 0.5, 0.49, 2.3), strict=True)),
-    "constant_ms": {"a100": 13.8, "later": 13.8},
-    "pcie_ms": 30.0,
-    "network_ms": {"switched": 12.5, "direct": 70.0, "pcie": 90.0},
-    "samples_share": 1.01,
+SMOOTH = 0.02  # log errors well below this count squared, larger ones absolutely
+# Initial values, from which a parameter moves only as far as rows demand. A sequence's time is that of the peak at
+# `efficiency` times `speed`. 8 ms: two bytes of each gradient, twice, through 1,600 Gb/s, plus latency.
+FIRST: dict = {
+    "efficiency": {"linked": 0.5, "pcie": 0.4},
+    "speed": dict.fromkeys((name for name, gpu in GPUS.items() if gpu.has_results), 1.0),
+    "constant_ms": {"a100": 14.0, "later": 14.0},
+    "pcie_ms": 25.0,
+    "network_ms": {"switched": 8.0, "direct": 64.0, "pcie": 98.0},
+    "samples_share": 1.0,
     "old_software": 1.05,
-    "old_samples": 1.13,
-    "blackwell_samples": 1.1,
-    "own_settings": 1.08,
+    "old_pcie": 1.0,
+    "old_samples": 1.1,
+    "blackwell_samples": 1.05,
+    "own_settings": 1.1,
+    "pcie_samples": 1.0,
 }
-FAR = (-2.0, 1.2)  # how far, in log units, a parameter may move from its initial value
+PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = 0.05, 0.5, 0.5  # weights of the logarithm's distance; a row has 1
+SUBMITTER, ROUND, GPU = "submitter", "round", "gpu"
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,16 @@ class Row:
     reference; ``samples`` is None if the log has a setting in their place (Gaudi2's)."""
 
     name: str
+    submitter: str
     job: TrainingJob
     seconds: float
     score_seconds: float
     samples: float | None
     evaluation_seconds: float | None
+
+    def group(self, kind: str) -> str:
+        """Return the row's submitter, round or GPU."""
+        return self.submitter if kind == SUBMITTER else getattr(self.job, kind)
 
 
 def read(path: Path = PUBLISHED) -> list[Row]:
@@ -60,19 +75,14 @@ def read(path: Path = PUBLISHED) -> list[Row]:
         for line in csv.DictReader(lines):
             gbps = float(line["network_gbps"]) if line["network_gbps"] else None
             sizes = (int(line["gpus"]), int(line["nodes"]), int(line["batch"]))
-            job = TrainingJob(line["accelerator"], *sizes, network_gbps=gbps, round=line["round"])
+            gpu = line["accelerator"] + ("-40gb" if "SXM-40GB" in line["system"] else "")
+            job = TrainingJob(gpu, *sizes, network_gbps=gbps, round=line["round"])
             samples = None if job.gpu == "gaudi2" else 1e6 * float(line["million_samples"])
             minutes = (60 * float(line["minutes"]), 60 * float(line["official_minutes"]))
             evaluation = float(line["eval_seconds"]) if line["eval_seconds"] else None
-            rows.append(
-                Row(f"{line['round']} {line['submitter']} {line['system']}", job, *minutes, samples, evaluation)
-            )
+            name = f"{line['round']} {line['submitter']} {line['system']}"
+            rows.append(Row(name, line["submitter"], job, *minutes, samples, evaluation))
     return rows
-
-
-def halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Split into rows to fit and rows to test."""
-    return rows[::2], rows[1::2]
 
 
 def errors(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> np.ndarray:
@@ -84,75 +94,108 @@ def errors(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> n
 
 
 def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
-    """Return the median GPU-seconds of an evaluation; H100's if none was logged, as most of it is not arithmetic."""
-    logged = {
-        gpu: [r.evaluation_seconds * r.job.gpus for r in rows if r.job.gpu == gpu and r.evaluation_seconds]
-        for gpu in GPUS
-    }
-    usual = statistics.median(logged["h100-sxm"])
-    return {gpu: round(statistics.median(found), 2) if found else usual for gpu, found in logged.items()}
+    """Return the median GPU-seconds of an evaluation, by GPU with logged ones."""
+    logged = collections.defaultdict(list)
+    for row in rows:
+        if row.evaluation_seconds:
+            logged[row.job.gpu].append(row.evaluation_seconds * row.job.gpus)
+    return {gpu: round(statistics.median(values), 2) for gpu, values in logged.items()}
 
 
 def fit(rows: list[Row]) -> Parameters:
-    """Return the parameters that fit these rows."""
+    """Return the parameters that fit these rows, without bands."""
     places = [(name, key) for name, value in FIRST.items() for key in (value if isinstance(value, dict) else [None])]
     start = np.log([FIRST[name] if key is None else FIRST[name][key] for name, key in places])
-    evaluation = evaluation_gpu_seconds(rows)
+    weights = np.array([NETWORK_PRIOR if place == ("network_ms", "switched") else PRIOR for place in places])
+    constants = [places.index(("constant_ms", name)) for name in FIRST["constant_ms"]]
+    evaluation, fitted = evaluation_gpu_seconds(rows), {row.job.gpu for row in rows}
 
     def parameters(logarithms: np.ndarray, digits: int | None = None) -> Parameters:
-        found: dict = {"evaluation_gpu_seconds": evaluation, "error_90": 0.0}
+        found: dict = {"evaluation_gpu_seconds": evaluation, "error_90": 0.0, "unseen_error_90": 0.0}
         for (name, key), value in zip(places, np.exp(logarithms).tolist(), strict=True):
-            number = value if digits is None else round(value, digits)
+            number = value if digits is None or name == "speed" else round(value, digits)
             if key is None:
                 found[name] = number
             else:
                 found.setdefault(name, {})[key] = number
-        return Parameters(**found)
+        speed = found.pop("speed")
+        typical = with_unseen(Parameters(**found, sequence_ms={}))
+        times = {gpu: typical.sequence_ms[gpu] / speed[gpu] for gpu in GPUS if gpu in fitted}
+        if digits is not None:
+            times = {gpu: round(value, digits) for gpu, value in times.items()}
+        return with_unseen(dataclasses.replace(typical, sequence_ms=times))
+
+    def smoothed(values: np.ndarray) -> np.ndarray:
+        return np.sign(values) * SMOOTH * np.sqrt(2 * (np.sqrt(1 + (values / SMOOTH) ** 2) - 1))
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
-        p = parameters(logarithms)
-        return np.concatenate([errors(rows, p, samples_known=known) for known in (False, True)])
+        p, (first, second) = parameters(logarithms), logarithms[constants]
+        apart = [smoothed(errors(rows, p, samples_known=known)) for known in (False, True)]
+        return np.concatenate([*apart, weights * (logarithms - start), [EQUAL_CONSTANTS * (first - second)]])
 
-    bounds = (start + FAR[0], start + FAR[1])
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=SMOOTH, bounds=bounds).x
-    result = parameters(found, digits=4)
-    band = float(np.quantile(np.abs(errors(rows, result, samples_known=False)), 0.9))
-    return dataclasses.replace(result, error_90=round(band, 4))
+    found = least_squares(residuals, start, xtol=1e-5, ftol=1e-6).x
+    return parameters(found, digits=4)
 
 
-def summary(rows: list[Row], parameters: Parameters, *, samples_known: bool) -> dict[str, float]:
-    """Return the mean and median absolute relative error, and the share within 15 %."""
-    sizes = np.abs(np.expm1(errors(rows, parameters, samples_known=samples_known)))
-    shares = {"mean": sizes.mean(), "median": np.median(sizes), "within_15": (sizes <= 0.15).mean()}
-    return {"rows": len(sizes), **{name: round(float(value), 4) for name, value in shares.items()}}
+def held_out(rows: list[Row], kind: str) -> np.ndarray:
+    """Return log(predicted / published score) of each row by a fit without the row's submitter, round or GPU."""
+    groups = sorted({row.group(kind) for row in rows})
+    with ProcessPoolExecutor() as pool:
+        parts = list(pool.map(_without, *zip(*[(rows, kind, group) for group in groups], strict=True)))
+    found = np.zeros(len(rows))
+    for group, part in zip(groups, parts, strict=True):
+        found[[row.group(kind) == group for row in rows]] = part
+    return found
 
 
-def document(parameters: Parameters, fitted: int) -> str:
+def _without(rows: list[Row], kind: str, group: str) -> np.ndarray:
+    fitted = fit([row for row in rows if row.group(kind) != group])
+    return errors([row for row in rows if row.group(kind) == group], fitted, samples_known=False)
+
+
+def summary(logarithms: np.ndarray) -> dict[str, float]:
+    """Return the mean, median and largest absolute relative error, and the share within 15 %."""
+    sizes = np.abs(np.expm1(logarithms))
+    found = {
+        "mean": sizes.mean(),
+        "median": np.median(sizes),
+        "within_15": (sizes <= 0.15).mean(),
+        "worst": sizes.max(),
+    }
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def document(parameters: Parameters, rows: int, errors_of: dict[str, dict[str, float]]) -> str:
     """Return the text of parameters.json."""
     made = {
         "by": "tools/fit_plan.py",
-        "from": "tests/assets/plan/published.csv, rows 1, 3, 5 ... (MLPerf Training 1.1 to 5.0, BERT closed)",
-        "rows": fitted,
+        "from": "tests/assets/plan/published.csv (MLPerf Training 1.1 to 5.0, BERT closed)",
+        "rows": rows,
+        "held_out": errors_of,
     }
-    return json.dumps({"provenance": made, "parameters": dataclasses.asdict(parameters)}, indent=2) + "\n"
+    fitted = dataclasses.asdict(parameters)
+    del fitted["measured_samples"]
+    for name in ("sequence_ms", "evaluation_gpu_seconds"):
+        fitted[name] = {gpu: value for gpu, value in fitted[name].items() if GPUS[gpu].has_results}
+    return json.dumps({"provenance": made, "parameters": fitted}, indent=2) + "\n"
 
 
-def draw(path: Path, rows: list[Row], parameters: Parameters) -> None:
-    """Plot predicted against published time for fitted and held-out rows."""
+def draw(path: Path, rows: list[Row], logarithms: np.ndarray) -> None:
+    """Plot predicted against published time; each prediction by a fit without the row's submitter."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "plan"
     figure = Figure(figsize=(5, 4.2), layout="tight")
     axes = figure.add_subplot()
-    for part, mark, label in zip(halves(rows), ("o", "x"), ("fitted", "held out"), strict=True):
-        published = [row.score_seconds / 60 for row in part]
-        predicted = [seconds_to_train(row.job, parameters) / 60 for row in part]
-        axes.plot(published, predicted, mark, markersize=4, label=label, alpha=0.7)
+    published = np.array([row.score_seconds / 60 for row in rows])
+    pcie = np.array([GPUS[row.job.gpu].is_pcie for row in rows])
+    for part, mark, label in ((~pcie, "o", "NVLink or similar"), (pcie, "x", "PCIe")):
+        axes.plot(published[part], (published * np.exp(logarithms))[part], mark, markersize=4, label=label, alpha=0.7)
     ends = np.array([0.09, 160])
     axes.plot(ends, ends, "k-", linewidth=0.8)
     axes.fill_between(ends, ends / 1.15, ends * 1.15, color="0.85", label="within 15 %")
-    axes.set(xscale="log", yscale="log", xlabel="published, minutes", ylabel="predicted, minutes")
+    axes.set(xscale="log", yscale="log", xlabel="published, minutes", ylabel="predicted without the submitter, minutes")
     axes.legend()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -160,30 +203,29 @@ def draw(path: Path, rows: list[Row], parameters: Parameters) -> None:
 def main() -> None:
     """Fit, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--svg", type=Path, help="draw predicted against published times")
+    parser.add_argument("--out", type=Path, help="folder for held_out.csv and plan_errors.svg")
     arguments = parser.parse_args()
     rows = read()
-    fitted, held_out = halves(rows)
-    parameters = fit(fitted)
-    PATH.write_text(document(parameters, len(fitted)), encoding="utf-8")
-    for known in (False, True):
-        words = "samples known" if known else "samples predicted"
-        print(f"{words}: fitted {summary(fitted, parameters, samples_known=known)}")
-        print(f"{words}: held out {summary(held_out, parameters, samples_known=known)}")
-    swapped = fit(held_out)
-    print(f"halves swapped, samples predicted: held out {summary(fitted, swapped, samples_known=False)}")
-    inside = np.abs(errors(held_out, parameters, samples_known=False)) <= parameters.error_90
-    print(f"held out inside the 90 % band of ten runs: {inside.mean():.3f}")
-    worst = sorted(held_out, key=lambda row: -abs(math.log(seconds_to_train(row.job, parameters) / row.score_seconds)))
-    for row in worst[:12]:
-        own = (
-            ""
-            if row.samples is None
-            else f"; with its samples {seconds_to_train(row.job, parameters, row.samples) / row.seconds - 1:+.1%}"
-        )
-        print(f"{seconds_to_train(row.job, parameters) / row.score_seconds - 1:+7.1%}  {row.name}{own}")
-    if arguments.svg:
-        draw(arguments.svg, rows, parameters)
+    fitted = fit(rows)
+    left_out = {kind: held_out(rows, kind) for kind in (SUBMITTER, ROUND, GPU)}
+    bands = {kind: round(float(np.quantile(np.abs(left_out[kind]), 0.9)), 4) for kind in (SUBMITTER, GPU)}
+    parameters = dataclasses.replace(fitted, error_90=bands[SUBMITTER], unseen_error_90=bands[GPU])
+    errors_of = {kind: summary(found) for kind, found in left_out.items()}
+    PATH.write_text(document(parameters, len(rows), errors_of), encoding="utf-8")
+    for kind, found in errors_of.items():
+        print(f"without the row's {kind}: {found}")
+    print(f"fitted rows: {summary(errors(rows, parameters, samples_known=False))}")
+    by_submitter = left_out[SUBMITTER]
+    for index in np.argsort(-np.abs(by_submitter))[:25]:
+        print(f"{np.expm1(by_submitter[index]):+7.1%}  {rows[index].name}")
+    if arguments.out:
+        with (arguments.out / "held_out.csv").open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["system", "published_seconds", *(f"error_without_its_{kind}" for kind in left_out)])
+            for number, row in enumerate(rows):
+                cells = [f"{np.expm1(found[number]):+.4f}" for found in left_out.values()]
+                table.writerow([row.name, f"{row.score_seconds:.1f}", *cells])
+        draw(arguments.out / "plan_errors.svg", rows, by_submitter)
 
 
 if __name__ == "__main__":

@@ -52,13 +52,17 @@ def test_known_results_are_near():
     assert ask(TrainingJob("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)
 
 
-def test_samples_are_the_rules_points_and_software_matters():
-    job = TrainingJob("h200", 8, 1, 768)
-    assert timing.samples(job, P) == pytest.approx(P.samples_share * rules.reference_point(768).mean_samples)
+def test_samples_follow_the_reference_from_the_rules_points_on_and_software_matters():
+    for point in rules.REFERENCE_POINTS:
+        least = rules.reference_point(point.global_batch_size).mean_samples
+        found = timing.samples(TrainingJob("h200", 128, 16, point.global_batch_size), P)
+        assert found == pytest.approx(max(P.samples_share * point.mean_samples, least))
+    job = TrainingJob("a100-sxm", 8, 1, 768)
     old = dataclasses.replace(job, round="1.1")
     assert timing.samples(old, P) > timing.samples(job, P)
     assert timing.step(old, P).compute > timing.step(job, P).compute
-    assert timing.step(dataclasses.replace(job, fp8=False), P).compute > timing.step(job, P).compute
+    hopper = TrainingJob("h200", 8, 1, 768)
+    assert timing.step(dataclasses.replace(hopper, fp8=False), P).compute > timing.step(hopper, P).compute
     with pytest.raises(ValueError, match="20000"):
         timing.samples(TrainingJob("h200", 8, 1, 20000), P)
 
@@ -73,9 +77,19 @@ def test_bands_cost_and_energy():
     assert ask(TrainingJob("h200", 64, 8, 4608)).dollars is None
 
 
+def test_a_gpu_without_results_is_estimated_by_its_peak_with_a_wide_band():
+    job = TrainingJob("rtx4090", 8, 1, 256)
+    step = timing.step(job, P)
+    rate = job.sequences / step.compute * 1e3
+    assert rate * timing.FLOPS / (GPUS["rtx4090"].peak_tflops * 1e12) == pytest.approx(P.efficiency["pcie"], rel=1e-3)
+    found = ask(job)
+    assert found.score_band[1] / found.seconds == pytest.approx(math.exp(P.unseen_error_90))
+    assert P.unseen_error_90 > P.error_90
+
+
 def test_limits():
     assert ask(TrainingJob("h200", 8, 1, 768)).limit == "compute"
-    assert ask(TrainingJob("h200", 2048, 256, 16384)).limit == "convergence"
+    assert ask(TrainingJob("h200", 1024, 128, 16384)).limit == "convergence"
     assert ask(TrainingJob("h200", 1024, 128, 4096)).limit == "constant part of a step"
     assert ask(TrainingJob("h200", 256, 32, 4608, network_gbps=10)).limit == "network"
 

@@ -153,8 +153,7 @@ class _Estimator:
             ]
             reached = [log.samples for log in logs if log.samples is not None]
             if ratios and self.shape.is_large:  # scale the reference samples of every batch size alike
-                share = parameters.samples_share * sum(ratios) / len(ratios)
-                parameters = replace(parameters, samples_share=share)
+                parameters = replace(parameters, measured_samples=sum(ratios) / len(ratios))
             elif reached and samples is None:
                 samples = sum(reached) / len(reached)
         if efficiency is not None:

@@ -138,7 +138,8 @@ def estimate(
     if micro_batches > 1:
         held = dataclasses.replace(held, activations=held.activations / micro_batches)
     spread = samples * point.stdev_samples / point.mean_samples
-    score_band, run_band = _bands(seconds, spread / samples, parameters.error_90)
+    error = parameters.error_90 if GPUS[job.gpu].has_results else parameters.unseen_error_90
+    score_band, run_band = _bands(seconds, spread / samples, error)
     hours = job.gpus * seconds / SECONDS_AN_HOUR
     rate = job.batch / step.total * 1e3
     return Estimate(

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
@@ -37,9 +40,10 @@ class Gpu:
         peak_tflops: dense 16-bit peak.
         port_gbps: network bandwidth per GPU in a typical node.
         per_node: GPUs in a typical node.
-        domain: GPUs connected by NVLink (or the vendor's own links).
+        domain: GPUs connected by NVLink (or the vendor's own links); 1 if only PCIe connects them.
         constant: name of its constant time in `Parameters`.
         has_fp8: whether its published results use FP8 products.
+        has_results: whether the fit has results of it.
     """
 
     memory_gb: float
@@ -49,18 +53,30 @@ class Gpu:
     domain: int
     constant: str
     has_fp8: bool
+    has_results: bool = True
+
+    @property
+    def is_pcie(self) -> bool:
+        """Whether GPUs of one node are connected by PCIe only."""
+        return self.domain == 1
 
 
-# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the published systems.
+# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the published systems. The
+# last four: peaks without sparsity and with 32-bit sums from their vendors' data sheets; ports are assumed.
 GPUS: Mapping[str, Gpu] = {
     "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
-    "a100-pcie": Gpu(80, 312, 200, 8, 8, "a100", False),
+    "a100-sxm-40gb": Gpu(40, 312, 200, 8, 8, "a100", False),
+    "a100-pcie": Gpu(80, 312, 200, 8, 1, "a100", False),
     "h100-sxm": Gpu(80, 989.4, 400, 8, 8, "later", True),
-    "h100-pcie": Gpu(80, 756, 400, 8, 8, "later", True),
+    "h100-pcie": Gpu(80, 756, 400, 8, 1, "later", True),
     "h200": Gpu(141, 989.4, 400, 8, 8, "later", True),
     "b200": Gpu(180, 2250, 400, 8, 8, "later", True),
     "gb200": Gpu(186, 2500, 400, 4, 72, "later", True),
     "gaudi2": Gpu(96, 432, 300, 8, 8, "later", False),
+    "a5000": Gpu(24, 111.1, 100, 2, 1, "a100", False, has_results=False),
+    "rtx4090": Gpu(24, 165.2, 100, 8, 1, "later", False, has_results=False),
+    "rx7900xtx": Gpu(24, 122.9, 100, 6, 1, "later", False, has_results=False),
+    "mi300x": Gpu(192, 1307.4, 400, 8, 8, "later", False, has_results=False),
 }
 ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 
@@ -70,19 +86,26 @@ class Parameters:
     """Fitted parameters; times in milliseconds, the others are factors.
 
     Attributes:
-        sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU.
+        efficiency: fraction of the 16-bit peak of a typical GPU, with links between GPUs or PCIe only.
+        sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU; `load` estimates it from
+            the peak for GPUs without results.
         constant_ms: per step, independent of the batch: LAMB, reduction inside a node, launches.
-        pcie_ms: per step, for the reduction among many GPUs without NVLink.
+        pcie_ms: per step, for the reduction among eight GPUs without NVLink, which share the host's links.
         network_ms: per step, for the reduction between nodes, by fabric, at `REFERENCE_GBPS` per node.
         evaluation_gpu_seconds: GPU seconds per evaluation, by GPU.
-        samples_share: samples to the target relative to the rules' interpolated point; a score counts no fewer.
-        old_software: factor on ``sequence_ms`` of round 1.1.
+        samples_share: samples to the target relative to the reference's; a score counts no fewer than the rules' point.
+        old_software: factor on ``sequence_ms`` of round 1.1; old_pcie: another one without NVLink.
         old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
         blackwell_samples: factor on the samples of B200 and GB200 with batches above 1,024.
         own_settings: factor on the samples from 192 sequences per GPU, for which no tuned recipe is published.
-        error_90: 90 % of the fitted rows are within exp(-error_90) to exp(error_90) of the prediction.
+        pcie_samples: factor on the samples without NVLink, whose submitters tuned less.
+        error_90: 90 % of the results of a submitter that the fit did not use are within exp(-error_90) to
+            exp(error_90) of the prediction.
+        unseen_error_90: the same for a GPU that the fit did not use.
+        measured_samples: factor on the samples from the user's logs.
     """
 
+    efficiency: Mapping[str, float]
     sequence_ms: Mapping[str, float]
     constant_ms: Mapping[str, float]
     pcie_ms: float
@@ -90,17 +113,34 @@ class Parameters:
     evaluation_gpu_seconds: Mapping[str, float]
     samples_share: float
     old_software: float
+    old_pcie: float
     old_samples: float
     blackwell_samples: float
     own_settings: float
+    pcie_samples: float
     error_90: float
+    unseen_error_90: float
+    measured_samples: float = 1.0
 
 
 def load() -> Parameters:
     """Return the fitted parameters of this version."""
-    return Parameters(**json.loads(PATH.read_text(encoding="utf-8"))["parameters"])
+    return with_unseen(Parameters(**json.loads(PATH.read_text(encoding="utf-8"))["parameters"]))
 
 
+def with_unseen(p: Parameters) -> Parameters:
+    """Return the parameters with times for the GPUs that lack them: by the peak, and for an evaluation the median."""
+    typical = {
+        name: FLOPS / (p.efficiency["pcie" if gpu.is_pcie else "linked"] * gpu.peak_tflops * 1e9)
+        for name, gpu in GPUS.items()
+    }
+    evaluation = dict.fromkeys(GPUS, statistics.median(p.evaluation_gpu_seconds.values()))
+    return replace(
+        p, sequence_ms=typical | {**p.sequence_ms}, evaluation_gpu_seconds=evaluation | {**p.evaluation_gpu_seconds}
+    )
+
+
+FLOPS = 0.4986e12  # of a sequence of the benchmark
 REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
 # Published H100 runs with 512 or more GPUs used 16 bits: 1.0 ms per sequence against 0.84 with FP8.
 WITHOUT_FP8 = 1.2
@@ -155,7 +195,7 @@ class TrainingJob:
         facts = GPUS[self.gpu]
         if self.nodes == 1 or (facts.domain > facts.per_node and self.gpus <= facts.domain):
             return None
-        if self.gpu.endswith("-pcie"):
+        if facts.is_pcie:
             return "pcie"
         return "direct" if self.per_node <= MOST_DIRECT_GPUS and facts.domain <= facts.per_node else "switched"
 
@@ -179,10 +219,11 @@ def step(job: TrainingJob, parameters: Parameters) -> StepTime:
     """Return the time of one step."""
     facts, p = GPUS[job.gpu], parameters
     factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1)
+    factor *= p.old_pcie if job.round == OLD_ROUND and facts.is_pcie else 1.0
     compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
     constant, network = p.constant_ms[facts.constant], 0.0
-    if job.gpu.endswith("-pcie"):
-        constant += p.pcie_ms * job.gradient * (1 - 1 / max(1.0, min(job.per_node, PCIE_SHARERS)))
+    if facts.is_pcie:
+        constant += p.pcie_ms * job.gradient * (max(1.0, min(job.per_node, PCIE_SHARERS)) - 1) / (PCIE_SHARERS - 1)
     if (fabric := job.fabric) is not None:
         slower = REFERENCE_GBPS[fabric] / (job.network_gbps or facts.port_gbps * job.per_node)
         slower = math.sqrt(slower) if fabric == "pcie" else slower
@@ -199,18 +240,24 @@ def reference_point(batch: int) -> rules.ReferencePoint:
     return point
 
 
+_POINTS = np.array([(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]).T
+
+
 def samples(job: TrainingJob, parameters: Parameters) -> float:
     """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
 
-    Raises UserError as `reference_point` does.
+    The mean follows all of the reference's points, also those that the rules drop because a larger batch needs fewer
+    samples. Raises UserError as `reference_point` does.
     """
-    p = parameters
-    mean = p.samples_share * reference_point(job.batch).mean_samples
+    p, least = parameters, reference_point(job.batch).mean_samples
+    mean = p.samples_share * float(np.interp(job.batch, *_POINTS))
+    mean *= p.pcie_samples if GPUS[job.gpu].is_pcie else 1.0
     if job.round == OLD_ROUND and job.sequences > PACKED_UP_TO:
         mean *= p.old_samples
     if job.gpu in ("b200", "gb200") and job.batch > BLACKWELL_ABOVE:
         mean *= p.blackwell_samples
-    return mean * (p.own_settings if job.sequences >= OWN_SETTINGS_FROM else 1.0)
+    mean *= p.own_settings if job.sequences >= OWN_SETTINGS_FROM else 1.0
+    return p.measured_samples * max(least, mean)
 
 
 def evaluation_seconds(job: TrainingJob, parameters: Parameters) -> float:
