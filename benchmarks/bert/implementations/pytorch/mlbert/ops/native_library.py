@@ -30,7 +30,6 @@ ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
 _MAX_CHUNKS = 64
 _MIN_CHUNK_TOKENS = 32
 
-_CODES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "f": ctypes.c_float}
 _SIGNATURES = {
     "attention_forward": "pppppllllu iii ppp",
     "attention_backward": "pppppllllu iii pppp",
@@ -56,14 +55,9 @@ def library() -> ctypes.CDLL:
     Raises:
         mlbert.host.native.NativeUnavailable: they cannot be compiled or loaded.
     """
-    lib = native.load("ops", SOURCES)
-    for name, signature in _SIGNATURES.items():
-        function = getattr(lib, name)
-        function.argtypes = [_CODES[code] for code in signature.replace(" ", "")]
-        function.restype = None
-    for function in (lib.attention_scratch_floats, lib.attention_tiles_scratch_floats):
-        function.argtypes, function.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
-    return lib
+    scratch = dict.fromkeys(("attention_scratch_floats", "attention_tiles_scratch_floats"), "ll:l")
+    void = {name: f"{signature.replace(' ', '')}:v" for name, signature in _SIGNATURES.items()}
+    return native.load("ops", SOURCES, scratch | void)
 
 
 def pointer(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int | None:
