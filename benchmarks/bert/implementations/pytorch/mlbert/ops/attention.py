@@ -99,11 +99,18 @@ def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) ->
 
 
 @registry.register("attention", "flash")
-def _flash(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, *settings: Any) -> Tensor:
+def _flash(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
     """Run `attention` with PyTorch's kernel. Unsupported cases (float32, ALiBi) run plain."""
-    _key, _rows, alibi_slopes = settings
     if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, *settings)
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
 
 
@@ -136,12 +143,19 @@ class _Flash(torch.autograd.Function):
         return d_qkv, None, None, None
 
 
-def native_attention(qkv: Tensor, cu_seqlens: Tensor, dropout_p: float, *settings: Any, tiles: bool) -> Tensor:
-    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32).
-
-    ``settings`` are key, rows and alibi_slopes.
-    """
-    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, tiles, dropout_threshold(dropout_p), *settings)
+def native_attention(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+    *,
+    tiles: bool,
+) -> Tensor:
+    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32)."""
+    threshold = dropout_threshold(dropout_p)
+    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, tiles, threshold, key, rows, alibi_slopes)
 
 
 @functools.cache

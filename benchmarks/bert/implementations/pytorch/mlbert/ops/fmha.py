@@ -23,7 +23,7 @@ from mlbert.host.native import NativeUnavailable
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
-from mlbert.ops.dropout import MASK32, dropout_threshold
+from mlbert.ops.dropout import MASK32, Key, dropout_threshold
 from mlbert.ops.native_library import check_attention, pointer
 
 _KEYS_AT_ONCE = 128
@@ -105,14 +105,20 @@ def check_device() -> None:
 
 
 @registry.register("attention", "fmha")
-def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, *settings: Any) -> Tensor:
-    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain.
-
-    ``settings`` are key, rows and alibi_slopes.
-    """
+def attention(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain."""
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, *settings)
-    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, dropout_threshold(dropout_p), *settings)
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    threshold = dropout_threshold(dropout_p)
+    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes)
 
 
 class _FmhaAttention(torch.autograd.Function):
