@@ -15,21 +15,7 @@ from mlbert.data.loading.tasks import steps_per_epoch
 from mlbert.data.prepare import glue_files
 from mlbert.host.errors import UserError
 from mlbert.mlperf.metrics import read_points
-from mlbert.programs.mosaic.common_yaml import (
-    COMMON,
-    Durations,
-    add_batches,
-    add_compute,
-    add_evaluation,
-    add_model,
-    add_optimizer,
-    add_outputs,
-    add_schedule,
-    find_start,
-    model_config,
-    refuse_train_subset,
-    start_path,
-)
+from mlbert.programs.mosaic import common_yaml
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
@@ -37,7 +23,7 @@ _LOADER = (
     *("prefetch_factor", "persistent_workers", "timeout"),
 )
 KNOWN = (
-    *COMMON,
+    *common_yaml.COMMON,
     *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
     *(f"data.{name}" for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER),
@@ -152,14 +138,14 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
         layer.put("shuffle", None, "train_loader.shuffle")
     layer.put("drop_last", leaves.flag("train_loader.drop_last", True))
     _add_durations(leaves, layer, data, world_size)
-    add_optimizer(leaves, layer)
-    add_compute(leaves, layer, has_gpu)
+    common_yaml.add_optimizer(leaves, layer)
+    common_yaml.add_compute(leaves, layer, has_gpu)
     return layer
 
 
 def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int) -> None:
     """Add batch, training length, schedule, evaluations and outputs; counts the training rows."""
-    per_step = add_batches(leaves, layer, world_size)
+    per_step = common_yaml.add_batches(leaves, layer, world_size)
     parts = int(str(layer.get("gradient_accumulation_steps", (1, ""))[0]))
     share = RankSlice(per_step // world_size, parts, 0, world_size)
     drop_last = bool(layer["drop_last"][0])
@@ -173,13 +159,13 @@ def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int
         return steps
 
     length = int(str(layer["max_seq_length"][0]))
-    durations = add_schedule(leaves, layer, Durations(per_step, length, of_epoch))
+    durations = common_yaml.add_schedule(leaves, layer, common_yaml.Durations(per_step, length, of_epoch))
     interval = leaves.text("eval_interval", "1ep")
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
         samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
-    add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
-    add_outputs(leaves, layer, durations)
+    common_yaml.add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
+    common_yaml.add_outputs(leaves, layer, durations)
 
 
 def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
@@ -187,14 +173,14 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
 
     The weights' shape and the vocabulary next to them override the YAML's names; model.model_config overrides both.
     """
-    path = start_path(leaves)
-    shape, vocabulary = find_start(path) if path is not None else (None, None)
+    path = common_yaml.start_path(leaves)
+    shape, vocabulary = common_yaml.find_start(path) if path is not None else (None, None)
     if vocabulary is not None:
         tokenizer = YamlValue(str(vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
-    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     if shape is not None:
-        explicit = model_config(leaves)
+        explicit = common_yaml.model_config(leaves)
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
         own = {name: value for name, value in asdict(shape).items() if name not in explicit}
         layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
@@ -211,7 +197,7 @@ def _check_loaders(leaves: Leaves, data: TaskData) -> None:
                 reason = f"{loader}.{name} differs from {name}"
                 raise UserError("config.conflict", other.origin, reason, "Give both the same value")
     leaves.refuse("eval_loader.drop_last", ": every row is evaluated")
-    refuse_train_subset(leaves)
+    common_yaml.refuse_train_subset(leaves)
 
 
 def last_evaluation(run: Path) -> dict[str, float]:

@@ -7,18 +7,7 @@ from pathlib import Path
 
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.common_yaml import (
-    COMMON,
-    Durations,
-    add_batches,
-    add_compute,
-    add_evaluation,
-    add_model,
-    add_optimizer,
-    add_outputs,
-    add_schedule,
-    refuse_train_subset,
-)
+from mlbert.programs.mosaic import common_yaml
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
@@ -29,7 +18,7 @@ _DATASET = (
 )
 _LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
 KNOWN = (
-    *COMMON,
+    *common_yaml.COMMON,
     *("data_local", "data_remote", "max_seq_len", "mlm_probability", "train_subset_num_batches"),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
     *(f"{loader}.dataset.{name}" for loader in ("train_loader", "eval_loader") for name in _DATASET.split()),
@@ -63,11 +52,11 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
         if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
             reason = f"{name} is not {tokenizer.value}"
             raise UserError("config.conflict", other.origin, reason, "Give the same tokenizer everywhere")
-    refuse_train_subset(leaves)
+    common_yaml.refuse_train_subset(leaves)
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
     _add_order(leaves, layer)
-    per_step = add_batches(leaves, layer, world_size)
+    per_step = common_yaml.add_batches(leaves, layer, world_size)
 
     def steps_per_epoch() -> int:
         count = count_sequences(*train, str(tokenizer.value), int(length.value), str(long_texts.value))
@@ -76,14 +65,14 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
             raise UserError("data.too-small", train[0], reason, "Lower the batch")
         return count // per_step
 
-    durations = Durations(per_step, int(length.value), steps_per_epoch)
-    durations = add_schedule(leaves, layer, durations)
+    durations = common_yaml.Durations(per_step, int(length.value), steps_per_epoch)
+    durations = common_yaml.add_schedule(leaves, layer, durations)
     interval = durations.read(leaves, "eval_interval", "1000ba")
-    add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size)
-    add_optimizer(leaves, layer)
-    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
-    add_compute(leaves, layer, has_gpu)
-    add_outputs(leaves, layer, durations)
+    common_yaml.add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size)
+    common_yaml.add_optimizer(leaves, layer)
+    common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    common_yaml.add_compute(leaves, layer, has_gpu)
+    common_yaml.add_outputs(leaves, layer, durations)
     layer.put("input_dir", train[0], "train_loader.dataset")
     layer.put("data_remote", train[1], "train_loader.dataset")
     layer.put("eval_dir", evaluation[0], "eval_loader.dataset")
