@@ -15,7 +15,7 @@ from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.logs import Event, Log, is_number, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import run_file, samples_to_target
+from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
 
 RESULT_PATTERN = "result_*.txt"
@@ -290,15 +290,9 @@ def _evaluations(log: Log, start: Event | None) -> list[EvaluationPoint]:
 
 def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
     """Return (begin, end) of each evaluation in seconds after run_start; empty unless every start has its stop."""
-    begin, start = None, log.first("run_start")
-    spans = []
-    for event in log.events:
-        if event.key == "eval_start":
-            begin = _between(start, event)
-        elif event.key == "eval_stop" and begin is not None:
-            end = _between(start, event)
-            spans += [(begin, end)] if end is not None and end >= begin else []
-            begin = None
+    start, found = log.first("run_start"), evaluations_of(log)
+    ends = [(_between(start, one.start), _between(start, one.stop)) for one in found]
+    spans = [(begin, end) for begin, end in ends if begin is not None and end is not None and begin <= end]
     return spans if len(spans) == len(log.all("eval_accuracy")) else []
 
 
