@@ -46,11 +46,6 @@ class RunFolder:
         """Return the paths of one experiment below ``base``."""
         return cls(base / f"result_{experiment}.txt", base / f"run_{experiment}")
 
-    @property
-    def settings(self) -> Path:
-        """File with the table of all settings."""
-        return self.folder / _SETTINGS
-
     def prepare(self, resume: bool) -> None:
         """Create the folder. Raises UserError instead of overwriting a finished run."""
         with writing(self.folder, "Set LOGDIR to a writable folder"):
@@ -103,11 +98,11 @@ class RunFolder:
 
     def settings_summary(self, resolved: Resolved, notes: Sequence[str]) -> list[str]:
         """Return lines for the screen: where the table of settings is, what differs from the defaults, and notes."""
-        return [f"settings: all are in {self.settings}", *resolved.summary(), *notes]
+        return [f"settings: all are in {self.folder / _SETTINGS}", *resolved.summary(), *notes]
 
     def write_settings(self, resolved: Resolved) -> None:
         """Write the table of all settings, for reading. Raises UserError if it cannot be written."""
-        write_atomically(self.settings, "\n".join([*resolved.as_lines(), ""]))
+        write_atomically(self.folder / _SETTINGS, "\n".join([*resolved.as_lines(), ""]))
 
     def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
         """Write the resolved configuration, seed and provenance to ``config.json``, and return its content."""

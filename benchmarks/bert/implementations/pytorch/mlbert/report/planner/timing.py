@@ -130,14 +130,11 @@ def load() -> Parameters:
 
 def with_unseen(p: Parameters) -> Parameters:
     """Return the parameters with times for the GPUs that lack them: by the peak, and for an evaluation the median."""
-    typical = {
-        name: FLOPS / (p.efficiency["pcie" if gpu.is_pcie else "linked"] * gpu.peak_tflops * 1e9)
-        for name, gpu in GPUS.items()
-    }
+    shares = {True: p.efficiency["pcie"], False: p.efficiency["linked"]}
+    typical = {name: FLOPS / (shares[gpu.is_pcie] * gpu.peak_tflops * 1e9) for name, gpu in GPUS.items()}
     evaluation = dict.fromkeys(GPUS, statistics.median(p.evaluation_gpu_seconds.values()))
-    return replace(
-        p, sequence_ms=typical | {**p.sequence_ms}, evaluation_gpu_seconds=evaluation | {**p.evaluation_gpu_seconds}
-    )
+    evaluation |= p.evaluation_gpu_seconds
+    return replace(p, sequence_ms=typical | {**p.sequence_ms}, evaluation_gpu_seconds=evaluation)
 
 
 FLOPS = 0.4986e12  # of a sequence of the benchmark
