@@ -127,7 +127,9 @@ def test_full_disk_under_logdir_is_a_one_line_error(site: Site, tmp_path: Path) 
         job = site.submit(LOGDIR=logs)
         assert site.cluster.wait_for_end(job)["ExitCode"] == "2:0"
         reason = "cannot be written to: it is full, or this user may not write there."
-        assert site.output(job).splitlines()[-1] == f"error: LOGDIR={logs} {reason}"
+        *warnings, error = site.output(job).splitlines()
+        assert error == f"error: LOGDIR={logs} {reason}"
+        assert warnings == ["warning: training ends after 144 samples, before the first evaluation"]
         assert [path.name for path in logs.iterdir()] == ["everything"]
     finally:
         subprocess.run(["umount", logs], check=True)

@@ -246,26 +246,26 @@ def test_a_damaged_mark(job, content):
 @pytest.mark.parametrize("set_format", FORMATS)
 def test_the_set_and_those_made_of_it_record_the_case(job, tmp_path, set_format):
     """The folder of the vocabulary, which may be an input, stays as it was: nothing is written outside the output."""
-    beside = tmp_path / "data"
-    beside.mkdir()
-    vocabulary = beside / "vocab.txt"
+    data = tmp_path / "data"
+    data.mkdir()
+    vocabulary = data / "vocab.txt"
     vocabulary.write_bytes(job.vocab_file.read_bytes())
-    job = replace(job, vocab_file=vocabulary, lower_case=False, out=beside / "train", set_format=set_format)
+    job = replace(job, vocab_file=vocabulary, lower_case=False, out=data / "train", set_format=set_format)
     prepare_instances(job)
-    assert sorted(path.name for path in beside.iterdir()) == ["train", "vocab.txt"]
+    assert sorted(path.name for path in data.iterdir()) == ["train", "vocab.txt"]
     sets = [job.out]
     if set_format == SetFormat.tfrecord:
-        sets.append(beside / "shards")
+        sets.append(data / "shards")
         tfrecords_to_hdf5([job.out], vocabulary, sets[-1])
     else:
-        sets.append(beside / "records")
+        sets.append(data / "records")
         hdf5_to_tfrecords(job.out, sets[-1])
     for name, prepare in (("shuffled", shuffle_set), ("bins", make_bins)):
-        prepare(job.out, beside / name)
-        sets.append(beside / name)
+        prepare(job.out, data / name)
+        sets.append(data / name)
     assert {path.name: describe(path).lower_case for path in sets} == dict.fromkeys((path.name for path in sets), False)
-    prepare_instances(replace(job, lower_case=True, out=beside / "uncased"))
-    assert describe(beside / "uncased").lower_case is True
+    prepare_instances(replace(job, lower_case=True, out=data / "uncased"))
+    assert describe(data / "uncased").lower_case is True
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
