@@ -52,7 +52,7 @@ def test_fp8_is_refused_without_hardware_for_it(table: dict[str, list[str]], mon
 
 @pytest.mark.parametrize(
     ("gpu", "words"),
-    [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090"), ("MI300X", "--gpu mi300x")],
+    [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090")],
 )
 def test_plan_refuses_as_the_table_says(
     gpu: str, words: str, table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
@@ -63,7 +63,10 @@ def test_plan_refuses_as_the_table_says(
     assert f"`{message.partition('. ')[0]}`" in table[gpu][2]
 
 
-def test_plan_estimates_a_b200(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["plan", "--gpus", "8", "--gpu", "b200", "--precision", "fp8"])
-    assert "FP8 products" in capsys.readouterr().out
+def test_plan_estimates_the_other_gpus(table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, precision in (("b200", "fp8"), ("mi300x", "bf16")):
+        with pytest.raises(SystemExit, match="0"):
+            main(["plan", "--gpus", "8", "--gpu", gpu, "--precision", precision])
+        assert ("FP8 products" in capsys.readouterr().out) == (precision == "fp8")
+    assert table["B200"][2] == "both precisions"
+    assert table["MI300X"][2].startswith("estimated from its peak")
