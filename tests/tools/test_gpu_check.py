@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,12 @@ def test_failures_are_listed(tmp_path):
         "checks: c: RuntimeError: no",
         "checks: its time was over in d",
     ]
+
+
+def test_packages_that_mlbert_requires_are_looked_for(tree_root):
+    named = tomllib.loads((tree_root / "pyproject.toml").read_text())["project"]["dependencies"]
+    modules = {re.split(r"[<>=]", name)[0].replace("-", "_") for name in named} - {"torch", "numpy"}
+    assert modules | {"yaml"} == set(program.REQUIRED)  # OmegaConf brings the last
 
 
 def test_missing_packages_and_compilers_are_reported(monkeypatch):
