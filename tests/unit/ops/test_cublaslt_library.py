@@ -19,6 +19,7 @@ from mlbert.host import native
 from mlbert.host.native import MHALIB_FOLDER
 from mlbert.ops import cublaslt_library
 from mlbert.ops.cublaslt_library import CublasLtError, Epilogue, Library
+from mlbert.ops.fp8_scaling import GRADIENT, WEIGHT, FP8Scaling, Products
 
 HERE = Path(__file__).parent
 GENERATOR = torch.Generator().manual_seed(0)
@@ -76,6 +77,18 @@ def test_refusal_is_remembered(emulator) -> None:
         assert not emulator.library.product(*tensors)
     assert not emulator.library.product(*tensors)
     assert emulator.count("heuristics") == 1
+
+
+def test_refusal_after_the_heuristic_is_one_too(emulator) -> None:
+    """NVIDIA's library takes FP8 scales only at addresses that 16 divides, and its heuristic does not look."""
+    factors = FP8Scaling(2, Products()).inverse
+    out, ones = torch.empty(16, 16, dtype=torch.bfloat16), torch.ones(16, 16).to(torch.float8_e4m3fn)
+    scales = {"inverse_left": factors[1, WEIGHT], "inverse_right": factors[0, GRADIENT]}
+    assert emulator.library.product(out, ones, ones, right_transposed=True, **scales)
+    assert (out == 16.0).all()
+    scales["inverse_left"] = torch.ones(2)[1]
+    with pytest.warns(RuntimeWarning, match="no algorithm"):
+        assert not emulator.library.product(out, ones, ones, right_transposed=True, **scales)
 
 
 def test_other_errors_are_raised_and_pass(emulator) -> None:

@@ -257,8 +257,12 @@ static lt_status multiply(struct context *context, const struct product *p) {
     }
     TRY(set_pointers(context, plan->operation, p));
     const float one = 1, beta = p->adds ? 1 : 0;
-    return context->lt.Matmul(context->handle, plan->operation, &one, p->a, plan->a, p->b, plan->b, &beta, p->d,
-                              plan->c, p->d, plan->d, &plan->algorithm, p->workspace, p->workspace_bytes, p->stream);
+    lt_status status =
+        context->lt.Matmul(context->handle, plan->operation, &one, p->a, plan->a, p->b, plan->b, &beta, p->d, plan->c,
+                           p->d, plan->d, &plan->algorithm, p->workspace, p->workspace_bytes, p->stream);
+    /* It may refuse what its heuristic has offered, such as FP8 with scales at addresses that 16 does not divide. */
+    if (status == LT_NOT_SUPPORTED) status = plan->status = NO_ALGORITHM;
+    return status;
 }
 
 /* Queue one product on its stream. Returns cublasLt's status, or NO_ALGORITHM if it has none for this problem; then

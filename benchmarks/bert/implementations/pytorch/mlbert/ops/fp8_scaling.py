@@ -28,6 +28,7 @@ LARGEST = tuple(torch.finfo(dtype).max for dtype in TYPES)
 SCALE_BOUND = 2.0**100  # keeps scale and 1 / scale normal float32 numbers
 INNER_MULTIPLE = 16  # cublasLt's FP8 products need multiples of it as inner and output dimensions
 LINEARS_PER_LAYER = 4
+SPACING = 4  # float32 numbers from one factor of a product to the next: cublasLt takes addresses that 16 divides
 
 
 class Quantised(NamedTuple):
@@ -76,14 +77,14 @@ class FP8Scaling(nn.Module):
     Attributes:
         amax: float32 [n, 3], largest magnitudes of the current step.
         history: float32 [n, 3, HISTORY], of previous steps, the latest first.
-        scale, inverse: float32 [n, 3].
+        scale: float32 [n, 3].
         is_calibrated: whether a step has set the scales.
     """
 
     amax: Tensor
     history: Tensor
     scale: Tensor
-    inverse: Tensor
+    spaced_inverse: Tensor
     largest: Tensor
     unread: Tensor
 
@@ -97,11 +98,16 @@ class FP8Scaling(nn.Module):
             ("amax", torch.zeros(num_linears, 3)),
             ("history", torch.zeros(num_linears, 3, HISTORY)),
             ("scale", torch.ones(num_linears, 3)),
-            ("inverse", torch.ones(num_linears, 3)),
+            ("spaced_inverse", torch.ones(num_linears, 3, SPACING)),
             ("largest", torch.tensor(LARGEST)),
             ("unread", torch.zeros(3)),
         ):
             self.register_buffer(name, value, persistent=False)
+
+    @property
+    def inverse(self) -> Tensor:
+        """The scales' reciprocals, each aligned to 16 bytes."""
+        return self.spaced_inverse[..., 0]
 
     def products_of(self, row: int) -> Products:
         """Return the products that run in FP8 in this linear layer."""

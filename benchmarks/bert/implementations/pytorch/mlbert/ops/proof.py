@@ -34,7 +34,7 @@ from mlbert.ops import device_cache
 from mlbert.ops import forms as registry
 from mlbert.ops.comparison import Arguments, compare
 from mlbert.ops.dropout import dropout_key
-from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
+from mlbert.ops.fp8_scaling import INPUT, TYPES, WEIGHT, FP8Scaling, Products
 from mlbert.ops.precision import compute_dtype
 from mlbert.ops.rotary import rotations
 
@@ -166,10 +166,11 @@ class Problems:
             return self._dropout_add_layer_norm(1)
 
         def product() -> tuple[Any, ...]:
-            tokens = padded_tokens(TOKENS)
-            a, b = (self._random(i, n, self._hidden).to(TYPES[INPUT]) for i, n in enumerate((tokens, self._inner)))
-            inverses = tuple(torch.full((), value, device=self._device) for value in (0.25, 2.0))
-            return (a, b, inverses, torch.float32, False, None, None)
+            a, b = (self._random(i, n, self._hidden).to(TYPES[INPUT]) for i, n in enumerate((TOKENS, self._inner)))
+            factors = FP8Scaling(1, Products()).to(self._device).inverse[0]
+            factors.copy_(torch.tensor([0.25, 2.0, 1.0]))
+            bias = self._random(2, self._inner, dtype=torch.bfloat16)
+            return (a, b, (factors[INPUT], factors[WEIGHT]), torch.bfloat16, True, bias, None)
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()
