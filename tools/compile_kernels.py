@@ -35,7 +35,7 @@ from mlbert.data.loading import triton_expand
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
-from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
+from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
@@ -189,8 +189,8 @@ def _norm(
     settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
     if quantised:
         scalars = torch.empty(2, device=_META)
-        saved = norm_fp8.norm_forward(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
-        norm_fp8.norm_backward(x, residual, saved, weight, *settings[1:], *scalars)
+        saved = norm.quantised_norm(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
+        norm.quantised_norm_gradients(x, residual, saved, weight, *settings[1:], *scalars)
         return
     norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
     norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))

@@ -35,7 +35,7 @@ def test_kernels_compile_as_the_table_says(gpu: str, arch: int, table: dict[str,
 def test_kernels_with_nvidias_assembly_are_the_ones_that_rocm_lacks(table: dict[str, list[str]]) -> None:
     """AMD's assembler does not know it. A helper in mask.py with it is used by attention alone."""
     with_assembly = {path.stem for path in TRITON.glob("*.py") if "inline_asm_elementwise" in path.read_text()}
-    assert with_assembly == {"cast", "mask", "norm_fp8"}
+    assert with_assembly == {"cast", "mask"}
     users = {path.stem for path in TRITON.glob("*.py") if re.search(r"keep_signs|pack_masks", path.read_text())}
     assert {stem.partition("_")[0] for stem in users - {"mask"}} == {"attention"}
     assert table["MI300X"][0] == "all but attention with dropout and FP8"

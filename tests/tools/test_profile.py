@@ -21,7 +21,7 @@ def test_kernels_are_grouped_by_name() -> None:
     kernels = {
         "nvjet_tst_128x256_64x4_NNT": 40,
         "attention_forward_kernel": 300,
-        "fp8_norm_backward_kernel": 50,
+        "norm_backward_kernel": 50,
         "norm_forward_kernel": 30,
         "second_pass_kernel": 7,
         "void at::native::CatArrayBatchedCopy<float>": 3,

@@ -33,8 +33,8 @@ DEFAULT_KERNELS = (
     "attention_forward_kernel",
     "attention_key_value_gradient_kernel",
     "attention_query_gradient_kernel",
-    "fp8_norm_forward_kernel",
-    "fp8_norm_backward_kernel",
+    "norm_forward_kernel",
+    "norm_backward_kernel",
     "cast_kernel",
 )
 

@@ -51,8 +51,10 @@ ARCHIVE_BYTES = 15 << 20  # before compression, so that the archive has less tha
 STAND_INS = "GPU_CHECK_STAND_INS"  # a module that replaces GPU libraries, imported first by every process; for tests
 PROGRAM = (sys.executable, "-m", "gpu_check.main")
 # What mlbert imports besides torch and numpy, then what single parts need.
-REQUIRED = ("h5py", "jinja2", "matplotlib", "mlperf_logging", "omegaconf", "pydantic", "rich", "safetensors", "scipy")
-REQUIRED += ("tokenizers", "typer", "xxhash", "yaml")
+REQUIRED = (
+    *("h5py", "jinja2", "matplotlib", "mlperf_logging", "omegaconf", "pydantic", "rich", "safetensors", "scipy"),
+    *("tokenizers", "typer", "xxhash", "yaml"),
+)
 PACKAGES = {
     **dict.fromkeys(REQUIRED, "nothing can be measured without it"),
     "triton": "there are no fast kernels then",

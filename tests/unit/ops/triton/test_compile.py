@@ -165,26 +165,6 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
     assert {name: count for name, count in found.items() if count > ceilings[name]} == {}
 
 
-@pytest.mark.parametrize(("direction", "blocks", "instructions"), [("forward", 4, 42), ("backward", 2, 53)])
-def test_quantising_norms_rarely_wait(direction: str, blocks: int, instructions: int) -> None:
-    """Warps wait for each other a few times a tile, several blocks share a multiprocessor, and nothing spills.
-
-    Instructions of a thread for each of its numbers: a loop over rows, then the tile's transposed copy.
-    """
-    (report,) = [r for r in compiled("norm D=1024 bf16 fp8 output") if r.kernel == f"fp8_norm_{direction}_kernel"]
-    registers, spilled = report.registers_and_spills
-    assert spilled == 0
-    assert min(65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024)) >= blocks
-    rows, *tiles = sass.loops(report.cubin)
-    (tile,) = tiles or [sass.instructions(report.cubin)]
-    assert not sum(count for opcode, count in rows.items() if opcode.startswith("BAR"))
-    assert sum(count for opcode, count in tile.items() if opcode.startswith("BAR")) <= 8
-    assert rows["LDG.E.128"] + rows["LDG.E.EL.128"] >= 24, "16 bytes at once"
-    steps = tool.norm_fp8.TILE // report.warps
-    numbers = steps * 1024 // 32
-    assert (steps - 1) * rows.total() + tile.total() <= instructions * numbers
-
-
 @pytest.mark.parametrize(
     ("kernel", "loads", "stores"), [("first_pass_kernel", 4, 2), ("second_pass_kernel", 3, 1)], ids=["first", "second"]
 )

@@ -38,7 +38,7 @@ class NormGradients(NamedTuple):
 
     Attributes:
         residual: [T, D] of the activations' dtype.
-        x: unrounded gradient times the scale, in e5m2, rows [T, D] and columns [D, U].
+        x: gradient in the activations' dtype, times the scale, in e5m2, rows [T, D] and columns [D, U].
         x_bias: float32 [D], the sum over tokens of the unrounded gradient of x.
         weight, bias: float32 [D].
     """
@@ -143,7 +143,7 @@ def _plain_norm_backward(
     centred = g - g.mean(1, keepdim=True) - normal * (g * normal).mean(1, keepdim=True)
     d_total = centred * saved.inverse[:, None]
     d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
-    small = _plain_quantise(d_x, scale, amax, TYPES[GRADIENT])
+    small = _plain_quantise(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
     return NormGradients(d_total.to(d_out.dtype), small, d_x.sum(0), (d * normal).sum(0), d.sum(0))
 
 

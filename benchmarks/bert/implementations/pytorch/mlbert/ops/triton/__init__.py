@@ -2,9 +2,9 @@
 
 from triton import knobs
 
-from mlbert.ops.triton import attention, cast, embedding, interpreter, loss, norm, norm_fp8
+from mlbert.ops.triton import attention, cast, embedding, interpreter, loss, norm
 
-__all__ = ["attention", "cast", "embedding", "loss", "norm", "norm_fp8"]
+__all__ = ["attention", "cast", "embedding", "loss", "norm"]
 
 if knobs.runtime.interpret:
     interpreter.repair()

@@ -2,7 +2,7 @@
 
 A program processes complete rows. Forward saves the sum, its mean and 1 / deviation. Backward recomputes the mask, adds
 the gradients of the result's two readers in registers, and leaves partial sums over tokens (gradients of the three
-vectors) to `device.sum_partials`. `norm_fp8` has the quantising versions.
+vectors) to `device.sum_partials`.
 
 Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 """
@@ -11,6 +11,8 @@ Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,9 @@ from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.fp8_casts import NormGradients, NormSaved
 from mlbert.ops.native_library import check_rows
+from mlbert.ops.triton.cast import cast_transpose
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 
@@ -43,27 +47,33 @@ def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
     return _TritonDropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True)[0]
 
 
+@registry.register("fp8_dropout_add_layer_norm_forward", "triton")
+def quantised_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
+    """See `mlbert.ops.fp8_casts`. A second kernel casts the result: one kernel that also transposed took longer on an
+    H200 than both."""
+    out, *saved = _forward(x, residual, x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False)
+    return out, cast_transpose(out, scale, amax, torch.float8_e4m3fn), NormSaved(*saved)
+
+
+@registry.register("fp8_dropout_add_layer_norm_backward", "triton")
+def quantised_norm_gradients(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax) -> NormGradients:
+    """See `mlbert.ops.fp8_casts`."""
+    settings = (weight, dropout_threshold(dropout_p), key, rows, False, 3)
+    tensors = (saved.total, saved.mean, saved.inverse)
+    d_x, d_total, (d_weight, d_bias, d_x_bias) = _gradients(d_out, d_twin, *tensors, *settings)
+    return NormGradients(d_total, cast_transpose(d_x, scale, amax, torch.float8_e5m2), d_x_bias, d_weight, d_bias)
+
+
 class _TritonDropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
 
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output):
         ctx.set_materialize_grads(False)
-        tokens, hidden = x.shape
-        check_arguments(x, residual, (weight, bias, x_bias), rows, threshold)
-        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-        total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
-        mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
-        if tokens:
-            block = max(4, triton.next_power_of_2(hidden))
-            tile_rows = max(1, FORWARD_TILE // block)
-            norm_forward_kernel[(triton.cdiv(tokens, tile_rows),)](
-                *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
-                *(None if drop_output else total, mean, inverse, out, tokens, hidden, eps, threshold, drop_output),
-                *(tile_rows, block),
-                num_warps=_warps(tile_rows * block),
-            )
-        save_for_backward(ctx, (total, mean, inverse), weight, bias, x_bias, rows, key, threshold, drop_output)
+        out, *saved = _forward(x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output)
+        ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
+        ctx.settings = (threshold, None if isinstance(key, Tensor) else key), drop_output
+        ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
         return out, out.detach()
 
     @staticmethod
@@ -72,42 +82,56 @@ class _TritonDropoutNorm(torch.autograd.Function):
             d_out, d_twin = d_twin, None
         if d_out is None:
             return (None,) * 10
-        return *plain_gradients(ctx, d_out, d_twin), None, None, None, None, None
+        *saved, weight, rows = ctx.saved_tensors[:5]
+        ((threshold, key), drop_output), (bias_type, x_bias_type) = ctx.settings, ctx.types
+        key, sums = ctx.saved_tensors[5] if key is None else key, 2 if x_bias_type is None else 3
+        settings = weight, threshold, key, rows, drop_output, sums
+        d_x, d_total, (d_weight, d_bias, *d_x_bias) = _gradients(d_out, d_twin, *saved, *settings)
+        d_residual, d_x_bias = None if drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None
+        return d_x, d_residual, d_x_bias, d_weight.to(weight.dtype), d_bias.to(bias_type), *(None,) * 5
 
 
-def save_for_backward(ctx, saved, weight, bias, x_bias, rows, key, threshold, drop_output) -> None:
-    """Save the context of `plain_gradients`; `saved`: sum, mean and 1 / deviation."""
-    ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
-    ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
-    ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
+def _forward(x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output) -> tuple[Tensor, ...]:
+    """Return the result, and the sum, mean and 1 / deviation of each row, which backward needs."""
+    tokens, hidden = x.shape
+    check_arguments(x, residual, (weight, bias, x_bias), rows, threshold)
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
+    mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
+    if tokens:
+        block = max(4, triton.next_power_of_2(hidden))
+        tile_rows = max(1, FORWARD_TILE // block)
+        norm_forward_kernel[(triton.cdiv(tokens, tile_rows),)](
+            *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
+            *(None if drop_output else total, mean, inverse, out, tokens, hidden, eps, threshold, drop_output),
+            *(tile_rows, block),
+            num_warps=_warps(tile_rows * block),
+        )
+    return out, total, mean, inverse
 
 
-def plain_gradients(ctx, d_out, d_twin) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, residual, x_bias, weight and bias, for d_out + d_twin (which may be None)."""
-    total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
-    (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
+def _gradients(
+    d_out, d_twin, total, mean, inverse, weight, threshold, key, rows, drop_output, sums
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Return the gradients of x, of the sum, and float32 [D] of weight, bias and, if `sums` is 3, x_bias; for d_out +
+    d_twin (which may be None)."""
     tokens, hidden = total.shape
     d_out, d_total = d_out.contiguous(), torch.empty_like(total)
     d_twin = None if d_twin is None else d_twin.contiguous()
     # Without dropout, x and residual share one gradient tensor.
-    d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
+    d_x = torch.empty_like(total) if threshold and not drop_output else d_total
     block = max(4, triton.next_power_of_2(hidden))
     tile_rows = max(1, BACKWARD_TILE // block)
     programs = min(triton.cdiv(tokens, tile_rows), walking_programs(total.device))
-    sums = 2 if x_bias_type is None else 3
     partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
     if tokens:
         norm_backward_kernel[(programs,)](
-            *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
+            *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(key)),
             *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
-            *(threshold, ctx.drop_output, sums, tile_rows, block),
+            *(threshold, drop_output, sums, tile_rows, block),
             num_warps=_warps(2 * tile_rows * block),
         )
-    d_weight, d_bias, *d_x_bias = sum_partials(partial).unbind(0)
-    return (
-        *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
-        *(d_weight.to(weight.dtype), d_bias.to(bias_type)),
-    )
+    return d_x, d_total, sum_partials(partial).unbind(0)
 
 
 def check_arguments(x, residual, vectors, rows, threshold) -> None:
