@@ -33,7 +33,7 @@ CEILINGS = {
         parts.PRODUCTS: (288, 69.42),
         parts.ATTENTION: (96, 23.2),
         parts.NORMS: (191, 22.5),
-        parts.FILLS: (61, 0.25),
+        parts.FILLS: (11, 0.25),
         parts.ADDS: (2, 0.18),
         parts.WEIGHTS: (53, 0.0013),
         parts.HEADS: (46, 3.07),
@@ -46,7 +46,7 @@ CEILINGS = {
         parts.PRODUCTS: (288, 39.5),
         parts.ATTENTION: (96, 23.2),
         parts.NORMS: (409, 65.1),  # the casts after LayerNorm are launches of their own
-        parts.FILLS: (111, 0.25),
+        parts.FILLS: (13, 0.25),
         parts.ADDS: (2, 0.18),
         parts.WEIGHTS: (128, 2.02),
         parts.HEADS: (48, 2.93),

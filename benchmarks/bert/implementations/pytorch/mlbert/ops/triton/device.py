@@ -45,7 +45,7 @@ def walking_programs(device: torch.device) -> int:
 def sum_partials(partial: Tensor) -> Tensor:
     """Return the sum over the first dimension of a contiguous float32 [P, ...], bitwise reproducible."""
     rows, columns = partial.shape[0], partial[0].numel() if partial.shape[0] else 0
-    out = torch.zeros(partial.shape[1:], dtype=torch.float32, device=partial.device)
+    out = (torch.empty if rows else torch.zeros)(partial.shape[1:], dtype=torch.float32, device=partial.device)
     if rows and columns:
         grid = (triton.cdiv(columns, BLOCK_COLUMNS),)
         sum_partials_kernel[grid](partial, out, rows, columns, BLOCK_ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS)
