@@ -224,6 +224,13 @@ def _cast(tokens: int = 4096) -> None:
         cast.gelu_backward_cast_transpose(x, x, bias, is_gradient, scale, amax, dtype)
 
 
+def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
+    x = _tensor(tokens, 4096, dtype=dtype).detach()
+    for exact in (False, True):
+        cast.gelu(x, exact)
+        cast.gelu_backward(x, x, exact)
+
+
 def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
     """Update parameters of these sizes; by default the last two elements are unaligned, as in BERT."""
     flat = FlatParameters(
@@ -263,6 +270,9 @@ def cases() -> dict[str, Callable[[], None]]:
         "embedding fp32": lambda: _embedding(single),
         "embedding fp16": lambda: _embedding(torch.float16),
         "cast fp8": _cast,
+        "GELU bf16": lambda: _gelu(half),
+        "GELU fp16": lambda: _gelu(torch.float16),
+        "GELU one token": lambda: _gelu(half, tokens=1),
         "norm one token": lambda: _norm(1024, half, 0.1, tokens=1),
         "loss one row": lambda: _loss(half, rows=1),
         "embedding one token": lambda: _embedding(half, tokens=1),

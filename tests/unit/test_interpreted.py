@@ -14,7 +14,7 @@ SUITES = {  # of a process each
     "data, models and ops": [
         "data/loading/test_host_batch.py",
         "models/test_step_counts.py",
-        *(f"ops/test_{name}.py" for name in ("embedding", "loss", "norm")),
+        *(f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")),
         "ops/test_proof.py::test_interpreted_kernels_pass",
         *(f"ops/triton/test_{name}.py" for name in ("attention", "cast")),
     ],

@@ -45,9 +45,9 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
 
 
 def cast_rows(cases: OpCases, seconds: float, peaks: Peaks | None) -> Iterator[Row]:
-    """What surrounds the FP8 products, where there are kernels for it."""
+    """What surrounds the products, where there are kernels for it."""
     if "triton" in registry.available(cases.device)["fp8_quantise"]:
-        for name, call in fp8_calls(cases).items():
+        for name, call in kernel_calls(cases).items():
             yield f"{name}: triton", lambda c=call: _traffic(c, cases.device, seconds, peaks)
 
 
@@ -120,21 +120,25 @@ def _lamb(
     return {"step_seconds": taken, **_rated(LAMB_BYTES * flat.numel / taken / 1e12, "TB/s", peaks)}
 
 
-def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
-    """Name -> a call of what surrounds the FP8 products, and the bytes that it must move: activations read, and the
-    quantised copies written, one byte a number by rows and one by columns."""
+def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
+    """Name -> a call of what surrounds the products, and the bytes that it must move: activations read, and results
+    written, quantised ones with one byte a number by rows and one by columns."""
     config, tokens = cases.config, cases.batch.num_tokens
     wide, narrow = cases.random(tokens, config.intermediate_size), cases.random(tokens, config.hidden_size)
     bias = cases.random(config.intermediate_size, dtype=torch.float32)
     scale, amax = torch.ones((), device=cases.device), torch.zeros((), device=cases.device)
     settings = (scale, amax, torch.float8_e4m3fn)
     norm = cases.dropout_add_layer_norm().arguments(0)
-    form = {op: registry.form(op, "triton") for op in registry.available(cases.device) if op.startswith("fp8_")}
+    form = {
+        op: registry.form(op, "triton") for op in registry.available(cases.device) if op.startswith(("fp8_", "gelu"))
+    }
     element = wide.element_size()
     x, _, weight, _, _, dropout, key, rows, _ = norm
     saved = form["fp8_dropout_add_layer_norm_forward"](*norm, scale, amax)[2]
     gradients = (x, None, saved, weight, dropout, key, rows, scale, amax)
     return {
+        "gelu": (lambda: form["gelu"](wide, False), 2 * element * wide.numel()),
+        "gelu_backward": (lambda: form["gelu_backward"](wide, wide, False), 3 * element * wide.numel()),
         "fp8_quantise": (lambda: form["fp8_quantise"](wide, *settings), (element + 2) * wide.numel()),
         "fp8_quantise_sum": (lambda: form["fp8_quantise_sum"](wide, *settings), (element + 2) * wide.numel()),
         "fp8_gelu": (lambda: form["fp8_gelu"](wide, bias, False, *settings), (element + 2) * wide.numel()),

@@ -24,19 +24,21 @@ def randn(*shape: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_linear_gelu_error(error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+def test_linear_gelu_error(error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
     tokens, hidden, columns = shape
     arguments = [randn(tokens, hidden), randn(columns, hidden) * 2 / hidden**0.5, randn(columns), exact]
-    error_rule("linear_gelu", arguments, dtype, [0, 1, 2])
+    error_rule_of_kernels("linear_gelu", arguments, dtype, [0, 1, 2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_feed_forward_error(error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+def test_feed_forward_error(
+    error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype
+) -> None:
     tokens, hidden, columns = shape
     weights = randn(columns, hidden) * 2 / hidden**0.5, randn(hidden, columns) / columns**0.5
-    error_rule(
+    error_rule_of_kernels(
         "feed_forward", [randn(tokens, hidden), weights[0], randn(columns), weights[1], exact], dtype, [0, 1, 2, 3]
     )
 

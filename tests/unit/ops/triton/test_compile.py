@@ -33,7 +33,7 @@ sass, cast = tool.sass, tool.cast
 # What most runs are, for the GPU that they run on. Everything for all GPUs, in more time than a test has:
 # python tools/compile_kernels.py
 ARCH = 90
-NOT_HERE = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token")
+NOT_HERE = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 CASES = [case for case in tool.cases() if not any(words in case for words in NOT_HERE)]
 
 
@@ -163,6 +163,24 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
         found[name] = counts.total() * report.warps / 4 / (cast.ROWS * cast.COLUMNS / 64**2)
     assert found.keys() == ceilings.keys()
     assert {name: count for name, count in found.items() if count > ceilings[name]} == {}
+
+
+@pytest.mark.parametrize(("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)])
+def test_gelu_moves_16_bytes_at_once(direction: str, loads: int, instructions: int) -> None:
+    """Few instructions for each number, so that memory is the limit, and several blocks on a multiprocessor."""
+    reports = [r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]]
+    (report,) = [r for r in reports if (r.arguments["d_out"] is None) == (direction == "forward")]
+    counts, numbers = sass.instructions(report.cubin), cast.ROWS * cast.COLUMNS // (32 * report.warps)
+    assert (counts["LDG.E.128"], counts["STG.E.128"]) == (loads * numbers // 8, numbers // 8)
+    assert counts.total() <= instructions * numbers
+    assert blocks_of(report) >= 3
+
+
+def blocks_of(report: Any) -> int:
+    """How many blocks share a multiprocessor, by registers and shared memory; none may spill."""
+    registers, spilled = report.registers_and_spills
+    assert spilled == 0
+    return min(65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024))
 
 
 @pytest.mark.parametrize(

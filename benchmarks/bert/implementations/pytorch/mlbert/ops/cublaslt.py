@@ -6,8 +6,10 @@
               d_out^T x                        bias gradient, if not computed before
 
 Sums are float32. Weight gradients have the weights' dtype, usually float32, without rounding to the activations' dtype,
-and are written or added in place (`mlbert.ops.weights`). cublasLt's GELU is the tanh form; the erf form runs plain. If
-cublasLt has no algorithm for a product, PyTorch's kernels run instead, and `Library.product` warns once.
+and are written or added in place (`mlbert.ops.weights`). If cublasLt has no algorithm for a product, PyTorch's product
+runs instead, and `Library.product` warns once. GELU is a separate kernel (`mlbert.ops.linear.gelu`) then, in the erf
+form, which cublasLt does not have, and where that is faster (`mlbert.ops.cublaslt_tuning`). The forms ``triton`` have
+PyTorch's products and the separate kernels only.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -20,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import cublaslt_library, reference
+from mlbert.ops import cublaslt_library
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
-from mlbert.ops.linear import needs_gradient
+from mlbert.ops.linear import gelu, gelu_backward, needs_gradient
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
 _override: Library | None = None
@@ -63,18 +65,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool
 
 @registry.register("linear_gelu", "cublaslt")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    """See `mlbert.ops.api.linear_gelu`. The erf form runs plain."""
-    if exact:
-        return reference.linear_gelu(x, weight, bias, exact)
-    return _CublasLtLinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
+    """See `mlbert.ops.api.linear_gelu`."""
+    return _FusedLinearGelu.apply(library(), x, weight, bias, exact, needs_gradient(x, weight, bias))
 
 
 @registry.register("feed_forward", "cublaslt")
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    """See `mlbert.ops.api.feed_forward`. The erf form runs plain."""
-    if exact:
-        return reference.feed_forward(x, w1, b1, w2, exact)
-    return _CublasLtFeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
+    """See `mlbert.ops.api.feed_forward`."""
+    return _FusedFeedForward.apply(library(), x, w1, b1, w2, exact, needs_gradient(x, w1, b1, w2))
+
+
+@registry.register("linear_gelu", "triton")
+def _triton_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
+    return _FusedLinearGelu.apply(None, x, weight, bias, exact, needs_gradient(x, weight, bias))
+
+
+@registry.register("feed_forward", "triton")
+def _triton_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+    return _FusedFeedForward.apply(None, x, w1, b1, w2, exact, needs_gradient(x, w1, b1, w2))
 
 
 class _CublasLtLinear(torch.autograd.Function):
@@ -87,48 +95,47 @@ class _CublasLtLinear(torch.autograd.Function):
         x, weight = x.contiguous(), in_type(ctx.weights, x.dtype)
         bias = joined(biases).to(x.dtype) if biases else None
         ctx.save_for_backward(x, weight)
-        if parts > 1:
-            out = x.new_empty(x.shape[0], weight.shape[0])
-            if _product(out, x, weight, right_transposed=True, epilogue=Epilogue.BIAS, bias=bias):
-                return out
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if bias is None or parts == 1 else _with_bias(library(), x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_bias = _bias_room(ctx.weights, d_out) if ctx.bias_types else None
-        d_weights = _weight_gradients(ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users)
+        d_bias = d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out)) if ctx.bias_types else None
+        d_weights = _weight_gradients(library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users)
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
         d_biases = () if d_bias is None else d_bias.to(ctx.bias_types[0]).chunk(len(ctx.weights))
         return d_x, None, None, *d_weights, *d_biases
 
 
-class _CublasLtLinearGelu(torch.autograd.Function):
+class _FusedLinearGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.weight, ctx.bias_type = weight, bias.dtype
+    def forward(
+        ctx: Any, lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool, needs_gradient: bool
+    ) -> Tensor:
+        ctx.lt, ctx.weight, ctx.bias_type, ctx.exact = lt, weight, bias.dtype, exact
         x, narrow = x.contiguous(), in_type((weight,), x.dtype)
-        out, pre = _bias_gelu(x, narrow, bias.to(x.dtype), needs_gradient)
+        out, pre = _bias_gelu(lt, x, narrow, bias.to(x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, narrow, pre)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
-        d_pre = torch.ops.aten.gelu_backward(d_out.contiguous(), pre, approximate="tanh")
-        d_bias = _bias_room((ctx.weight,), d_pre)
-        (d_weight,) = _weight_gradients((ctx.weight,), d_pre, x, d_bias)
-        d_x = d_pre @ weight if ctx.needs_input_grad[0] else None
-        return d_x, d_weight, d_bias.to(ctx.bias_type), None
+        d_pre, d_bias = gelu_backward(d_out.contiguous(), pre, ctx.exact)
+        (d_weight,) = _weight_gradients(ctx.lt, (ctx.weight,), d_pre, x)
+        d_x = d_pre @ weight if ctx.needs_input_grad[1] else None
+        return None, d_x, d_weight, d_bias.to(ctx.bias_type), None, None
 
 
-class _CublasLtFeedForward(torch.autograd.Function):
+class _FusedFeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.weights, ctx.bias_type = (w1, w2), b1.dtype
+    def forward(
+        ctx: Any, lt: Library | None, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool, needs_gradient: bool
+    ) -> Tensor:
+        ctx.lt, ctx.weights, ctx.bias_type, ctx.exact = lt, (w1, w2), b1.dtype, exact
         x, w1, w2 = x.contiguous(), in_type((w1,), x.dtype).contiguous(), in_type((w2,), x.dtype).contiguous()
-        inner, pre = _bias_gelu(x, w1, b1.to(x.dtype), needs_gradient)
+        inner, pre = _bias_gelu(lt, x, w1, b1.to(x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, w1, w2, inner, pre)
         return F.linear(inner, w2)
 
@@ -137,45 +144,75 @@ class _CublasLtFeedForward(torch.autograd.Function):
         x, w1, w2, inner, pre = ctx.saved_tensors
         first, second = ((weight,) for weight in ctx.weights)
         d_out = d_out.contiguous()
-        (d_w2,) = _weight_gradients(second, d_out, inner)
-        d_pre, d_b1 = _gelu_backward(d_out, w2, pre)
-        if d_b1 is None:
-            d_b1 = _bias_room(first, d_pre)
-            (d_w1,) = _weight_gradients(first, d_pre, x, d_b1)
-        else:
-            (d_w1,) = _weight_gradients(first, d_pre, x)
-        d_x = d_pre @ w1 if ctx.needs_input_grad[0] else None
-        return d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None
+        (d_w2,) = _weight_gradients(ctx.lt, second, d_out, inner)
+        d_pre, d_b1 = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact)
+        (d_w1,) = _weight_gradients(ctx.lt, first, d_pre, x)
+        d_x = d_pre @ w1 if ctx.needs_input_grad[1] else None
+        return None, d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None, None
 
 
-def _product(out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
-    """Call `Library.product`. Also return False for empty operands, which cublasLt does not accept."""
-    return min(*out.shape, *left.shape) > 0 and library().product(out, left, right, **arguments)
+def _product(lt: Library | None, out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
+    """Call `Library.product`. Return False without a library, and for empty operands, which cublasLt refuses."""
+    return lt is not None and min(*out.shape, *left.shape) > 0 and lt.product(out, left, right, **arguments)
 
 
-def _bias_gelu(x: Tensor, weight: Tensor, bias: Tensor, keep_pre: bool) -> tuple[Tensor, Tensor | None]:
+def _with_bias(lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x W^T + b, [T, F]."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    is_done = _product(lt, out, x, weight, right_transposed=True, epilogue=Epilogue.BIAS, bias=bias)
+    return out if is_done else F.linear(x, weight, bias)
+
+
+def _bias_gelu(
+    lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool, keep_pre: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return gelu(x W^T + b), [T, F], and the pre-activation if ``keep_pre``."""
     shape = x.shape[0], weight.shape[0]
-    if shape[1] % AUX_MULTIPLE == 0:
+    if lt and not exact and shape[1] % AUX_MULTIPLE == 0:
         out, pre = x.new_empty(shape), x.new_empty(shape) if keep_pre else None
         epilogue = Epilogue.GELU_AUX_BIAS if keep_pre else Epilogue.GELU_BIAS
-        if _product(out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre):
+        if _product(lt, out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre):
             return out, pre
-    pre = F.linear(x, weight, bias)
-    return F.gelu(pre, approximate="tanh"), pre if keep_pre else None
+    out, pre = bias_gelu_apart(lt, x, weight, bias, exact)
+    return out, pre if keep_pre else None
 
 
-def _gelu_backward(d_out: Tensor, weight: Tensor, pre: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F] if fused."""
-    if pre.shape[1] % AUX_MULTIPLE == 0:
+def bias_gelu_apart(
+    lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return gelu(x W^T + b) and x W^T + b, [T, F], by a product and a kernel."""
+    pre = _with_bias(lt, x, weight, bias)
+    return gelu(pre, exact), pre
+
+
+def _gelu_backward(
+    lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F]."""
+    if lt and not exact and pre.shape[1] % AUX_MULTIPLE == 0:
         d_pre, d_bias = torch.empty_like(pre), pre.new_empty(pre.shape[1])
-        if _product(d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
+        if _product(lt, d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
             return d_pre, d_bias
-    return torch.ops.aten.gelu_backward(d_out @ weight, pre, approximate="tanh"), None
+    return gelu_backward_apart(lt, d_out, weight, pre, exact)
+
+
+def gelu_backward_apart(
+    lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return (d_out W) gelu'(pre) and its sum over tokens, by a product and a kernel."""
+    d_inner = torch.empty_like(pre)
+    if not _product(lt, d_inner, d_out, weight):
+        torch.mm(d_out, weight, out=d_inner)
+    return gelu_backward(d_inner, pre, exact)
 
 
 def _weight_gradients(
-    parts: tuple[Tensor, ...], d_out: Tensor, x: Tensor, d_bias: Tensor | None = None, last: bool = True
+    lt: Library | None,
+    parts: tuple[Tensor, ...],
+    d_out: Tensor,
+    x: Tensor,
+    d_bias: Tensor | None = None,
+    last: bool = True,
 ) -> tuple[Tensor | None, ...]:
     """Return d_out^T x, for d_out [T, F] and x [T, D], one tensor per part of the weight; None if written in place.
 
@@ -186,21 +223,16 @@ def _weight_gradients(
     room = gradient_room(parts)
     out, adds = room or (x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)), False)
     options = {"left_transposed": True, "adds": adds}
-    if d_bias is None or not _product(out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias):
+    if d_bias is None or not _product(lt, out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias):
         if d_bias is not None:
             torch.sum(d_out, 0, dtype=d_bias.dtype, out=d_bias)
-        if not _product(out, d_out, x, **options):
+        if not _product(lt, out, d_out, x, **options):
             product = d_out.t() @ x
             out.add_(product) if adds else out.copy_(product)
     if room is None:
         return out.to(parts[0].dtype).chunk(len(parts))
     written(parts, last)
     return (None,) * len(parts)
-
-
-def _bias_room(parts: tuple[Tensor, ...], d_out: Tensor) -> Tensor:
-    """Return an empty tensor for a bias gradient, of the weight gradient's dtype."""
-    return d_out.new_empty(d_out.shape[1], dtype=_gradient_type(parts, d_out))
 
 
 def _gradient_type(parts: tuple[Tensor, ...], x: Tensor) -> torch.dtype:

@@ -4,8 +4,8 @@
     ->  take the lowest median  ->  use rank 0's choices on all ranks, so that all compute the same bits
 
 The heuristic orders algorithms by estimated speed. Algorithms whose results differ from the first one's by more than
-rounding are excluded. For a sum over tokens in a weight gradient's epilogue, a separate sum is timed as well. Results
-are cached per kind of device (`mlbert.ops.device_cache`).
+rounding are excluded. For an epilogue with GELU or with a sum over tokens, a product with a separate kernel is timed as
+well. Results are cached per kind of device (`mlbert.ops.device_cache`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ CACHE = "cublaslt"
 QUEUED_CYCLES = 4_000_000  # device clock cycles, 2 ms: time for the host to queue the timed work
 # Allowed difference relative to a result's norm, for another order of summation; larger for fast FP8 accumulation.
 ALLOWED, ALLOWED_FAST = 2**-7, 2**-5
+
+GELU = (Epilogue.GELU_BIAS, Epilogue.GELU_AUX_BIAS)
+CAN_BE_APART = (*GELU, Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
 
 Times = Sequence[float]  # seconds of repeated launches
 Timer = Callable[[Callable[[], object]], Times]
@@ -89,33 +92,36 @@ def tune(
             found[str(problem)] = choose(library, problem, device, timer or functools.partial(time_launches, device))
         library.choices[problem] = found[str(problem)]
     # Offset so that choices start at 0; other ranks send 0, so MAX gives rank 0's.
-    chosen = torch.tensor([found[str(problem)] - APART if is_first else 0 for problem in problems])
-    over_ranks(chosen)
-    library.choices.update(zip(problems, (chosen + APART).tolist(), strict=True))
+    sent = torch.tensor([found[str(problem)] - APART if is_first else 0 for problem in problems])
+    over_ranks(sent)
+    library.choices.update(zip(problems, (sent + APART).tolist(), strict=True))
     for problem in problems:  # loads their kernels, which must not happen during graph capture
         operands = _Operands(problem, device)
         (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(library)
     if timed := len(found) - known:
         device_cache.store(CACHE, device, found)
-    others = sum(library.choices[problem] not in (FIRST, 1) for problem in problems)
+    chosen = [library.choices[problem] for problem in problems]
+    how = f"{chosen.count(APART)} apart from their epilogue, {sum(choice > 1 for choice in chosen)} not with the first"
     seconds = time.perf_counter() - started
-    say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {others} not with the first algorithm")
+    say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {how} algorithm")
 
 
 def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
-    """Return the distinct problems; before each with a sum over tokens in its epilogue, the one without epilogue."""
+    """Return the distinct problems; before each whose epilogue can be apart, the product that remains."""
     found: dict[MatmulProblem, None] = {}
     for problem in noted:
-        if problem.epilogue == Epilogue.BGRADB:
+        if problem.epilogue in CAN_BE_APART:
             found[twin(problem)] = None
         found[problem] = None
     return list(found)
 
 
 def twin(problem: MatmulProblem) -> MatmulProblem:
-    """Return the problem without epilogue."""
-    out, left, right, _, _ = problem.alignments
-    return problem._replace(epilogue=Epilogue.NONE, alignments=(out, left, right, 0, 0))
+    """Return the problem without epilogue, or with only the bias of one with GELU."""
+    *operands, bias, _ = problem.alignments
+    if problem.epilogue in GELU:
+        return problem._replace(epilogue=Epilogue.BIAS, alignments=(*operands, bias, 0))
+    return problem._replace(epilogue=Epilogue.NONE, alignments=(*operands, 0, 0))
 
 
 def choose(library: Library, problem: MatmulProblem, device: torch.device, timer: Timer) -> int:
@@ -169,7 +175,7 @@ def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer:
                 times[choice] = timer(lambda: operands.multiply(library))
         except CublasLtError:  # listed by the heuristic, but fails
             continue
-    if problem.epilogue == Epilogue.BGRADB:
+    if problem.epilogue in CAN_BE_APART:
         library.choices[problem] = APART
         times[APART] = timer(lambda: operands.multiply_apart(library))
     return times
@@ -195,11 +201,17 @@ class _Operands:
         """Compute the product with the library's choice. Return whether that algorithm exists."""
         return self._product(library, self.problem.epilogue, self.bias, self.aux)
 
-    def multiply_apart(self, library: Library) -> bool:
-        """Compute the product without its epilogue, and the sum over tokens."""
+    def multiply_apart(self, library: Library) -> None:
+        """Compute the product without its epilogue, and GELU, its derivative or the sum over tokens."""
         assert self.bias is not None
-        torch.sum(self.left, 0, dtype=self.bias.dtype, out=self.bias)
-        return self._product(library, Epilogue.NONE, None, None)
+        if self.problem.epilogue in GELU:
+            cublaslt.bias_gelu_apart(library, self.left, self.right, self.bias)
+        elif self.problem.epilogue == Epilogue.DGELU_BGRAD:
+            assert self.aux is not None
+            cublaslt.gelu_backward_apart(library, self.left, self.right, self.aux)
+        else:
+            torch.sum(self.left, 0, dtype=self.bias.dtype, out=self.bias)
+            self._product(library, Epilogue.NONE, None, None)
 
     def _product(self, library: Library, epilogue: Epilogue, bias: Tensor | None, aux: Tensor | None) -> bool:
         problem = self.problem

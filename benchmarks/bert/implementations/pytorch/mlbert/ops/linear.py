@@ -62,6 +62,30 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     return registry.implementation("feed_forward", x)(x, w1, b1, w2, exact)
 
 
+def gelu(pre: Tensor, exact: bool) -> Tensor:
+    """Return GELU of a contiguous [T, F], without autograd; `exact` as in `linear_gelu`."""
+    return registry.implementation("gelu", pre)(pre, exact)
+
+
+def gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+    """Return d_out gelu'(pre), all contiguous [T, F], and its sum over tokens, float32 [F]: the bias gradient."""
+    d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact)
+    return d_pre, d_bias
+
+
+@registry.register("gelu", "plain")
+@registry.register("gelu", "native")
+def _gelu(pre: Tensor, exact: bool) -> Tensor:
+    return F.gelu(pre, approximate="none" if exact else "tanh")
+
+
+@registry.register("gelu_backward", "plain")
+@registry.register("gelu_backward", "native")
+def _gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+    d_pre = torch.ops.aten.gelu_backward(d_out, pre, approximate="none" if exact else "tanh")
+    return d_pre, d_pre.sum(0, dtype=torch.float32)
+
+
 registry.register("linear_qkv", "plain")(reference.linear_qkv)
 
 

@@ -152,8 +152,8 @@ class Problems:
         w2 = self._random(draw, self._hidden, self._inner) * self._inner**-0.5
         return (x, w1, bias, w2, False)
 
-    def fp8(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
-        """Return functions that create the arguments of the FP8 ops; ops modify some arguments."""
+    def not_differentiable(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
+        """Return functions that create the arguments of the other ops; FP8 ops modify some arguments."""
         e4m3, e5m2, inner = torch.float8_e4m3fn, torch.float8_e5m2, self._inner
 
         def scales() -> tuple[Tensor, Tensor]:
@@ -178,7 +178,12 @@ class Problems:
             gradients = x(self._hidden, 2), x(self._hidden, 3)
             return (*gradients, saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
 
+        def gelu(*draws: int) -> tuple[Any, ...]:
+            return (*(self._random(draw, TOKENS, inner, dtype=None) for draw in draws), False)
+
         return {
+            "gelu": lambda: gelu(1),
+            "gelu_backward": lambda: gelu(1, 2),
             "fp8_quantise": lambda: (x(inner), *scales(), e4m3, None),
             "fp8_quantise_sum": lambda: (x(inner), *scales(), e5m2),
             "fp8_gelu": lambda: (x(inner), self._random(1, inner), False, *scales(), e4m3),
@@ -253,7 +258,7 @@ def check(op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: S
         if op in differentiable:
             why = compare(op, *differentiable[op], form, dtype)[0].why
         else:
-            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op])
+            why = _difference(form, registry.form(op, "plain"), problems.not_differentiable()[op])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as error:  # from a kernel, its compiler or its library
@@ -287,6 +292,6 @@ def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: 
 
 
 def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return results, and scalar arguments that the op may have modified. Autograd does not differentiate FP8 ops."""
+    """Return results, and scalar arguments that the op may have modified. Autograd does not differentiate them."""
     results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
     return [*results, *(x for x in arguments if isinstance(x, Tensor) and not x.dim())]

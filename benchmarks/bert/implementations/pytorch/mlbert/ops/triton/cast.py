@@ -10,6 +10,8 @@ Each thread has the same columns of four adjacent rows. It rounds four numbers o
 word by rows, and transposes four such words into words of one column each. So each number is computed once, and only
 words pass through shared memory. The interpreter cannot run inline assembly and uses an equivalent without it.
 
+`gelu` and `gelu_backward` compute the same without FP8, for products without a GELU epilogue (`mlbert.ops.cublaslt`).
+
 Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks, G groups of four rows of a tile, C
 columns of a tile.
 """
@@ -248,3 +250,63 @@ def cast_kernel(
     for number in tl.static_range(4):
         small += (store_rows(values[number], factor, row + number, column, tokens, columns, out_rows, E5M2),)
     store_columns(small, group, column, padded, columns, out_columns)
+
+
+# Without FP8. The fast exponential is exact enough for 16-bit results; float32 runs plain.
+GELU_WARPS = 8  # 32 numbers of a tile to a thread, so that three blocks share a multiprocessor
+
+
+@registry.register("gelu", "triton")
+def gelu(pre, exact) -> Tensor:
+    """See `mlbert.ops.linear.gelu`."""
+    if pre.dtype == torch.float32:
+        return registry.form("gelu", "plain")(pre, exact)
+    return _gelu(pre, None, exact)[0]
+
+
+@registry.register("gelu_backward", "triton")
+def gelu_backward(d_out, pre, exact) -> tuple[Tensor, Tensor]:
+    """See `mlbert.ops.linear.gelu_backward`."""
+    if pre.dtype == torch.float32:
+        return registry.form("gelu_backward", "plain")(d_out, pre, exact)
+    assert d_out.is_contiguous(), "contiguous gradients expected"
+    assert d_out.shape == pre.shape, f"gradient {tuple(d_out.shape)} of {tuple(pre.shape)}"
+    d_pre, partial = _gelu(pre, d_out, exact)
+    return d_pre, sum_partials(partial)
+
+
+def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:
+    """Return the activation, or the gradient if `d_out` is not None, and the gradient's sums over blocks of tokens."""
+    assert pre.is_contiguous(), "contiguous activations expected"
+    assert pre.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {pre.dtype}"
+    tokens, columns = pre.shape
+    blocks = triton.cdiv(tokens, ROWS)
+    out = torch.empty_like(pre)
+    partial = torch.empty(0 if d_out is None else blocks, columns, dtype=torch.float32, device=pre.device)
+    if pre.numel():
+        gelu_kernel[(triton.cdiv(columns, COLUMNS), blocks)](
+            *(pre, d_out, out, None if d_out is None else partial, tokens, columns),
+            *(GELU if d_out is None else GELU_BACKWARD, exact, ROWS, COLUMNS),
+            num_warps=GELU_WARPS,
+        )
+    return out, partial
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def gelu_kernel(
+    pre, d_out, out, partial, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of gelu(pre), or of d_out gelu'(pre) and its sum over tokens. Grid: F / COLUMNS, P.
+
+    pre, d_out, out: [T, F]; partial: float32 [P, F]; d_out and partial are None if the operation is GELU.
+    """
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    value = operation_on(pre, d_out, None, row, column, tokens, columns, OPERATION, EXACT)
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    inside = (row < tokens)[:, None] & (column < columns)[None, :]
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    if partial is not None:
+        total = tl.sum(value, 0)
+        tl.store(partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns)
