@@ -32,8 +32,8 @@ def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeyp
     found = product.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
     assert {name for name in found if found[name]["value"] != published[name]["value"]} == DIFFERENT
     assert (found["BATCHSIZE"]["value"], found["OPS"]["value"]) == (224, "flash")
-    kept = ("PRECISION", "CUDA_GRAPH_MODE", "SHARDED_OPTIMIZER", "WEIGHTS_ALLGATHER")
-    assert [str(found[name]["value"]) for name in kept] == [precision, "full_iteration", "node", "bf16"]
+    kept = ("PRECISION", "CUDA_GRAPH_MODE", "SHARDED_OPTIMIZER")
+    assert [str(found[name]["value"]) for name in kept] == [precision, "full_iteration", "node"]
     assert found["FP8_FAST_ACCUMULATION"]["value"] == ("all" if precision == "fp8" else "forward")
 
 
@@ -104,6 +104,7 @@ def test_nothing_changes_the_settings_of_the_gpu() -> None:
     text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
     assert re.findall(r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text) == []
     assert external.NCU[:2] == ("--clock-control", "none")
+    assert external.NCU[2:4] == ("--profile-from-start", "off"), "the part `counted` turns it on for the step"
 
 
 def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:

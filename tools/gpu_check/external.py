@@ -25,7 +25,10 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
     "launch__registers_per_thread": "registers",
 }
-NCU = ("--clock-control", "none", "--launch-count", "1", "--csv", "--page", "raw", "--print-units", "base")
+NCU = (
+    *("--clock-control", "none", "--profile-from-start", "off", "--launch-count", "1"),
+    *("--csv", "--page", "raw", "--print-units", "base"),
+)
 SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
 COUNT_SECONDS, SANITIZER_SECONDS, BUILD_SECONDS = 45, 60, 70
 # What ncu looks at if no profile has been measured.
