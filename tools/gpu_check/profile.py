@@ -32,7 +32,7 @@ _NAMES = (
     (r"gemm|nvjet|cutlass|cublas|splitk|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b", "GEMM"),
     (r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor", "copy"),
     (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel", "norm"),
-    (r"cast_kernel", "cast"),
+    (r"(cast|gelu)_kernel", "cast"),
     (r"softmax|nll_loss|cross_?entropy|loss_(forward|sum|backward)_kernel", "loss"),
     (r"(first|second|one)_pass_kernel|sum_squares_kernel|owner_sums_kernel|begin_kernel", "optimizer"),
     (r"embedding|index_?select|indexSelect", "embedding"),
