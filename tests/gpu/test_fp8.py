@@ -64,17 +64,19 @@ def test_feed_forward_matches_plain(tokens: int, exact: bool) -> None:
             torch.autograd.backward([out, copy], [torch.ones_like(out) * 1e-6] * 2)
             scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift, b2)
-        results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.derived_state().values()]
+        results[choice] = [out.detach(), *scaling.derived_state().values(), *(leaf.grad for leaf in leaves)]
     ops.select("auto")
-    for found, expected in zip(results["triton"], results["plain"], strict=True):
-        assert (found.float() - expected.float()).norm() <= 0.02 * expected.float().norm()
+    for number, (found, expected) in enumerate(zip(results["triton"], results["plain"], strict=True)):
+        # Gradients have been rounded to e5m2 twice, which alone makes an error of 0.05; some numbers go the other way.
+        limit = 0.02 if number < 3 else 0.06
+        assert (found.float() - expected.float()).norm() <= limit * expected.float().norm()
 
 
 def test_product_with_bias() -> None:
     ops.select("auto", "cuda")
     a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
     bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
-    found = fp8.product(a, b, one, one, torch.bfloat16, fast=True, bias=bias)
+    found = fp8.product(a, b, (one, one), torch.bfloat16, fast=True, bias=bias)
     expected = a.float() @ b.float().t() + bias.float()
     assert (found.float() - expected).norm() <= 0.005 * expected.norm()
 

@@ -163,12 +163,17 @@ def _with_bias(lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor) -> T
     return out if is_done else F.linear(x, weight, bias)
 
 
+def _has_gelu(lt: Library | None, exact: bool, dtype: torch.dtype, columns: int) -> bool:
+    """Return whether an epilogue can compute it: the tanh form, whose error in float32 is ten times PyTorch's."""
+    return lt is not None and not exact and dtype != torch.float32 and columns % AUX_MULTIPLE == 0
+
+
 def _bias_gelu(
     lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool, keep_pre: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return gelu(x W^T + b), [T, F], and the pre-activation if ``keep_pre``."""
     shape = x.shape[0], weight.shape[0]
-    if lt and not exact and shape[1] % AUX_MULTIPLE == 0:
+    if _has_gelu(lt, exact, x.dtype, shape[1]):
         out, pre = x.new_empty(shape), x.new_empty(shape) if keep_pre else None
         epilogue = Epilogue.GELU_AUX_BIAS if keep_pre else Epilogue.GELU_BIAS
         if _product(lt, out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre):
@@ -189,7 +194,7 @@ def _gelu_backward(
     lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F]."""
-    if lt and not exact and pre.shape[1] % AUX_MULTIPLE == 0:
+    if _has_gelu(lt, exact, pre.dtype, pre.shape[1]):
         d_pre, d_bias = torch.empty_like(pre), pre.new_empty(pre.shape[1])
         if _product(lt, d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
             return d_pre, d_bias

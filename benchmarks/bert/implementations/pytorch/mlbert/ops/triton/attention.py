@@ -43,21 +43,29 @@ KEYS_OF_BITS = 64
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Launch configuration of a kernel: queries and keys per tile, and Triton's warps and pipeline stages."""
+    """Launch configuration of a kernel: queries and keys per tile; Triton's warps, pipeline stages and, if it has one,
+    limit of registers."""
 
     BLOCK_Q: int
     BLOCK_K: int
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """Return a launch's keyword arguments."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Chosen from the compiler's report
-# (tools/compile_kernels.py: no spills, most warps per multiprocessor; with three stages, tiles are copied one iteration
-# ahead, with two they are awaited as soon as they are requested), not by measurement. BLOCK_K must be a multiple
-# of 64 in the forward pass, which writes 64 mask bits together, and of 32 in the others.
+# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Head size 64 on Hopper is the fastest of
+# some fifty that were measured on an H200 (records/2026-11-26_gpu-check_h200). The others are chosen from the
+# compiler's report (tools/compile_kernels.py: no spills, most warps per multiprocessor; with three stages, tiles are
+# copied one iteration ahead, with two they are awaited as soon as they are requested). BLOCK_K must be a multiple of 64
+# in the forward pass, which writes 64 mask bits together, and of 32 in the others.
 _HOPPER = {
     32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
-    64: (AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3)),
+    # Three blocks of the last share a multiprocessor, though it spills 64 bytes: backward took 8 % less.
+    64: (AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3, 168)),
     128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
 }
 _AMPERE = {
@@ -135,7 +143,7 @@ def _launch(kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold)
     counts = {"num_tokens": num_tokens, "num_sequences": order.numel(), "num_blocks": num_blocks}
     counts |= {"bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)}
     sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size, "SCALE": head_size**-0.5, "THRESHOLD": threshold}
-    return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **asdict(blocks)}
+    return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **blocks.options()}
 
 
 def _blocks(qkv: Tensor) -> tuple[AttentionBlocks, ...]:
