@@ -135,7 +135,7 @@ def eval_set_command(
 @app.command("verify")
 @with_options()
 def verify_command(
-    folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords or NVIDIA's HDF5 shards.")],
+    folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords, MDS or NVIDIA's HDF5 shards.")],
     run: PoolArguments,
     md5: Annotated[Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")] = None,
 ) -> None:

@@ -64,11 +64,11 @@ def accepts(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
-def describe(folder: Path) -> StoreInfo:
-    """Describe a folder from its index and the head of the first shard. Raises UserError if the index is damaged or has
-    other columns, or if the first shard is missing."""
+def describe(folder: Path, most: Widths | None = None) -> StoreInfo:
+    """Describe a folder from its index and the head of the first shard; with ``most``, the limits of a sample, no shard
+    is read. Raises UserError if the index is damaged or has other columns, or if the first shard is missing."""
     index, identity = read_index(folder)
-    widths = _widths(folder, index.shards[0])
+    widths = most or _widths(folder, index.shards[0])
     return StoreInfo(
         folder=Path(folder),
         kind="mds",

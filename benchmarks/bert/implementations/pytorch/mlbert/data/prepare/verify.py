@@ -28,6 +28,7 @@ from mlbert.data.formats.index_cache import keep_digests, name_of, state_of
 from mlbert.data.formats.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.data.formats.nvidia_index import bins_of, list_shards
 from mlbert.data.formats.open import describe
+from mlbert.data.formats.padded import MAX_ID, Widths
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
@@ -315,13 +316,14 @@ def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[File
         return _plan_bins(folder)
     if (folder / MANIFEST).exists():
         return _plan_set(folder, 1)
+    if mds_samples.accepts(folder):  # its shards may be damaged, so none is read before all are verified
+        info = mds_samples.describe(folder, Widths(MAX_ID, MAX_ID))
+        return info, [FileJob(folder / mds_files.INDEX, info)], []
     info = describe(folder)
     if info.kind == "tfrecord":
         if folder.is_dir() and (note := unlisted_note(folder)):
             progress(note)
         return info, _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]), []
-    if info.kind == "mds":
-        return info, [FileJob(folder / mds_files.INDEX, info)], []
     groups = bins_of(folder) or [list_shards(folder)]
     return info, _with_sums(folder, [FileJob(path, info) for group in groups for path in group]), []
 
