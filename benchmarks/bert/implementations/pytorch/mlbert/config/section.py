@@ -18,18 +18,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
 
-# Every number has an upper bound, so that a typing error cannot hang or crash the machine.
-MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
-MOST_PACKS, MOST_IN_PACK, MOST_CPUS = 2**20, 512, 4096
-# Unit and limits of settings that count steps or sequences.
-STEPS: dict[str, Any] = {"unit": "steps", "ge": 1, "le": MOST_STEPS}
-STEPS_FROM_0 = STEPS | {"ge": 0}
-SAMPLES: dict[str, Any] = {"unit": "sequences", "ge": 1, "le": MOST_SAMPLES}
+
+class Ranges:
+    """Units and limits that settings share. Every number has an upper bound, so that a typing error cannot hang or
+    crash the machine."""
+
+    STEPS: ClassVar[dict[str, Any]] = {"unit": "steps", "ge": 1, "le": 10**9}
+    STEPS_FROM_0: ClassVar[dict[str, Any]] = STEPS | {"ge": 0}
+    STEPS_TO_0: ClassVar[dict[str, Any]] = {"unit": "steps", "ge": -(10**9), "le": 0}
+    CHECKPOINTS: ClassVar[dict[str, Any]] = STEPS_FROM_0 | {"unit": "checkpoints"}
+    SAMPLES: ClassVar[dict[str, Any]] = {"unit": "sequences", "ge": 1, "le": 10**15}
+    PACKS: ClassVar[dict[str, Any]] = {"ge": 1, "le": 2**20}
+    IN_PACK: ClassVar[dict[str, Any]] = {"unit": "sequences", "ge": 1, "le": 512}
+    TOKENS: ClassVar[dict[str, Any]] = {"unit": "tokens", "ge": 1, "le": 65535}
+    SECONDS: ClassVar[dict[str, Any]] = {"unit": "seconds", "gt": 0, "le": 10**9}
+    CPUS: ClassVar[dict[str, Any]] = {"ge": 1, "le": 4096}
+    RATE: ClassVar[dict[str, Any]] = {"ge": 0, "le": 100}
+    PROBABILITY: ClassVar[dict[str, Any]] = {"gt": 0, "lt": 1}
+
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}

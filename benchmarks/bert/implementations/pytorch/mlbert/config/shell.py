@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from mlbert.config.section import MOST_CPUS, Section, setting
+from mlbert.config.section import Ranges, Section, setting
 
 _setting = functools.partial(setting, key="")  # neither a flag nor a YAML key
 
@@ -28,7 +28,7 @@ class LaunchConfig(Section):
     srun_args: str = _setting("SRUN_ARGS", "Arguments for every srun of the job, such as --gres=gpu:8.")
     slurm_mpi_type: str = _setting("SLURM_MPI_TYPE", "srun's --mpi; not set: pmi2 if Slurm has it.")
     slurm_cpus: int = _setting(
-        "SLURM_CPUS", "CPUs per node, shared by its ranks; not set: all of the job's.", ge=1, le=MOST_CPUS
+        "SLURM_CPUS", "CPUs per node, shared by its ranks; not set: all of the job's.", **Ranges.CPUS
     )
     dgxht: int = _setting("DGXHT", "Hardware threads per core that a rank is bound to.", ge=1, le=8)
     bind_cpus: bool = _setting("BIND_CPUS", "Bind each rank to the cores and memory closest to its GPU.")

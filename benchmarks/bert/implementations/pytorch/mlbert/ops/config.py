@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlbert.config.section import MOST_CPUS, STEPS, Section, fixed_setting, setting
+from mlbert.config.section import Ranges, Section, fixed_setting, setting
 
 
 class ComputeConfig(Section):
@@ -24,15 +24,10 @@ class ComputeConfig(Section):
         "LOSS_SCALE", "Initial loss scale of fp16; halved on overflow.", default=131072.0, gt=0, le=16777216
     )
     loss_scale_window: int = setting(
-        "LOSS_SCALE_WINDOW", "Steps without overflow after which LOSS_SCALE doubles.", default=2000, **STEPS
+        "LOSS_SCALE_WINDOW", "Steps without overflow after which LOSS_SCALE doubles.", default=2000, **Ranges.STEPS
     )
     cpu_threads: int | None = setting(
-        "CPU_THREADS",
-        "none: every core that the rank may use.",
-        default=None,
-        unit="threads per rank",
-        ge=1,
-        le=MOST_CPUS,
+        "CPU_THREADS", "none: every core that the rank may use.", default=None, unit="threads per rank", **Ranges.CPUS
     )
     ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"] = setting(
         "OPS", "Implementation of the ops.", default="auto"

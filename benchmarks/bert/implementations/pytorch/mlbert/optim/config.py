@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from mlbert.config.section import (
-    MOST_STEPS,
-    STEPS,
-    STEPS_FROM_0,
-    Contradiction,
-    Section,
-    fixed_setting,
-    parse_number,
-    setting,
-)
+from mlbert.config.section import Contradiction, Ranges, Section, fixed_setting, parse_number, setting
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {
@@ -51,15 +42,13 @@ class OptimizerConfig(Section):
         "OPT_LAMB_BETA_1",
         "Decay rate of the first moment, for every optimizer; the momentum of madgrad and sgd.",
         key="opt_lamb_beta_1",
-        gt=0,
-        lt=1,
+        **Ranges.PROBABILITY,
     )
     beta2: float = fixed_setting(
         "OPT_LAMB_BETA_2",
         "Decay rate of the second moment, for every optimizer except madgrad and sgd.",
         key="opt_lamb_beta_2",
-        gt=0,
-        lt=1,
+        **Ranges.PROBABILITY,
     )
     epsilon: float = fixed_setting(
         "OPT_EPSILON",
@@ -70,7 +59,7 @@ class OptimizerConfig(Section):
         le=1e9,
     )
     weight_decay_rate: float = fixed_setting(
-        "WEIGHT_DECAY_RATE", "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.", ge=0, le=100
+        "WEIGHT_DECAY_RATE", "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.", **Ranges.RATE
     )
     decay_all: bool | None = fixed_setting("DECAY_ALL", "Also decay biases and LayerNorm.", default=None)
     max_grad_norm: float | None = fixed_setting(
@@ -87,8 +76,8 @@ class ScheduleConfig(Section):
     """The learning rate of each step, and how many steps there are."""
 
     learning_rate: float = fixed_setting("LR", "Base learning rate.", gt=0, le=100)
-    max_steps: int = setting("MAX_STEPS", "Length of the schedule; training ends there.", **STEPS)
-    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, **STEPS_FROM_0)
+    max_steps: int = setting("MAX_STEPS", "Length of the schedule; training ends there.", **Ranges.STEPS)
+    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, **Ranges.STEPS_FROM_0)
     warmup_proportion: float | None = setting(
         "WARMUP_PROPORTION",
         "Length of the warm-up; replaces WARMUP_STEPS.",
@@ -101,9 +90,7 @@ class ScheduleConfig(Section):
         "START_WARMUP_STEP",
         "First step of the warm-up ramp; negative to start partway up the ramp.",
         default=0,
-        unit="steps",
-        ge=-MOST_STEPS,
-        le=0,
+        **Ranges.STEPS_TO_0,
     )
     schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = fixed_setting(
         "SCHEDULE",
@@ -115,17 +102,16 @@ class ScheduleConfig(Section):
         "END_LR",
         "Learning rate at the end of the decay (all but multistep, constant); none means 0.",
         default=None,
-        ge=0,
-        le=100,
+        **Ranges.RATE,
     )
     lr_decay_end: int | None = setting(
         "LR_DECAY_END",
         "Step at which the decay ends (all but multistep, constant); none means MAX_STEPS.",
         default=None,
-        **STEPS,
+        **Ranges.STEPS,
     )
     lr_decay_steps: int | None = fixed_setting(
-        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **STEPS
+        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **Ranges.STEPS
     )
     lr_milestones: str | None = fixed_setting(
         "LR_MILESTONES",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.config.section import MOST_PACKS, MOST_SECONDS, SAMPLES, STEPS_FROM_0, Contradiction, Section, setting
+from mlbert.config.section import Contradiction, Ranges, Section, setting
 
 
 class EvaluationConfig(Section):
@@ -17,19 +17,18 @@ class EvaluationConfig(Section):
         "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it succeeds at its limit.",
         key="target_mlm_accuracy",
         default=0.72,
-        gt=0,
-        lt=1,
+        **Ranges.PROBABILITY,
     )
     num_eval_examples: int | None = setting(
-        "NUM_EVAL_EXAMPLES", "Number of evaluation sequences; none uses all of them.", default=10000, **SAMPLES
+        "NUM_EVAL_EXAMPLES", "Number of evaluation sequences; none uses all of them.", default=10000, **Ranges.SAMPLES
     )
     eval_batch_size: int = setting(
-        "EVAL_BATCH_SIZE", "Packs in one evaluation batch.", default=16, unit="packs per rank", ge=1, le=MOST_PACKS
+        "EVAL_BATCH_SIZE", "Packs in one evaluation batch.", default=16, unit="packs per rank", **Ranges.PACKS
     )
     eval_iter_start_samples: int = setting(
-        "EVAL_ITER_START_SAMPLES", "Training sequences before the first evaluation.", **SAMPLES
+        "EVAL_ITER_START_SAMPLES", "Training sequences before the first evaluation.", **Ranges.SAMPLES
     )
-    eval_iter_samples: int = setting("EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **SAMPLES)
+    eval_iter_samples: int = setting("EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **Ranges.SAMPLES)
 
 
 _SECRET = re.compile(
@@ -47,30 +46,22 @@ class RunConfig(Section):
         "SEED", "Random seed; none draws one from the system.", default=None, ge=0, le=4294967295
     )
     max_samples_termination: int = setting(
-        "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", **SAMPLES
+        "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", **Ranges.SAMPLES
     )
     max_seconds: float | None = setting(
-        "MAX_SECONDS",
-        "Time limit counted from run_start; none for no limit.",
-        default=None,
-        unit="seconds",
-        gt=0,
-        le=MOST_SECONDS,
+        "MAX_SECONDS", "Time limit counted from run_start; none for no limit.", default=None, **Ranges.SECONDS
     )
     max_skipped_steps: int = setting(
-        "MAX_SKIPPED_STEPS", "Non-finite losses tolerated before the run ends.", default=20, **STEPS_FROM_0
+        "MAX_SKIPPED_STEPS", "Non-finite losses tolerated before the run ends.", default=20, **Ranges.STEPS_FROM_0
     )
     save_checkpoint_steps: int = setting(
-        "SAVE_CHECKPOINT_STEPS", "Steps between checkpoints; 0 saves none.", default=0, **STEPS_FROM_0
+        "SAVE_CHECKPOINT_STEPS", "Steps between checkpoints; 0 saves none.", default=0, **Ranges.STEPS_FROM_0
     )
     keep_checkpoints: int = setting(
-        "KEEP_CHECKPOINTS",
-        "How many of the newest checkpoints to keep.",
-        default=2,
-        **STEPS_FROM_0 | {"unit": "checkpoints"},
+        "KEEP_CHECKPOINTS", "How many of the newest checkpoints to keep.", default=2, **Ranges.CHECKPOINTS
     )
     resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False)
-    log_freq: int = setting("LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **STEPS_FROM_0)
+    log_freq: int = setting("LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **Ranges.STEPS_FROM_0)
     tensorboard_dir: Path | None = setting(
         "TENSORBOARD_DIR",
         "Folder for TensorBoard event files, with a subfolder for each run; none writes none.",

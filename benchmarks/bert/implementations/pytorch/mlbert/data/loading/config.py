@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, fixed_setting, is_count, setting
+from mlbert.config.section import Contradiction, Ranges, Section, fixed_setting, is_count, setting
 
 
 class DataConfig(Section):
@@ -20,41 +20,27 @@ class DataConfig(Section):
         "DATA_READER", "dali: read TFRecord training sets with NVIDIA DALI.", default="auto"
     )
     train_batch_size: int = setting(
-        "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", ge=1, le=MOST_PACKS
+        "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", **Ranges.PACKS
     )
     gradient_accumulation_steps: int = fixed_setting(
-        "GRADIENT_STEPS",
-        "Parts of a step's batch; divides BATCHSIZE.",
-        default=1,
-        unit="micro-batches",
-        ge=1,
-        le=MOST_PACKS,
+        "GRADIENT_STEPS", "Parts of a step's batch; divides BATCHSIZE.", default=1, unit="micro-batches", **Ranges.PACKS
     )
     average_packing_rate: float = setting(
         "PACKING_FACTOR",
         "Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
-        unit="sequences per pack",
-        ge=1,
-        le=MOST_IN_PACK,
+        **Ranges.IN_PACK | {"unit": "sequences per pack"},
     )
     max_sequences_per_pack: int = fixed_setting(
         "MAX_SEQUENCES_PER_PACK",
         "Maximum number of sequences in a pack; 1 disables packing.",
         default=1,
-        unit="sequences",
-        ge=1,
-        le=MOST_IN_PACK,
+        **Ranges.IN_PACK,
     )
     max_seq_length: int | None = fixed_setting(
-        "MAX_SEQ_LENGTH", "Maximum length of sequences made from text.", default=None, unit="tokens", ge=8, le=65535
+        "MAX_SEQ_LENGTH", "Maximum length of sequences made from text.", default=None, **Ranges.TOKENS | {"ge": 8}
     )
     max_predictions_per_seq: int | None = setting(
-        "MAX_PREDICTIONS_PER_SEQ",
-        "Maximum number of masked tokens per sequence.",
-        default=None,
-        unit="tokens",
-        ge=1,
-        le=65535,
+        "MAX_PREDICTIONS_PER_SEQ", "Maximum number of masked tokens per sequence.", default=None, **Ranges.TOKENS
     )
     bin_counts: str | None = fixed_setting(
         "BIN_COUNTS",
@@ -143,21 +129,17 @@ class CorpusConfig(Section):
     )
     shuffle_seed: int | None = setting("SHUFFLE_SEED", "Seed of SHUFFLE.", default=None, ge=0, le=4294967295)
     canonical_nodes: int | None = setting(
-        "CANONICAL_NODES",
-        "Number of parts of the set that are shuffled and read in parallel.",
-        default=None,
-        ge=1,
-        le=65536,
+        "CANONICAL_NODES", "Parts of the set that are shuffled and read in parallel.", default=None, ge=1, le=65536
     )
-    masking_rate: float = fixed_setting("MASKING_RATE", "Probability that a token is predicted.", gt=0, lt=1)
+    masking_rate: float = fixed_setting("MASKING_RATE", "Probability that a token is predicted.", **Ranges.PROBABILITY)
     masking_rate_end: float | None = fixed_setting(
-        "MASKING_RATE_END", "MASKING_RATE at the end of training; none: constant.", default=None, gt=0, lt=1
+        "MASKING_RATE_END", "MASKING_RATE at the end of training; none: constant.", default=None, **Ranges.PROBABILITY
     )
     masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = fixed_setting(
         "MASKING_SCHEDULE", "How the masking rate changes; step: halfway through training.", default=None
     )
     eval_masking_rate: float | None = setting(
-        "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, gt=0, lt=1
+        "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, **Ranges.PROBABILITY
     )
 
 
