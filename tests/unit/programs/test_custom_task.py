@@ -178,7 +178,7 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
     rows = TaskRows(Path("rows.csv"), (["a b", "c d", "e f"],), np.array([0, 1, 1], np.float32), ("x", "y"), "")
     found, note = custom_task.baselines(rows, rows)
     assert {name: values.tolist() for name, values in found.items()} == {"always y": [1, 1, 1]}
-    assert "mlbert[finetune]" in note
+    assert ".[finetune]" in note
 
 
 GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(30))

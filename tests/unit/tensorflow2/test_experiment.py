@@ -271,7 +271,8 @@ def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
     bare = [sys.executable, "-I", "-S", str(tree_root / PROGRAM)]  # a Python without any installed package
     done = subprocess.run(bare, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    line = "mlbert: error: tensorflow: is not installed. Run: pip install 'mlbert[tf]'. [package.missing]"
+    command = "Run in the tree's root: pip install -c constraints.txt -e '.[tf]'"
+    line = f"mlbert: error: tensorflow: is not installed. {command}. [package.missing]"
     assert done.stderr == f"{line}\n"
 
 

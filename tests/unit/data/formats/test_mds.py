@@ -285,7 +285,7 @@ def test_there_is_a_sample_and_no_set_before(tmp_path):
 
 def test_without_zstandard(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with user_error("package.missing", "zstandard"):
+    with user_error("package.missing", "compression zstd"):
         MdsReader(ENWIKI, tmp_path / "cache")[0]
-    with user_error("package.missing", "zstandard"):
+    with user_error("package.missing", "compression zstd"):
         MdsWriter(tmp_path / "set", COLUMNS, compression="zstd")

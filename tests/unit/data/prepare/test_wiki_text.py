@@ -99,5 +99,5 @@ def test_bytes_that_are_not_utf8_are_named() -> None:
 
 def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with user_error("package.missing", "sentencex"):
+    with user_error("package.missing", "sentence splitting"):
         sentence_splitter()

@@ -23,7 +23,7 @@ from mlbert.models.weights.load import load_weights
 from same_weights import assert_same_tensors
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install mlbert[tf])"
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (extra tf)"
 )
 TENSORS = 46
 COMMAND = {"tf1": "tf1-to-torch", "pretrainer": "tf2-to-torch", "items": "tf2-to-torch"}

@@ -50,12 +50,18 @@ def _one_line(text: str) -> str:
     return hide_credentials(" ".join(text.splitlines()))
 
 
-def import_package(name: str, subject: str | Path, problem: str, remedy: str) -> Any:
-    """Return an optional package. Raises UserError if it is not installed."""
+def install_words(extra: str) -> str:
+    """Return the command that installs one of pyproject's extras."""
+    return f"Run in the tree's root: pip install -c constraints.txt -e '.[{extra}]'"
+
+
+def import_package(name: str, subject: str | Path, extra: str) -> Any:
+    """Return an optional package of an extra. Raises UserError, about what needs it, if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError("package.missing", subject, problem, remedy) from None
+        problem = f"needs the Python package {name.partition('.')[0]}, which is not installed"
+        raise UserError("package.missing", subject, problem, install_words(extra)) from None
 
 
 def hide_credentials(text: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, install_words
 
 CHECKSUM = "sha256"  # header key of `tensors_sha256` in a safetensors file
 Tensors = Sequence[tuple[str, str, tuple[int, ...], memoryview]]  # name, type as of torch or NumPy, shape, bytes
@@ -221,7 +221,7 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
             system, place = fsspec.url_to_fs(address, **(_S3_OPTIONS if scheme == "s3" else {}))
         except ImportError as error:
             reason = f"needs a package that is not installed ({error})"
-            remedy = "Install it: pip install 'mlbert[s3]'" if scheme == "s3" else "Install it"
+            remedy = install_words("s3") if scheme == "s3" else "Install it"
             raise UserError("package.missing", address, reason, remedy) from None
         system.retries = 1  # of s3fs and gcsfs: several levels that try again would multiply
         with system.open(place, "rb", block_size=8 * _BLOCK) as file:

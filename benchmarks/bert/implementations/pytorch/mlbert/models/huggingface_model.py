@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits
 from mlbert.models.encoder import Keys, NoDerivedState
@@ -60,11 +60,7 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         self._peer = (peer,)
 
     def _new_peer(self) -> Any:
-        try:
-            import transformers
-        except ImportError:
-            reason = "transformers is not installed"
-            raise UserError("package.missing", SETTING, reason, "pip install 'mlbert[huggingface]'") from None
+        transformers = import_package("transformers", SETTING, "huggingface")
         values: dict[str, Any] = {k: v for k, v in self._values.items() if k not in ("architectures", "model_type")}
         peer = getattr(transformers, self.architecture)(transformers.BertConfig(**values))
         if hasattr(peer, "cls") and not self.config.tie_word_embeddings:

@@ -30,7 +30,7 @@ from mlbert.data.loading.tasks import encode
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED, SUCCESS
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, install_words
 from mlbert.host.files import write_atomically, writing
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
@@ -261,7 +261,7 @@ def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarr
         words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+")
         features = words.fit_transform(joined_texts(train))
     except ImportError:
-        return found, "For a TF-IDF baseline: pip install 'mlbert[finetune]'"
+        return found, f"For a TF-IDF baseline: {install_words('finetune')}"
     except ValueError as error:  # the texts have no words
         return found, f"no TF-IDF baseline: {error}"
     name, model = ("logistic", LogisticRegression(max_iter=1000)) if train.classes else ("ridge", Ridge())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
 from mlbert.training.config import RunConfig
@@ -85,10 +85,9 @@ def make_loggers(
 
 
 def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise _missing("TENSORBOARD_DIR", "tensorboard") from None
+    import_package("tensorboard", "TENSORBOARD_DIR", "loggers")
+    from torch.utils.tensorboard import SummaryWriter
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writer = SummaryWriter(str(folder))
@@ -106,10 +105,7 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
 
 def _wandb(config: RunConfig, record: Mapping[str, Any], folder: Path) -> tuple[Write, Callable[[], object]]:
     """Open a run. Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync."""
-    try:
-        import wandb
-    except ImportError:
-        raise _missing("WANDB_PROJECT", "wandb") from None
+    wandb = import_package("wandb", "WANDB_PROJECT", "loggers")
     is_configured = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
     about: dict[str, Any] = {"project": config.wandb_project, "name": config.run_name, "dir": str(folder)}
     about |= {"config": dict(record), "mode": None if is_configured else "offline"}
@@ -119,8 +115,3 @@ def _wandb(config: RunConfig, record: Mapping[str, Any], folder: Path) -> tuple[
         reason = f"is not accepted by wandb.init ({error})"
         raise UserError("config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON") from None
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
-
-
-def _missing(setting: str, package: str) -> UserError:
-    reason = f"needs {package}, which is not installed"
-    return UserError("package.missing", setting, reason, "Run: pip install 'mlbert[loggers]'")

@@ -36,7 +36,6 @@ FORMAT, VERSION = "mds", 2
 STR, BYTES = "str", "bytes"  # encodings of columns; others are skipped when a set is read
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _RESTORE = "Restore the file, or write the set again"
-_INSTALL = "Install it: pip install 'mlbert[streaming]'"
 
 
 def checksum(algorithm: str, content: Any) -> str:
@@ -140,8 +139,7 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
 
 def zstandard_module() -> ModuleType:
     """Return the module zstandard. Raises UserError if it is not installed."""
-    reason = "is not installed, and the shards are compressed with it"
-    return import_package("zstandard", "zstandard", reason, _INSTALL)
+    return import_package("zstandard", "compression zstd", "streaming")
 
 
 def check_file(path: Path, file: FileInfo) -> None:

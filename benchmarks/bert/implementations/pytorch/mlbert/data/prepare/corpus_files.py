@@ -37,7 +37,6 @@ WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
 _ROWS = 1024  # of a Parquet file, read at a time
-_INSTALL = "Run: pip install 'mlbert[bert]'"
 _MOST_LINE = 64 << 20  # maximum bytes of a JSON line
 _KINDS = f"{', '.join((*PLAIN_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files"
@@ -247,10 +246,9 @@ def row_texts(path: Path) -> Iterator[str]:
 
 
 def _parquet_texts(path: Path) -> Iterator[str]:
-    try:
-        from pyarrow import ArrowException, parquet, types
-    except ImportError:
-        raise UserError("package.missing", path, "needs the package pyarrow to be read", _INSTALL) from None
+    import_package("pyarrow", path, "bert")
+    from pyarrow import ArrowException, parquet, types
+
     remedy = f"Give Parquet with a column {TEXT} of text"
     with opened(path) as file:
         try:
@@ -282,7 +280,7 @@ def text_lines(path: Path, remedy: str) -> Iterator[str]:
 def _rows(folder: Path) -> Iterator[str]:
     """Yield the text of each row of a folder saved by ``datasets``: of the training split, or of all splits if there is
     none."""
-    datasets = import_package("datasets", folder, "needs the package datasets to be read", _INSTALL)
+    datasets = import_package("datasets", folder, "bert")
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))

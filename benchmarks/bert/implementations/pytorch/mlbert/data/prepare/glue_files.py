@@ -70,7 +70,7 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], objec
 
 def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     remedy = "Download GLUE's official files, or make demonstration tasks: mlbert prepare python-glue --out DIR"
-    datasets = import_package("datasets", "datasets", "is not installed", "pip install 'mlbert[bert]'")
+    datasets = import_package("datasets", f"{_DATASET} {name}", "bert")
     if problem := hub_problem():
         raise UserError("network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
     try:

@@ -86,8 +86,7 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
     remedy = "Connect to the hub, or convert your own text with --dataset text --path FILES"
     if problem := hub_problem():
         raise UserError("network.unreachable", f"dataset {dataset}", f"needs the network, but {problem}", remedy)
-    install = "Install it: pip install 'mlbert[bert]'"
-    datasets = import_package("datasets", f"dataset {dataset}", "needs the package datasets", install)
+    datasets = import_package("datasets", f"dataset {dataset}", "bert")
 
     def texts(part: str) -> Iterator[str]:
         try:

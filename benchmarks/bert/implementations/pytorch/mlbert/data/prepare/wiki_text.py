@@ -38,8 +38,7 @@ _TAG = re.compile(
 def sentence_splitter() -> Split:
     """Return the English splitter of the library sentencex (Wikimedia). Raises UserError: the library is not
     installed."""
-    reason = "the Python package that splits sentences is not installed"
-    package = import_package("sentencex", "sentencex", reason, "Install it: pip install 'mlbert[wiki]'")
+    package = import_package("sentencex", "sentence splitting", "wiki")
     return lambda text: [sentence.strip() for sentence in package.segment("en", text)]
 
 

@@ -6,14 +6,13 @@ Our format is a folder with ``bert_config.json``, ``model.safetensors`` (float32
 Composer (`mlbert.models.weights.weight_files`): only the heads that the source has are written, including a classifier.
 Missing tensors of an incomplete head are initialized, and the report says so.
 Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``.
-TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only. Needs ``pip install mlbert[tf]``.
+TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only, which is in the extra ``tf``.
 NVIDIA: a ``.pt`` file ``{'model': state_dict}`` in float32, vocabulary padded to a multiple of 8 (30528 rows), with a
 second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused names are read but not written.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, read_tokenizer_json
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import read_plain
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
@@ -233,10 +232,7 @@ def _tensorflow(prefix: Path) -> Any:
     screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
-        return importlib.import_module("tensorflow")
-    except ImportError:
-        remedy = "Run: pip install mlbert[tf]"
-        raise UserError("package.missing", prefix, "needs TensorFlow to be read", remedy) from None
+        return import_package("tensorflow", prefix, "tf")
     finally:
         os.dup2(screen, 2)
         os.close(screen)

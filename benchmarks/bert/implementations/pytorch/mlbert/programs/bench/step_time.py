@@ -28,7 +28,7 @@ from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, import_package
 from mlbert.models.bert import BertBase, BertForPreTraining
 from mlbert.models.flops import BatchWork, training_flops
 from mlbert.models.objectives import MaskedLM, PreTraining
@@ -104,11 +104,7 @@ def peer_model(config: BertConfig, start: BertForPreTraining, attention: str | N
 
     ``attention`` is its ``attn_implementation`` ("eager", "sdpa"); None keeps the default.
     """
-    try:
-        import transformers
-    except ImportError:
-        remedy = "Install it: pip install -c constraints.txt -e .[huggingface]"
-        raise UserError("package.missing", "transformers", "is not installed", remedy) from None
+    transformers = import_package("transformers", "comparison with Hugging Face", "huggingface")
     values: dict[str, Any] = {**huggingface_config(config)}
     del values["architectures"], values["model_type"]
     if attention:
