@@ -12,6 +12,7 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mlbert.config.sections import settings_by_key
+from quickstart_packages import make_environment
 from training_settings import SETTINGS, SHAPE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,12 @@ def tracked() -> list[Path]:
 def syntax_trees() -> dict[Path, ast.Module]:
     """Return the syntax tree of every Python file in the tree."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PYTHON_FILES}
+
+
+@pytest.fixture(scope="session")
+def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with what quickstart.sh installs."""
+    return make_environment(tmp_path_factory.mktemp("quickstart") / "venv")
 
 
 @pytest.fixture

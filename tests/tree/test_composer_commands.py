@@ -147,9 +147,13 @@ def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs
 
 
 @pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
-def test_runs_are_collected_as_results(config: str, ranks: int, runs: int, tree: Tree, inputs: Path) -> None:
+def test_runs_are_collected_as_results(
+    config: str, ranks: int, runs: int, tree: Tree, inputs: Path, quickstart_python: Path
+) -> None:
     words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
     exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
+    if config == "methods":  # baseline needs transformers
+        exports["PYTHON"] = quickstart_python
     done = tree.run(*words, **exports)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     folder = tree.root / f"out dir/results/8xA100_80GB-{config}/bert"

@@ -71,16 +71,17 @@ MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'
 
 
 class System:
-    """A copy of a system's folder in a tree with a space in its path, and stand-ins that come first in PATH."""
+    """A copy of a system's folder in a tree with a space in its path, with what quickstart.sh installs, and stand-ins
+    that come first in PATH."""
 
-    def __init__(self, root: Path, tree_root: Path, name: str) -> None:
+    def __init__(self, root: Path, tree_root: Path, name: str, python: str | Path) -> None:
         self.folder = root / "a tree" / HOME / name
         shutil.copytree(tree_root / HOME / name, self.folder)
         (self.folder.parent / "pytorch").symlink_to(tree_root / HOME / "pytorch")
         self.programs, self.notes = root / "bin", root / "notes"
         for program, text in {
-            "mlbert": f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n',
-            "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+            "mlbert": f'#!/bin/sh\nexec "{python}" -m mlbert "$@"\n',
+            "python": f'#!/bin/sh\nexec "{python}" "$@"\n',
             "ssh": SSH,
             "mpirun": MPIRUN,
         }.items():
@@ -97,8 +98,8 @@ class System:
 
 
 @pytest.fixture
-def system(tmp_path: Path, tree_root: Path) -> System:
-    return System(tmp_path, tree_root, "samsung_dgxa100_n128")
+def system(tmp_path: Path, tree_root: Path, quickstart_python: Path) -> System:
+    return System(tmp_path, tree_root, "samsung_dgxa100_n128", quickstart_python)
 
 
 def small_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
@@ -168,7 +169,7 @@ def test_download_code_forwards_to_the_tree(system: System) -> None:
     assert system.type("./download_code.sh --mirror x").stdout == "downloading --mirror x\n"
 
 
-def test_checkpoint_conversion(system: System, tmp_path: Path) -> None:
+def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="reading TensorFlow's checkpoints needs it")
     shape, state = small_bert(197)
     names = tf1_names(shape.num_hidden_layers)
@@ -181,6 +182,7 @@ def test_checkpoint_conversion(system: System, tmp_path: Path) -> None:
         "tensors=[w[n] for n in w.files])"
     )
     subprocess.run([sys.executable, "-c", write], cwd=tmp_path, check=True, capture_output=True)
+    system = System(tmp_path, tree_root, "samsung_dgxa100_n128", sys.executable)
     done = system.type(
         f"python convert_tf_checkpoint.py --tf_checkpoint '{tmp_path}/model.ckpt-28252.index' "
         f"--bert_config_path '{tmp_path}/bert_config.json' --output_checkpoint model.ckpt-28252.pt"
@@ -249,11 +251,11 @@ def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
     )
 
 
-def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path) -> None:
+def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path, quickstart_python: Path) -> None:
     line = use_tiny(system, inputs, "'127.0.0.1' 'localhost'")
     # Starting any other Python than the one in PYTHON fails.
     write_program(system.programs / "python3", "#!/bin/sh\nexit 9\n")
-    write_program(tmp_path / "own python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    write_program(tmp_path / "own python", f'#!/bin/sh\nexec "{quickstart_python}" "$@"\n')
     done = system.type(
         f"PYTHON='../../../../../own python' {line} NEXP=1 ./run_multinode.sh --log_freq 1",
         MASTER_PORT=20_000 + os.getpid() % 10_000,

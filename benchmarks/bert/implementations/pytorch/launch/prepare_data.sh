@@ -150,6 +150,12 @@ vocab="${vocab:-${input}/vocab.txt}"
 kind="$(mlbert prepare recognise "${input}")"
 echo "${input} is ${kind}."
 
+# First of all, because it needs TensorFlow, which may be missing.
+if [[ -n "${checkpoint}" && ! -e "${outputdir}/checkpoint/model.safetensors" ]]; then
+    shape="$(dirname "${checkpoint}")/bert_config.json" # the download has it one folder up
+    [[ -f "${shape}" ]] || shape="$(dirname "${checkpoint}")/../bert_config.json"
+    step convert tf1-to-torch "${checkpoint}" "${outputdir}/checkpoint" --config "${shape}"
+fi
 if [[ "${kind}" == wikiextractor ]]; then
     step prepare clean --input "${input}" --out "${outputdir}/text" --parts "${parts}" --eval-articles "${eval_articles}" --workers "${workers}"
     input="${outputdir}/text"
@@ -169,11 +175,6 @@ train="${outputdir}/${layout:-instances}"
 if [[ -n "${evaluation}" ]]; then
     take_over "${evaluation}" "${outputdir}/eval_instances"
     step prepare eval-set --input "${outputdir}/eval_instances" --out "${outputdir}/eval" --num "${eval_samples}"
-fi
-if [[ -n "${checkpoint}" && ! -e "${outputdir}/checkpoint/model.safetensors" ]]; then
-    shape="$(dirname "${checkpoint}")/bert_config.json" # the download has it one folder up
-    [[ -f "${shape}" ]] || shape="$(dirname "${checkpoint}")/../bert_config.json"
-    step convert tf1-to-torch "${checkpoint}" "${outputdir}/checkpoint" --config "${shape}"
 fi
 
 step prepare verify "${train}" --workers "${workers}"

@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tf2_bert.start import require_packages
+
+require_packages()
+
 import tensorflow as tf
 from absl import flags
 
