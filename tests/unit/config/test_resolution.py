@@ -107,6 +107,11 @@ def test_warmup_from_a_proportion(recipe, environ) -> None:
     assert config[ScheduleConfig].num_warmup_steps == 25
 
 
+def test_a_former_setting_in_the_environment_is_reported(recipe, environ) -> None:
+    resolved = _resolve(recipe, environ | {"EXCHANGE_BY": "gather"})
+    assert "EXCHANGE_BY is no longer a setting: both of its values gave the same batches" in resolved.warnings
+
+
 def test_a_near_miss_in_the_environment_is_reported(recipe, environ) -> None:
     resolved = _resolve(recipe, environ | {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/", "PATH": "/bin"})
     assert len(resolved.warnings) == 2

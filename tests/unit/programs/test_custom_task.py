@@ -10,6 +10,7 @@ import re
 import runpy
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +204,8 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--from", "{folder}/none"), "file.missing", "none"),
         (GOOD, None, ("--minutes", "0"), "config.range", "--minutes 0"),
         (GOOD, None, ("some.yaml",), "config.conflict", "--from and --train"),
-        (GOOD, None, ("--out", "{folder}/train.csv"), "file.unwritable", "train.csv/run_0"),
+        (GOOD, None, ("--out", "{folder}/train.csv"), "file.unwritable", "{folder}/train.csv"),
+        (GOOD, None, ("--predict", "rows.csv", "--model", "model"), "config.conflict", "--predict"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -219,6 +221,14 @@ def test_bad_input_is_one_line(
     assert status == 2
     assert_error_line(err, code, subject.format(folder=tmp_path.name))
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_start_at_once_have_different_folders(tmp_path: Path) -> None:
+    (tmp_path / "run_3").mkdir()
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda _: custom_task._new_run(tmp_path), range(40)))
+    assert sorted(numbers) == [number for number in range(41) if number != 3]
+    assert {path.name for path in tmp_path.iterdir()} == {f"run_{number}" for number in range(41)}
 
 
 EXAMPLES = Path(__file__).parents[3] / "docs/examples"

@@ -271,6 +271,15 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     assert len(said.lines) == 2, "nothing was read again"
 
 
+def test_bad_files_are_listed_when_the_text_is_read_again_in_smaller_pieces(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    (tmp_path / "whole.txt").write_text(" ".join(sentence(rng) for _ in range(500))[:30_000])  # one long document
+    (tmp_path / "rows.jsonl").write_text('{"text": 3}\n')
+    request = Request(find_sources([tmp_path], tmp_path / "out"), None, 400, None, 32, 0.15, skip_bad=True)
+    files, *_ = take_inventory(request)
+    assert files.endswith(f"skipped: {tmp_path / 'rows.jsonl'}")
+
+
 def test_held_out_text_of_ones_own(tmp_path: Path) -> None:
     for name, seed in (("a.txt", 1), ("mine.txt", 2)):
         (tmp_path / name).write_text("\n\n".join(texts_of(100, seed)))

@@ -21,7 +21,7 @@ from mlbert.config.recipe import Recipe
 from mlbert.config.section import Contradiction, Section, Setting, is_yes_or_no, says_none, settings_of
 from mlbert.config.sections import Configuration, settings_by_env, settings_by_key
 from mlbert.config.sources import check_exports, read_yaml
-from mlbert.config.words import missing, unknown_name, value_words
+from mlbert.config.words import REMOVED, missing, unknown_name, value_words
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, hide_credentials, name_shape
 from mlbert.mlperf.config import SubmissionConfig
@@ -339,11 +339,12 @@ def _split_override(word: str) -> tuple[str, str]:
 
 
 def _near_misses(environ: Mapping[str, str]) -> list[str]:
-    """Return sentences about exports that look like a misspelt setting, or have its key (LEARNING_RATE for LR)."""
+    """Return sentences about exports that were a setting, look like a misspelt one, or have its key (LEARNING_RATE for
+    LR)."""
     known = settings_by_env()
     elsewhere = {name_shape(one.key): one.env for one in settings_by_key().values()}
     by_shape = {name_shape(env): env for env in known}
-    sentences = []
+    sentences = [f"{name} is no longer a setting: {why}" for name, why in REMOVED.items() if name in environ]
     for name in environ:
         if name in known or not name.isupper():
             continue

@@ -53,6 +53,8 @@ _NAMES_ELSEWHERE = (
     ("cpu_threads", "", "numthreads threads"),
     ("max_seconds", "", "maxtime"),
 )
+# Former settings, and why they are gone.
+REMOVED = {"EXCHANGE_BY": "both of its values gave the same batches"}
 _OTHERS = {name: (ours, note) for ours, note, names in _NAMES_ELSEWHERE for name in names.split()}
 
 

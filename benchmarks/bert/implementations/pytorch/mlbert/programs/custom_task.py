@@ -7,6 +7,7 @@ OUT/run_<i>/...                    the run, see `mlbert.training.experiment` and
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import itertools
@@ -66,9 +67,8 @@ def finetune(start: Path, train: Path, held_out: Path | None, form: TaskForm, se
         raise UserError("command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly")
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     model, _, tokenizer = open_model(start)
-    number = next(i for i in itertools.count() if not RunFolder.at(out, i).folder.exists())
+    rows, evaluation, number = _read_rows(train, held_out, form, out)
     folder = RunFolder.at(out, number).folder
-    rows, evaluation = _read_rows(train, held_out, form, folder)
     what = f"{len(rows.classes)} classes: {', '.join(rows.classes[:MOST_CLASSES])}" if rows.classes else "numbers"
     say(f"columns: text {', '.join(form.text_columns)}; label {form.label_column} ({what})")
     say(f"rows: {len(rows):,} to train on, {len(evaluation):,} held out")
@@ -149,23 +149,34 @@ def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool 
     return TaskForm(texts, label, 1 if as_numbers else None)
 
 
-def _read_rows(train: Path, held_out: Path | None, form: TaskForm, folder: Path) -> tuple[TaskRows, TaskRows]:
-    """Return the rows to train and to evaluate on, and create the run's folder; rows that are drawn are written there.
-    Raises UserError as `read_training` and `read_evaluation`."""
+def _read_rows(train: Path, held_out: Path | None, form: TaskForm, out: Path) -> tuple[TaskRows, TaskRows, int]:
+    """Return the rows to train and to evaluate on, and the number of the run, whose folder is created in ``out``; rows
+    that are drawn are written there. Raises UserError as `read_training` and `read_evaluation`."""
     rows = read_training(train, form)
     evaluation = read_evaluation(held_out or train, form, rows.classes)
     is_held_out = draw_held_out(rows) if held_out is None else np.ones(0, bool)
-    with writing(folder, "Name another --out"):
-        folder.mkdir(parents=True)
+    with writing(out, "Name another --out"):
+        number = _new_run(out)
+        folder = RunFolder.at(out, number).folder
         if held_out is not None:
-            return rows, evaluation
+            return rows, evaluation, number
         header = [*form.text_columns, form.label_column]
         lines = list(zip(*read_columns(train, header).columns, strict=True))
         for name, chosen in (("train.csv", ~is_held_out), ("eval.csv", is_held_out)):
             with (folder / name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([header, *itertools.compress(lines, chosen)])
     rows = read_training(folder / "train.csv", form)
-    return rows, read_evaluation(folder / "eval.csv", form, rows.classes)
+    return rows, read_evaluation(folder / "eval.csv", form, rows.classes), number
+
+
+def _new_run(out: Path) -> int:
+    """Create the folder of the next run, and return its number. Another process may be doing the same."""
+    number = 0
+    while True:
+        with contextlib.suppress(FileExistsError):
+            RunFolder.at(out, number).folder.mkdir(parents=True)
+            return number
+        number += 1
 
 
 def joined_texts(rows: TaskRows) -> list[str]:

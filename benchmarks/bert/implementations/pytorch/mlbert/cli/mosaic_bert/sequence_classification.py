@@ -75,12 +75,13 @@ def finetune(
     data.glue=FOLDER         GLUE's files
     data.source=NAME         how to create missing files: datasets, python (stand-ins)
     """
+    is_direct = any(value is not None for value in (start, train, held_out, text, label, numbers, minutes))
     if predict is not None or model is not None:
-        if predict is None or model is None or path is not None:
-            reason = "needs --model and excludes a YAML"
+        if predict is None or model is None or path is not None or is_direct:
+            reason = "needs --model and excludes a YAML and the options of training"
             raise UserError("config.conflict", "--predict", reason, "Write --predict FILE --model RUN")
         return _predict(predict, model, out or Path(task_model.PREDICTIONS))
-    if any(value is not None for value in (start, train, held_out, text, label, numbers, minutes)):
+    if is_direct:
         if start is None or train is None or path is not None:
             reason = "must be given together, without a YAML"
             raise UserError("config.conflict", "--from and --train", reason, "Write --from MODEL --train FILE.csv")

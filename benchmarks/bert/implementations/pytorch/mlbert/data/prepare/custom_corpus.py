@@ -335,8 +335,10 @@ def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iter
 def _scan_text(request: Request, progress: Progress) -> tuple[Request, _Scan]:
     """Read all text once; return the request for the sources that can be read, and the results. If there are too few
     documents, or they are too long to hold some out, cut them."""
+    bad: dict[CorpusSource, UserError] = {}  # the first pass leaves them out of the request
     for is_cut in (False, True):
         request, scan = _scan_readable(request, is_cut, progress)
+        scan.bad = bad = bad | scan.bad
         if (characters := scan.characters) < LEAST_CHARACTERS:
             reason = f"has only {characters:,} characters, too few to train a model"
             remedy = f"Give {LEAST_CHARACTERS:,} or more; a useful model needs a few million"
