@@ -155,6 +155,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["load_path=nowhere.pt"], "nowhere.pt"),
         (["max_seq_len=9000"], "positions"),
         (["callbacks.speed_moniter={}"], "The nearest known one is callbacks.speed_monitor"),
+        (["callbacks={speed_moniter: {}}"], "The nearest known one is callbacks.speed_monitor"),
         (["train_loader.dataset.streams={a: {local: x}}"], "Write the local and remote of one stream"),
         (["loggers.wandb.init_kwargs=notes"], "init_kwargs is 'notes', not names with values"),
         (

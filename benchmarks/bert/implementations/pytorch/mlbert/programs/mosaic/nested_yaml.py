@@ -74,9 +74,8 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
             source = reference[1]
         override = next((word for word in given if source == word or source.startswith(f"{word}.")), None)
         place = f"{tree_relative(path.absolute())}:{lines.get(source, 1)}"
-        if override is None:
-            _check(name, known, place)
         found[name] = YamlValue(value, f"argument {override}=" if override else place)
+        _check(name, known, found[name].origin)
         if not isinstance(value, dict | None) and not _takes_value(name, known):
             reason = f"{name} is {shown(value)}, not names with values"
             raise UserError("config.value", found[name].origin, reason, f"Write {name}.NAME=VALUE, or remove it")
