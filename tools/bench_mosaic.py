@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
@@ -174,7 +175,7 @@ def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate:
     """Return the first shuffled ``sequences`` texts of an MDS data set, each truncated to ``length`` tokens as in the
     published loader, with a fraction ``rate`` of the tokens to predict."""
     source = TextSource(
-        TextSet(folder, None, load_tokenizer(tokenizer), length, TRUNCATE),
+        TextSet(streams_of("", None, folder), load_tokenizer(tokenizer), length, TRUNCATE),
         sequences_per_step=sequences,
         shuffle="py1s",
         shuffle_seed=seed,

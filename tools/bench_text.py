@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import TEXT, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.masked_text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
@@ -107,14 +108,14 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
 
 def forget(folder: Path) -> None:
     """Remove the tokenized shards."""
-    for path in open_texts(folder, None).cache.glob("tokens-*"):
+    for path in open_texts(streams_of("", None, folder))[0].cache.glob("tokens-*"):
         shutil.rmtree(path)
 
 
 def run(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure and return a JSON-able record."""
     tokenizer = load_tokenizer("bert-base-uncased")
-    reader = open_texts(folder, None)
+    reader = open_texts(streams_of("", None, folder))[0]
     sizes = np.cumsum([len(reader[index][TEXT].encode()) for index in range(len(reader))])
     texts = [reader[index][TEXT] for index in range(int(np.searchsorted(sizes, TOKENISED_BYTES)))]
     record: dict[str, Any] = {"texts": len(reader), "shards": len(reader.shards), "rounds": rounds}
@@ -123,7 +124,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     lengths = np.diff(tokenizer.encode_all(texts)[1])
     record["share of tokens that truncation drops"] = float(np.maximum(lengths - LENGTH + 2, 0).sum() / lengths.sum())
     for mode in (TRUNCATE, SPLIT):
-        several = TextSet(folder, None, tokenizer, LENGTH, mode)
+        several = TextSet(streams_of("", None, folder), tokenizer, LENGTH, mode)
         record[f"{mode}, first"] = loading(several, rounds, first=True)
         record[f"{mode}, tokenised"] = loading(several, rounds, first=False)
         samples = TextEvalSet(several, None, EVAL_BATCH, rate=0.15, seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import transformers
 
 from harness import run_program
 from mlbert.cli.mosaic_bert.main_yaml import app
+from mlbert.data.formats.mds import MdsReader
 from mlbert.data.loading.masked_text import count_sequences
 from mlbert.host.errors import UserError
+from mlbert.mlperf.logs import read_log
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.programs.mosaic.pretraining_yaml import KNOWN, to_settings
 from mosaic_texts import BASE, make_texts
@@ -126,6 +129,18 @@ def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_streams_of_several_sets(tree_root: Path, work: Path) -> None:
+    words = ["model.name=mosaic_bert", "run_name=mixed", "max_duration=0.5ep", "eval_interval=1ba", *BATCH]
+    words.append("train_loader.dataset.long_texts=truncate")
+    words.append("train_loader.dataset.streams={a: {local: data, repeat: 0.5}, b: {local: data, split: val}}")
+    words.append("eval_loader.dataset.streams={a: {local: data, split: val}, b: {local: data, split: val, choose: 7}}")
+    printed = run(tree_root, work, *words)
+    train, held_out = (len(MdsReader(work / "data" / name)) for name in ("train_small", "val"))
+    steps = (train // 2 + held_out) // 32
+    assert f"MAX_STEPS {math.ceil(0.5 * steps)} reached" in printed
+    assert read_log(work / "runs/mixed/result_0.txt").value("eval_samples") == held_out + 7
+
+
 def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     words = ["loggers.wandb.entity=team", "loggers.wandb.tags=[a, b]", "loggers.wandb.init_kwargs={notes: x}"]
@@ -156,7 +171,11 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["max_seq_len=9000"], "positions"),
         (["callbacks.speed_moniter={}"], "The nearest known one is callbacks.speed_monitor"),
         (["callbacks={speed_moniter: {}}"], "The nearest known one is callbacks.speed_monitor"),
-        (["train_loader.dataset.streams={a: {local: x}}"], "Write the local and remote of one stream"),
+        (
+            ["train_loader.dataset.streams={a: {local: x, proportion: 1}, b: {local: y}}"],
+            "train_loader.dataset.streams: has streams whose weights do not go together",
+        ),
+        (["train_loader.dataset.streams={a: {local: x, portion: 1}}"], "portion is an unknown name"),
         (["loggers.wandb.init_kwargs=notes"], "init_kwargs is 'notes', not names with values"),
         (
             ["train_loader.dataset.shuffle_algo=py1e", "train_loader.dataset.shuffle_block_size=9"],

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from mlbert.data.formats.streams import Stream
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading import text_lanes
 from mlbert.data.loading.masked_text import TextSet, TextSource
@@ -26,7 +27,7 @@ def read_texts(world: World, folder: str, what: str, victim: int) -> int:
     On the victim, computing the second epoch's order takes longer than the hang timeout ("order"), or reading that
     epoch's first step never returns ("hang"). The rank that ends the run writes ``story_<rank>.txt``.
     """
-    texts = TextSet(Path(folder, "set"), None, load_tokenizer("bert-base-uncased"), 32, "truncate")
+    texts = TextSet([Stream(local=f"{folder}/set")], load_tokenizer("bert-base-uncased"), 32, "truncate")
     source = TextSource(
         texts,
         sequences_per_step=SEQUENCES_PER_RANK,

@@ -14,6 +14,7 @@ import pytest
 
 from mlbert.data.formats import token_shards as module
 from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
@@ -38,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, remote: Path | None = None, tokenizer=TOKENIZER) -> TokenShards:
-    return TokenShards(open_texts(folder, remote and str(remote)), tokenizer)
+    return TokenShards(open_texts(streams_of("", None, folder, remote and str(remote))), tokenizer)
 
 
 def all_tokens(shards: TokenShards) -> list[list[int]]:
@@ -50,7 +51,7 @@ def all_tokens(shards: TokenShards) -> list[list[int]]:
 
 
 def kept(folder: Path, remote: Path | None = None) -> list[Path]:
-    return sorted(open_texts(folder, remote and str(remote)).cache.glob("tokens-*/*.ids"))
+    return sorted(open_texts(streams_of("", None, folder, remote and str(remote)))[0].cache.glob("tokens-*/*.ids"))
 
 
 EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
@@ -138,9 +139,11 @@ def test_a_folder_that_cannot_be_written(folder):
 
 
 def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
+    all_tokens(opened(folder))
+    made = kept(folder)[0].parent
+    shutil.rmtree(made)
+    made.write_text("in the way")
     shards = opened(folder)
-    shards.folder.parent.mkdir(parents=True)
-    shards.folder.write_text("in the way")
     size = shards.shard(0).tokens.nbytes
     monkeypatch.setattr(module, "_MOST_MEMORY", 2 * size)
     assert all_tokens(shards) == EXPECTED
@@ -258,7 +261,7 @@ def test_a_set_without_texts(tmp_path):
     with MdsWriter(tmp_path, {"image": "bytes", "label": "str"}) as writer:
         writer.write({"image": b"", "label": "3"})
     with user_error("data.columns", tmp_path):
-        open_texts(tmp_path, None)
+        open_texts(streams_of("", None, tmp_path))
 
 
 HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def text_set(folder: Path, mode: str, remote: Path | str | None = None, tokenizer=TOKENIZER, length=LENGTH) -> TextSet:
-    return TextSet(folder, remote and str(remote), tokenizer, length, mode)
+    return TextSet(streams_of("", None, folder, remote and str(remote)), tokenizer, length, mode)
 
 
 def make(folder: Path, mode: str, rank: int = 0, world_size: int = 1, **options) -> TextSource:
@@ -301,16 +302,42 @@ def test_evaluation_of_more_than_there_is_takes_all(folder):
         TextEvalSet(text_set(folder, "split"), 1, 0, rate=0.2, seed=1)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_streams_give_the_same_steps_on_any_number_of_ranks(folder: Path, tmp_path: Path, mode: str) -> None:
+    other = write_texts(tmp_path / "other", [f"other {text}" for text in TEXTS[:40]])
+    streams = [Stream(local=str(folder), repeat=0.5), Stream(local=str(other), repeat=2)]
+    texts = TextSet(streams, TOKENIZER, LENGTH, mode)
+    assert describe_text(streams, TOKENIZER).num_texts == len(TEXTS) // 2 + 80
+    options = {"shuffle": "py1e", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11}
+    runs = []
+    for ranks in (1, 2):
+        sources = [
+            TextSource(texts, sequences_per_step=GLOBAL // ranks, rank=rank, world_size=ranks, **options)
+            for rank in range(ranks)
+        ]
+        MADE.extend(sources)
+        for source in sources:
+            source.open()
+        runs.append(steps(sources, 12))
+    assert runs[0] == runs[1]
+    samples = TextEvalSet(texts, None, 8, rate=0.2, seed=1)
+    samples.open()
+    if mode == "truncate":
+        assert samples.num_examples == len(TEXTS) // 2 + 80
+    assert samples.num_examples == sum(batch.num_samples for batch in samples)
+
+
 def test_identity_is_of_index_and_tokenizer(folder, tmp_path):
-    info = describe_text(folder, None, TOKENIZER)
+    (texts,) = streams_of("", None, folder)
+    info = describe_text([texts], TOKENIZER)
     assert info.num_texts == len(TEXTS)
     assert info.identity.startswith("sha256:")
     for shard in folder.glob("shard*"):
         shard.unlink()
-    assert describe_text(tmp_path / "copy", str(folder), TOKENIZER) == info
+    assert describe_text(streams_of("", None, tmp_path / "copy", str(folder)), TOKENIZER) == info
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(SPECIAL_TOKENS) + "\n")
-    assert describe_text(folder, None, load_tokenizer(vocabulary)).identity != info.identity
+    assert describe_text([texts], load_tokenizer(vocabulary)).identity != info.identity
 
 
 @pytest.mark.parametrize("mode", MODES)

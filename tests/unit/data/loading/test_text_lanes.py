@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.formats.mds_order import SHUFFLES
+from mlbert.data.formats.streams import Mixture
 from mlbert.data.loading import text_lanes as module
 from mlbert.data.loading.text_lanes import EpochOrders, PieceLanes, WholeLanes
 from mlbert.host.errors import UserError
@@ -26,7 +27,9 @@ from user_errors import user_error
 
 
 def orders_of(sizes, shuffle="py1s", nodes=1, folder=Path("unused")) -> EpochOrders:
-    return EpochOrders(np.asarray(sizes), shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder)
+    return EpochOrders(
+        Mixture([np.asarray(sizes)], [sum(sizes)]), shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder
+    )
 
 
 def whole_order(orders: EpochOrders, epoch: int) -> np.ndarray:
@@ -210,6 +213,7 @@ def test_one_process_makes_an_order_for_all(tmp_path):
     """The others wait for it, and if it is killed another one makes it."""
     program = f"""
 import sys, time, pathlib, numpy as np
+from mlbert.data.formats.streams import Mixture
 from mlbert.data.loading import text_lanes
 text_lanes._SHARED_TEXTS = 0
 shuffle_into = text_lanes.shuffle_into
@@ -220,7 +224,7 @@ def slow(samples, *arguments, epoch, **options):
     shuffle_into(samples, *arguments, epoch=epoch, **options)
 text_lanes.shuffle_into = slow
 options = dict(shuffle="py1e", seed=3, canonical_nodes=2, folder=pathlib.Path({str(tmp_path)!r}))
-orders = text_lanes.EpochOrders(np.array([40, 50]), **options)
+orders = text_lanes.EpochOrders(Mixture([np.array([40, 50])], [90]), **options)
 print(orders(0, np.arange(90)).tolist())
 """
 

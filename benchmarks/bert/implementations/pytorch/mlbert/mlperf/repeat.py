@@ -22,6 +22,7 @@ from typing import NamedTuple
 from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports
 from mlbert.data.formats.open import describe
+from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import describe_text
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
@@ -39,17 +40,19 @@ _ONE_MACHINE = (None, "one_device", "off", "mirrored")  # values of DISTRIBUTION
 
 
 class _DataSet(NamedTuple):
-    """Settings of a data set: its folder, the address it is a copy of, globs of its files; and its key in the log."""
+    """Settings of a data set: its folder, the address it is a copy of, the sets that it mixes, globs of its files; and
+    its key in the log."""
 
     folder: str
     remote: str
+    streams: str
     globs: str
     key: str
 
 
 _DATA = (
-    _DataSet("DATADIR_PHASE2", "DATA_REMOTE", "INPUT_FILES", "train_data"),
-    _DataSet("EVALDIR", "EVAL_REMOTE", "EVAL_FILES", "eval_data"),
+    _DataSet("DATADIR_PHASE2", "DATA_REMOTE", "DATA_STREAMS", "INPUT_FILES", "train_data"),
+    _DataSet("EVALDIR", "EVAL_REMOTE", "EVAL_STREAMS", "EVAL_FILES", "eval_data"),
 )
 _SYNTHETIC = "synthetic"
 # The run's number, and settings that would write elsewhere or resume another run.
@@ -217,7 +220,8 @@ def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path
         inside = [str(path / Path(pattern.strip()).name) for pattern in globs.split(",")]
         return {named.folder: str(path), named.globs: ",".join(inside)}
     if "TOKENIZER" in exports and exports["TOKENIZER"] != "none":
-        found = describe_text(path, remote, load_tokenizer(exports["TOKENIZER"])).identity
+        streams = streams_of(named.streams, log.setting(named.streams), path, remote)
+        found = describe_text(streams, load_tokenizer(exports["TOKENIZER"])).identity
     else:
         found = describe(path).known_as
     if found != (wanted := log.value(named.key)):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
+from mlbert.data.formats.streams import Stream
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
@@ -42,7 +43,8 @@ def _run() -> int:
         raise UserError("config.range", "--max_seq_len", reason, f"Use {LEAST_LENGTH} or more")
     tokenizer = load_tokenizer(given.tokenizer)
     remote = None if given.remote_path is None else f"{given.remote_path.rstrip('/')}/{given.split}"
-    texts = TextSet(given.local_path / given.split, remote, tokenizer, given.max_seq_len, TRUNCATE)
+    streams = [Stream(local=str(given.local_path / given.split), remote=remote)]
+    texts = TextSet(streams, tokenizer, given.max_seq_len, TRUNCATE)
     source = TextSource(
         texts,
         sequences_per_step=BATCH_SIZE,

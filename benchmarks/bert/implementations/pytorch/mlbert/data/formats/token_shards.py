@@ -1,4 +1,4 @@
-"""Token ids of an MDS set's texts; each shard is tokenized once and cached.
+"""Token ids of the texts in MDS sets; each shard is tokenized once and cached.
 
 A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids) if it was tokenized and cut when it was written.
 Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to which a set elsewhere
@@ -20,6 +20,7 @@ Legend: n texts of a shard, T tokens, F shards.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import struct
 import threading
@@ -36,6 +37,7 @@ from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_files import BYTES, STR, locked
 from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.streams import Stream, samples_of_epoch
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
@@ -54,7 +56,7 @@ class TextInfo:
     """Facts about a set of texts that are known before a text is read."""
 
     identity: str  # "sha256:...", of the set's index and the tokenizer
-    num_texts: int
+    num_texts: int  # of an epoch
 
 
 @dataclass(frozen=True)
@@ -69,23 +71,27 @@ class TokenShard:
         return self.tokens[self.offsets[place] : self.offsets[place + 1]]
 
 
-def open_texts(local: Path, remote: str | None) -> MdsReader:
-    """Open the set in the folder ``local``, or at the path or URL ``remote``, with shards copied to ``local`` on
-    demand. Reads only the index. Raises UserError if there is no set, or it has no text column."""
-    is_in_place = remote is None or local_path(remote) == local
-    reader = MdsReader(local) if is_in_place else MdsReader(str(remote), local)
-    if column_of(reader) is None:
-        found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
-        reason = f"has the columns {found}"
-        raise UserError("data.columns", remote or local, reason, "Give a set with a column text (str)")
-    return reader
+def open_texts(streams: Sequence[Stream]) -> list[MdsReader]:
+    """Open each set in its folder, or at its path or URL, with shards copied to the folder on demand. Reads only the
+    indices. Raises UserError if there is no set, one has no text column, or not all have the same one."""
+    readers: list[MdsReader] = []
+    for stream in streams:
+        is_in_place = stream.remote is None or local_path(stream.remote) == stream.folder
+        readers.append(MdsReader(stream.folder) if is_in_place else MdsReader(stream.name, stream.folder))
+        if column_of(readers[-1]) != (column := column_of(readers[0])) or column is None:
+            found = ", ".join(f"{name} ({encoding})" for name, encoding in readers[-1].columns.items())
+            remedy = f"Give a set with a column {column or TEXT} ({_ENCODINGS[column or TEXT]})"
+            raise UserError("data.columns", stream.name, f"has the columns {found}", remedy)
+    return readers
 
 
-def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> TextInfo:
-    """Read only the index, copying it to ``local`` if needed. Raises UserError if it is missing or lists no texts."""
-    reader = open_texts(local, remote)
-    digest = hashlib.sha256(f"{reader.identity}\0{tokenizer.identity}".encode()).hexdigest()
-    return TextInfo(f"sha256:{digest}", len(reader))
+def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:
+    """Read only the indices, copying them to local folders if needed. Raises UserError if one is missing or lists no
+    texts."""
+    readers = open_texts(streams)
+    sets = [f"{reader.identity}{stream.weight or ''}" for reader, stream in zip(readers, streams, strict=True)]
+    digest = hashlib.sha256("\0".join([*sets, tokenizer.identity]).encode()).hexdigest()
+    return TextInfo(f"sha256:{digest}", sum(samples_of_epoch(streams, [len(reader) for reader in readers], seed=0)))
 
 
 def column_of(reader: MdsReader) -> str | None:
@@ -94,10 +100,10 @@ def column_of(reader: MdsReader) -> str | None:
 
 
 class TokenShards:
-    """The tokens of a set, shard by shard. Thread-safe.
+    """The tokens of one or more sets, shard by shard. Thread-safe.
 
     Args:
-        reader: an opened set.
+        readers: the opened sets, with texts in the same column.
         tokenizer: tokenizes texts, and defines the valid ids of tokens.
 
     Attributes:
@@ -105,15 +111,21 @@ class TokenShards:
         first: int64 [F+1], number of each shard's first text, and the number of all texts.
     """
 
-    def __init__(self, reader: MdsReader, tokenizer: Tokenizer) -> None:
-        self._reader, self._tokenizer = reader, tokenizer
-        column = column_of(reader)
+    def __init__(self, readers: Sequence[MdsReader], tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        column = column_of(readers[0])
         assert column is not None, "open_texts checks the columns"
         self._column = column
         self.is_text = column == TEXT
-        self.first = offsets_of(reader.shard_sizes)
-        digest = hashlib.sha256(tokenizer.identity.encode()).hexdigest()
-        self.folder = reader.cache / f"tokens-{digest[:16]}"
+        self.first = offsets_of(np.concatenate([reader.shard_sizes for reader in readers]))
+        first = offsets_of([len(reader) for reader in readers]).tolist()
+        # For each shard its set, its number in the set, and the number of the set's first text.
+        self._places = [
+            (reader, place, start)
+            for reader, start in zip(readers, first, strict=False)
+            for place in range(len(reader.shards))
+        ]
+        self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
         self._per_thread = threading.local()
         self._shards: dict[int, TokenShard] = {}
         self._in_memory: dict[int, int] = {}  # bytes of shards that are only in memory, oldest first
@@ -192,12 +204,16 @@ class TokenShards:
             self._shards.pop(oldest, None)
         return made
 
+    def _name(self, number: int) -> str:
+        reader, place, _ = self._places[number]
+        return reader.shards[place].raw.name
+
     def _path(self, number: int) -> Path:
-        return self.folder / f"{self._reader.shards[number].raw.name}.ids"
+        return self._places[number][0].cache / self._folder / f"{self._name(number)}.ids"
 
     def _identity(self, number: int) -> bytes:
-        shard = self._reader.shards[number].raw.name, *self._reader.state_of(number)
-        parts = (self._reader.identity, *map(str, shard), self._tokenizer.identity)
+        reader, place, _ = self._places[number]
+        parts = (reader.identity, self._name(number), *map(str, reader.state_of(place)), self._tokenizer.identity)
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def _kept(self, number: int) -> TokenShard | None:
@@ -212,24 +228,27 @@ class TokenShards:
         content = files.bytes[: files.ends[0]]
         magic, identity, texts, tokens, checksum = _HEAD.unpack(content[: _HEAD.size].tobytes())
         middle = _HEAD.size + (texts + 1) * _INT64.itemsize
-        if (magic, identity) != (_MAGIC, self._identity(number)) or texts != self._reader.shard_sizes[number]:
+        expected = _MAGIC, self._identity(number), self.first[number + 1] - self.first[number]
+        if (magic, identity, texts) != expected:
             return None
         if len(content) != middle + tokens * _UINT16.itemsize or zlib.crc32(content[_HEAD.size :].data) != checksum:
             return None
         return TokenShard(content[middle:].view(_UINT16), content[_HEAD.size : middle].view(_INT64))
 
     def _tokenised(self, number: int) -> TokenShard:
-        found = self._at_once(number) if self.is_text and len(self._reader.columns) == 1 else None
+        found = self._at_once(number) if self.is_text else None
         found = found or self._encode(range(self.first[number], self.first[number + 1]))
         if self.is_text:
-            name = self._reader.shards[number].raw.name
-            unknown_share(found.tokens, self._tokenizer.vocabulary, name, self._tokenizer.name)
+            unknown_share(found.tokens, self._tokenizer.vocabulary, self._name(number), self._tokenizer.name)
         return found
 
     def _at_once(self, number: int) -> TokenShard | None:
-        """Tokenize a shard without per-sample overhead; a sample is the size of a text and the text. Return None if a
-        sample is damaged; reading it individually raises the error."""
-        samples, starts = self._reader.shard_bytes(number)
+        """Tokenize a shard without per-sample overhead; a sample is the size of a text and the text. Return None if
+        there are other columns, or a sample is damaged; reading it individually raises the error."""
+        reader, place, _ = self._places[number]
+        if len(reader.columns) > 1:
+            return None
+        samples, starts = reader.shard_bytes(place)
         lengths = np.diff(starts) - UINT32.itemsize
         if (lengths < 0).any():
             return None
@@ -242,8 +261,11 @@ class TokenShards:
             return None
 
     def _encode(self, texts: Sequence[int]) -> TokenShard:
-        """Return some texts of the set in the form of a shard."""
-        values = [self._reader[text][self._column] for text in texts]
+        """Return some texts in the form of a shard."""
+        values = []
+        for text in texts:
+            reader, _, first = self._places[bisect.bisect_right(self.first, text) - 1]
+            values.append(reader[text - first][self._column])
         if not self.is_text:
             return self._ids(texts, values)
         return TokenShard(*self._tokenizer_of_thread().encode_all(values))
@@ -270,4 +292,4 @@ class TokenShards:
     def _wrong(self, text: int, reason: str, remedy: str) -> UserError:
         number = int(self.shards_of(np.asarray(text)))
         place = text - int(self.first[number])
-        return UserError("data.damaged", self._reader.shards[number].raw.name, f"sample {place} {reason}", remedy)
+        return UserError("data.damaged", self._name(number), f"sample {place} {reason}", remedy)

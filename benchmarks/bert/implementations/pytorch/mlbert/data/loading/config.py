@@ -122,6 +122,12 @@ class CorpusConfig(Section):
         default=None,
     )
     eval_remote: str | None = setting("EVAL_REMOTE", "The same for EVALDIR.", default=None)
+    data_streams: str | None = setting(
+        "DATA_STREAMS",
+        "Several sets to mix, in JSON: local, remote, and proportion, repeat or choose of each; none: DATADIR_PHASE2.",
+        default=None,
+    )
+    eval_streams: str | None = setting("EVAL_STREAMS", "The same for EVALDIR.", default=None)
     long_texts: Literal["split", "truncate"] | None = setting(
         "LONG_TEXTS",
         "Texts longer than MAX_SEQ_LENGTH: split them into several sequences, or truncate them.",

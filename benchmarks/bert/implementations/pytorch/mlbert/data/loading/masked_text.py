@@ -1,24 +1,26 @@
 """Masked language modelling on texts: training batches and the evaluation set.
 
-The texts are a local or remote MDS set (`mlbert.data.formats.token_shards`). `mlbert.data.loading.text_lanes` chooses
-the pieces of text for each step, `mlbert.data.formats.masking` the tokens to predict.
+The texts are one or more local or remote MDS sets (`mlbert.data.formats.token_shards`).
+`mlbert.data.loading.text_lanes` chooses the pieces of text for each step, `mlbert.data.formats.masking` the tokens to
+predict.
 
 Legend: B sequences per step over all ranks ("lanes").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.masking import Masking
+from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.streams import Mixture, Stream, samples_of_epoch
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -27,35 +29,46 @@ from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes
 from mlbert.host.errors import UserError
 
 SPLIT, TRUNCATE = "split", "truncate"
+_SEED = 9176  # Streaming's default, for the draws of evaluation sets
 
 
 @dataclass(frozen=True)
 class TextSet:
-    """A set of texts and how it is cut into sequences.
+    """Sets of texts and how they are cut into sequences.
 
     Args:
-        local: folder on this machine.
-        remote: path or URL that ``local`` is a copy of, or None if ``local`` is the set itself.
+        streams: the sets and their weights.
         max_seq_length: longest sequence, tokens.
         long_texts: "split" cuts a text into as many sequences as needed, none if it is empty. "truncate" makes one
             sequence from the start of each text; an empty text becomes [CLS] [SEP].
     """
 
-    local: Path
-    remote: str | None
+    streams: Sequence[Stream]
     tokenizer: Tokenizer
     max_seq_length: int
     long_texts: str
 
+    @property
+    def name(self) -> str:
+        """The sets' addresses, for messages."""
+        return ", ".join(stream.name for stream in self.streams)
 
-def count_sequences(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:
-    """Return the number of sequences in a set of texts. If texts are split, this tokenizes all of them."""
-    texts = TextSet(local, remote, load_tokenizer(tokenizer), max_seq_length, long_texts)
-    reader = open_texts(texts.local, texts.remote)
+    def mixture(self, readers: Sequence[MdsReader], seed: int, is_shuffled: bool) -> Mixture:
+        """Return what draws an epoch's texts from the opened sets."""
+        samples = samples_of_epoch(self.streams, [len(reader) for reader in readers], seed)
+        return Mixture([reader.shard_sizes for reader in readers], samples, seed, is_shuffled)
+
+
+def count_sequences(streams: Sequence[Stream], tokenizer: str, max_seq_length: int, long_texts: str) -> int:
+    """Return the number of sequences of an epoch, of the first one if some texts are drawn for each. If texts are
+    split, this tokenizes all of them."""
+    texts = TextSet(streams, load_tokenizer(tokenizer), max_seq_length, long_texts)
     if texts.long_texts == TRUNCATE:
-        return len(reader)
-    pieces = Pieces(TokenShards(reader, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
-    return int(pieces.all_counts(0, 1).sum())
+        return describe_text(streams, texts.tokenizer).num_texts
+    readers = open_texts(streams)
+    pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
+    _, first_epoch = texts.mixture(readers, _SEED, is_shuffled=True)(0)
+    return int(pieces.all_counts()[first_epoch].sum())
 
 
 def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
@@ -94,11 +107,11 @@ class TextSource(StepSource):
     ) -> None:
         self.share = RankSlice(sequences_per_step, accumulation, rank, world_size)
         self.max_tokens = texts.max_seq_length
-        self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
+        self.info = describe_text(texts.streams, texts.tokenizer)
         lanes = self.share.global_units
         if self.info.num_texts < lanes:
             reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
-            raise UserError("data.too-small", texts.remote or texts.local, reason, "Lower BATCHSIZE or give more text")
+            raise UserError("data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text")
         self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
         self._masking = _masking(texts.tokenizer, seed)
         self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
@@ -114,14 +127,15 @@ class TextSource(StepSource):
             "order": self._order,
             "data": self.info.identity,
         }
-        super().__init__(texts.remote or texts.local, identity)
+        super().__init__(texts.name, identity)
 
     def open(self) -> None:
         """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
         texts = self._texts
-        reader = open_texts(texts.local, texts.remote)
-        shards = TokenShards(reader, texts.tokenizer)
-        orders = EpochOrders(reader.shard_sizes, **self._order, folder=reader.cache)
+        readers = open_texts(texts.streams)
+        shards = TokenShards(readers, texts.tokenizer)
+        mixture = texts.mixture(readers, self._order["seed"], self._order["shuffle"] is not None)
+        orders = EpochOrders(mixture, **self._order, folder=readers[0].cache)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         all_lanes = self.share.global_units
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
@@ -213,7 +227,7 @@ class TextEvalSet(EvaluationBatches):
         if batch_size < 1:
             reason = f"{batch_size} is not a number of sequences"
             raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
-        self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
+        self.info = describe_text(texts.streams, texts.tokenizer)
         self._texts, self._batch_size, self._rate = texts, batch_size, rate
         self._masking = _masking(texts.tokenizer, seed)
         self._rank, self._world_size = rank, world_size
@@ -237,26 +251,28 @@ class TextEvalSet(EvaluationBatches):
         """Read and mask the texts. This is the first access to evaluation data. Raises UserError if a file is missing
         or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
-        shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer)
+        readers = open_texts(texts.streams)
+        shards = TokenShards(readers, texts.tokenizer)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
+        _, chosen_texts = texts.mixture(readers, _SEED, is_shuffled=False)(0)
         counts = np.ones(self.info.num_texts, np.int64)
         if texts.long_texts == SPLIT:
-            counts = pieces.all_counts(self._rank, self._world_size)
+            counts = pieces.all_counts(self._rank, self._world_size)[chosen_texts]
         first = offsets_of(counts)  # first sequence of each text
         self._set_num_examples(int(first[-1]))
         parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
         of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
-        pieces.prepare(np.unique(np.concatenate([np.empty(0, np.int64), *of_parts])))
+        pieces.prepare(np.unique(chosen_texts[np.concatenate([np.empty(0, np.int64), *of_parts])]))
         self._batches, read = [], [np.empty(0, np.uint16)]
         for numbers, chosen in zip(parts, of_parts, strict=True):
-            tokens, offsets = pieces.rows(chosen, numbers - first[chosen])
+            tokens, offsets = pieces.rows(chosen_texts[chosen], numbers - first[chosen])
             read.append(tokens)
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
             self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
-        unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.local, texts.tokenizer.name)
+        unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.name, texts.tokenizer.name)
 
     def _set_num_examples(self, available: int) -> None:
         if available < 1:
             reason = "holds no text"
-            raise UserError("data.empty", self._texts.remote or self._texts.local, reason, "Give texts to evaluate on")
+            raise UserError("data.empty", self._texts.name, reason, "Give texts to evaluate on")
         self._num_examples = min(available, self._num_examples or available)

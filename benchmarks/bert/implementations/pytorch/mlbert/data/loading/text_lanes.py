@@ -27,6 +27,7 @@ import numpy as np
 from mlbert.data.formats.mds_files import locked
 from mlbert.data.formats.mds_order import epoch_length, places_at, shuffle_into
 from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.streams import Mixture
 from mlbert.data.formats.token_shards import TokenShards
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
@@ -46,23 +47,24 @@ class EpochOrders:
     the background.
 
     Args:
-        shard_sizes, shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
-            ``shuffle``, the order of the set.
+        mixture: draws the texts of each epoch.
+        shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without ``shuffle``, the order
+            of the sets.
         folder: for the files; if it is not writable, each process makes its orders.
     """
 
-    def __init__(
-        self, shard_sizes: np.ndarray, *, shuffle: str | None, seed: int, canonical_nodes: int, folder: Path
-    ) -> None:
-        self._sizes, self._shuffle, self._nodes = shard_sizes, shuffle, canonical_nodes
+    def __init__(self, mixture: Mixture, *, shuffle: str | None, seed: int, canonical_nodes: int, folder: Path) -> None:
+        self._mixture, self._shuffle, self._nodes = mixture, shuffle, canonical_nodes
         self._options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "canonical_nodes": canonical_nodes}
-        self._num_texts = int(shard_sizes.sum())
-        self._dtype = np.dtype("<i4" if self._num_texts < 2**31 else "<i8")
+        self._sizes = np.concatenate(mixture.shard_sizes)
+        self._num_texts = mixture.num_samples
+        self._dtype = np.dtype("<i4" if int(self._sizes.sum()) < 2**31 else "<i8")
         self._num_bytes = self._num_texts * self._dtype.itemsize  # of an order
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
-        made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + shard_sizes.astype("<i8").tobytes()
+        made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + self._sizes.astype("<i8").tobytes()
+        made_from += b"" if mixture.is_whole else repr(mixture.samples).encode()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
         self._folder = folder / "orders"
 
@@ -74,7 +76,9 @@ class EpochOrders:
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return int64 [n], the texts at these positions (int64 [n], 0 to L - 1) of an epoch."""
         places = places_at(positions, self._num_texts, self._nodes)
-        return places if self._shuffle is None else self._shuffled(epoch)[places].astype(np.int64)
+        if self._shuffle is None and self._mixture.is_whole:
+            return places
+        return self._ordered(epoch)[places].astype(np.int64)
 
     def texts(self, epochs: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return int64 [n], the texts at these positions (int64 [n]) of these epochs (int64 [n])."""
@@ -84,7 +88,7 @@ class EpochOrders:
             texts[mine] = self(epoch, positions[mine])
         return texts
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
+    def _ordered(self, epoch: int) -> np.ndarray:
         """Return int [N], the text at each place of an epoch."""
         with self._lock:
             if epoch not in self._orders:
@@ -102,8 +106,18 @@ class EpochOrders:
                 threading.Thread(target=self._shared, args=(epoch + 1, False), name="order", daemon=True).start()
                 return made
         made = np.empty(self._num_texts, self._dtype)
-        shuffle_into(made, self._sizes, epoch=epoch, **self._options)
+        self._fill(made, epoch)
         return made
+
+    def _fill(self, made: np.ndarray, epoch: int) -> None:
+        """Fill int [N] with the text at each place of an epoch."""
+        sizes, texts = (self._sizes, None) if self._mixture.is_whole else self._mixture(epoch)
+        if self._shuffle is None:
+            made[:] = np.arange(len(made))
+        else:
+            shuffle_into(made, sizes, epoch=epoch, **self._options)
+        if texts is not None:
+            made[:] = texts[made]
 
     def _shared(self, epoch: int, wait: bool) -> np.ndarray | None:
         """Return the map of an order's file, making it if necessary; None if there can be no file, or if ``wait`` is
@@ -125,8 +139,7 @@ class EpochOrders:
                 self._delete_old(path.parent, epoch)
                 with whole_file(path) as file:
                     os.posix_fallocate(file.fileno(), 0, self._num_bytes)
-                    made = np.memmap(file.name, self._dtype, "r+").view(np.ndarray)
-                    shuffle_into(made, self._sizes, epoch=epoch, **self._options)
+                    self._fill(np.memmap(file.name, self._dtype, "r+").view(np.ndarray), epoch)
             return is_mine
 
     def _delete_old(self, folder: Path, epoch: int) -> None:

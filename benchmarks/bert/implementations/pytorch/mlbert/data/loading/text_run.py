@@ -4,14 +4,14 @@ settings."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import StaticShape
@@ -62,8 +62,8 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
         reason = f"is more than the model's {shape.max_position_embeddings} positions"
         remedy = "Lower it, or raise max_position_embeddings"
         raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, remedy)
-    train = describe_text(data.input_dir, corpus.data_remote, tokenizer)
-    evaluation = describe_text(data.eval_dir, corpus.eval_remote, tokenizer)
+    train = describe_text(_training_streams(data, corpus), tokenizer)
+    evaluation = describe_text(_evaluation_streams(data, corpus), tokenizer)
     return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)
 
 
@@ -73,7 +73,7 @@ def make_source(data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_st
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
-        _texts(data, text, corpus, data.input_dir, corpus.data_remote),
+        _texts(data, text, corpus, _training_streams(data, corpus)),
         sequences_per_step=data.train_batch_size,
         accumulation=data.gradient_accumulation_steps,
         shuffle=text.shuffle,
@@ -95,7 +95,7 @@ def make_evaluation_set(
 ) -> TextEvalSet:
     """Return this rank's share of the evaluation texts, with the same masks in every run."""
     return TextEvalSet(
-        _texts(data, text, corpus, data.eval_dir, corpus.eval_remote),
+        _texts(data, text, corpus, _evaluation_streams(data, corpus)),
         evaluation.num_eval_examples,
         evaluation.eval_batch_size,
         rate=corpus.eval_masking_rate or corpus.masking_rate,
@@ -109,9 +109,9 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     """Return int64 [V], the count of each vocabulary entry in the first texts of the training set; 0 for special
     tokens. Reads the first shard. Raises UserError if it is missing or damaged."""
     tokenizer = load_tokenizer(text.tokenizer)
-    reader = open_texts(data.input_dir, corpus.data_remote)
-    first = range(min(int(reader.shard_sizes[0]), _COUNTED_TEXTS))
-    texts = TokenShards(reader, tokenizer).loose([*first])
+    readers = open_texts(_training_streams(data, corpus))
+    first = range(min(int(readers[0].shard_sizes[0]), _COUNTED_TEXTS))
+    texts = TokenShards(readers, tokenizer).loose([*first])
     counts = np.bincount(np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary))
     counts[list(tokenizer.special_ids)] = 0
     return counts
@@ -131,6 +131,13 @@ def sequence_length(data: DataConfig) -> int:
     return data.max_seq_length
 
 
-def _texts(data: DataConfig, text: TextConfig, corpus: CorpusConfig, local: Path, remote: str | None) -> TextSet:
-    tokenizer = load_tokenizer(text.tokenizer)
-    return TextSet(local, remote, tokenizer, sequence_length(data), corpus.long_texts or "split")
+def _training_streams(data: DataConfig, corpus: CorpusConfig) -> Sequence[Stream]:
+    return streams_of("DATA_STREAMS", corpus.data_streams, data.input_dir, corpus.data_remote)
+
+
+def _evaluation_streams(data: DataConfig, corpus: CorpusConfig) -> Sequence[Stream]:
+    return streams_of("EVAL_STREAMS", corpus.eval_streams, data.eval_dir, corpus.eval_remote)
+
+
+def _texts(data: DataConfig, text: TextConfig, corpus: CorpusConfig, streams: Sequence[Stream]) -> TextSet:
+    return TextSet(streams, load_tokenizer(text.tokenizer), sequence_length(data), corpus.long_texts or "split")

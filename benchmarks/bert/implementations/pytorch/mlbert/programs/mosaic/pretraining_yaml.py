@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mlbert.data.formats.streams import WEIGHTS, Stream, streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic import common_yaml
@@ -13,20 +15,22 @@ from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
     "shuffle shuffle_seed shuffle_algo num_canonical_nodes partition_algo "
-    "streams.** shuffle_block_size eos_token_id bos_token_id cache_limit "
+    "shuffle_block_size eos_token_id bos_token_id cache_limit "
     "predownload keep_zip keep_raw download_retry download_timeout validate_hash"
 )
+_STREAM = "local remote split proportion repeat choose keep_zip download_retry download_timeout validate_hash"
 _LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
 KNOWN = (
     *common_yaml.COMMON,
     *("data_local", "data_remote", "max_seq_len", "mlm_probability", "train_subset_num_batches"),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
     *(f"{loader}.dataset.{name}" for loader in ("train_loader", "eval_loader") for name in _DATASET.split()),
+    *(f"{loader}.dataset.streams.*.{name}" for loader in ("train_loader", "eval_loader") for name in _STREAM.split()),
 )
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
-# (folder, remote, tokenizer, maximum length, split or truncate) -> sequences in the data set
-CountSequences = Callable[[Path, str | None, str, int, str], int]
+# (data sets, tokenizer, maximum length, split or truncate) -> sequences in an epoch
+CountSequences = Callable[[Sequence[Stream], str, int, str], int]
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences: CountSequences) -> Layer:
@@ -59,10 +63,10 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     per_step = common_yaml.add_batches(leaves, layer, world_size)
 
     def steps_per_epoch() -> int:
-        count = count_sequences(*train, str(tokenizer.value), int(length.value), str(long_texts.value))
+        count = count_sequences(train, str(tokenizer.value), int(length.value), str(long_texts.value))
         if count < per_step:
             reason = f"its {count} sequences are fewer than a step's {per_step}"
-            raise UserError("data.too-small", train[0], reason, "Lower the batch")
+            raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
         return count // per_step
 
     durations = common_yaml.Durations(per_step, int(length.value), steps_per_epoch)
@@ -73,27 +77,39 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     common_yaml.add_compute(leaves, layer, has_gpu)
     common_yaml.add_outputs(leaves, layer, durations)
-    layer.put("input_dir", train[0], "train_loader.dataset")
-    layer.put("data_remote", train[1], "train_loader.dataset")
-    layer.put("eval_dir", evaluation[0], "eval_loader.dataset")
-    layer.put("eval_remote", evaluation[1], "eval_loader.dataset")
+    for name, folder, streams in (("data", "input_dir", train), ("eval", "eval_dir", evaluation)):
+        origin = "train_loader.dataset" if name == "data" else "eval_loader.dataset"
+        layer.put(folder, streams[0].folder, origin)
+        layer.put(f"{name}_remote", streams[0].remote, origin)
+        if len(streams) > 1 or streams[0].weight:
+            mixed = [stream.model_dump(exclude_none=True) for stream in streams]
+            layer.put(f"{name}_streams", json.dumps({"streams": mixed}), origin)
     return layer
 
 
-def _dataset(leaves: Leaves, loader: str) -> tuple[Path, str | None]:
-    """Return the local folder and remote address of a loader's split; the remote is None if both are the same."""
+def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:
+    """Return a loader's sets: the folder of each in which its split is, where it is a copy of, and its weight."""
     leaves.choice(f"{loader}.name", ("text",), "text")
-    if leaves.is_given(f"{loader}.dataset.streams"):
-        reason = "streams are not supported, a loader reads one set"
-        remedy = f"Write the local and remote of one stream as {loader}.dataset.local and {loader}.dataset.remote"
-        raise UserError("config.unsupported", leaves[f"{loader}.dataset.streams"].origin, reason, remedy)
-    split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
-    local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
-    remote = leaves.optional_text(f"{loader}.dataset.remote", "data_remote")
-    folder = Path(str(local)) / str(split)
-    if remote is None or remote == local:
-        return folder, None
-    return folder, f"{str(remote).rstrip('/')}/{split}"
+    above = f"{loader}.dataset.streams."
+    names = list(dict.fromkeys(leaf.removeprefix(above).split(".")[0] for leaf in leaves if leaf.startswith(above)))
+    if not names:
+        split = str(leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value)
+        local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
+        return [_stream(str(local), leaves.optional_text(f"{loader}.dataset.remote", "data_remote"), split)]
+    found = []
+    for name in names:
+        folder = leaves.text(f"{above}{name}.local", None).value
+        of_split = leaves.optional_text(f"{above}{name}.split", f"{loader}.dataset.split") or ""
+        stream = _stream(str(folder), leaves.optional_text(f"{above}{name}.remote"), of_split)
+        given = [weight for weight in WEIGHTS if leaves.is_given(f"{above}{name}.{weight}")]
+        weights = {weight: leaves.number(f"{above}{name}.{weight}", None).value for weight in given}
+        found.append({"local": str(stream.folder.absolute()), "remote": stream.remote, **weights})
+    return streams_of(f"{loader}.dataset.streams", json.dumps({"streams": found}), Path())
+
+
+def _stream(local: str, remote: str | None, split: str) -> Stream:
+    address = None if remote is None or remote == local else f"{remote.rstrip('/')}/{split}".rstrip("/")
+    return Stream(local=str(Path(local) / split), remote=address)
 
 
 def _add_masking(leaves: Leaves, layer: Layer) -> None:
