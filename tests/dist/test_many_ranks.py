@@ -14,7 +14,7 @@ from many_ranks_program import STEPS, TIME_LIMIT_S, main
 from mlbert.distributed.lifecycle import LOST_RANK
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(256, STEPS), (8, 0)], ids=["while training", "before any collective"])
+@pytest.mark.parametrize(("ranks", "steps"), [(128, STEPS), (8, 0)], ids=["while training", "before any collective"])
 def test_many_ranks_start_and_name_a_killed_one(tmp_path: Path, ranks: int, steps: int) -> None:
     victim = ranks // 2
     # Name servers may not answer: gloo looks up the loopback address's name.
@@ -35,5 +35,5 @@ def test_many_ranks_start_and_name_a_killed_one(tmp_path: Path, ranks: int, step
     first, *others = [one["steps" if steps else "watch"]["descriptors"] for one in marks]
     assert first <= 2 * ranks + 100
     assert max(others) <= 64
-    # A full mesh took 70 s.
-    assert sum(one["watch"]["cpu_seconds"] for one in marks) < 20
+    # A full mesh of 256 took 70 s.
+    assert sum(one["watch"]["cpu_seconds"] for one in marks) < 10

@@ -72,8 +72,9 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
     folder = work / f"runs/{model}/run_0/huggingface"
     peer = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=model == "mosaic_bert")
     assert type(peer).__name__ == {"hf_bert": "BertForMaskedLM", "mosaic_bert": "MlbertForMaskedLM"}[model]
-    run(tree_root, work, f"model.name={model}", f"run_name={model}", "max_duration=1ba")
-    assert (work / f"runs/{model}/run_1/summary.json").exists()
+    if model == "mosaic_bert":
+        run(tree_root, work, f"model.name={model}", f"run_name={model}", "max_duration=1ba")
+        assert (work / f"runs/{model}/run_1/summary.json").exists()
 
 
 def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path) -> None:
