@@ -10,6 +10,24 @@ from cluster import Cluster
 from mlbert.config.sections import settings_by_key
 from training_settings import SETTINGS, SHAPE
 
+# The training program, which waits in each step. A run that something happens to need not keep a processor busy.
+WAITING = """\
+import os
+import time
+
+from mlbert.cli.train import main
+from mlbert.runs.progress import Clock
+
+
+def seconds(clock, now=Clock.seconds):
+    time.sleep(float(os.environ["PAUSE_S"]))
+    return now(clock)
+
+
+Clock.seconds = seconds
+main()
+"""
+
 
 def read_log(path: Path) -> dict[str, list]:
     """Return {key: values in order} of an MLPerf log; the value of run_stop is its status."""
@@ -57,7 +75,7 @@ class Site:
         self.config.write_text("\n".join(lines) + "\n")
 
     def submit(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> str:
-        """Source the config, apply the overrides and submit the job; return its id."""
+        """Source the config, apply the overrides and submit the job; return its id. PAUSE_S makes steps wait."""
         return self._submit("sbatch --parsable", sbatch_words, nodes, exports)[0]
 
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
@@ -65,6 +83,8 @@ class Site:
         return self._submit(f"python3 -m mlbert launch chain {links}", (), nodes, exports)
 
     def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
+        if "PAUSE_S" in exports:
+            (self.config.parent / "run_pretraining.py").write_text(WAITING)
         overrides = " ".join(f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items())
         line = f'source "$1"; shift; export {overrides}; {command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
         package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}

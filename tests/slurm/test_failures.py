@@ -17,8 +17,8 @@ from mlbert.distributed.place import expand_hostlist
 from slurm_site import Site, read_log
 
 # LONG runs can be interrupted half way, with a recent checkpoint. ENDLESS runs are never meant to finish.
-LONG = {"MAX_STEPS": 120, "SAVE_CHECKPOINT_STEPS": 10}
-ENDLESS = {"MAX_STEPS": 100_000, "SAVE_CHECKPOINT_STEPS": 10, "LOG_FREQ": 1000}
+LONG = {"MAX_STEPS": 40, "SAVE_CHECKPOINT_STEPS": 10, "PAUSE_S": 0.1}
+ENDLESS = {"MAX_STEPS": 100_000, "SAVE_CHECKPOINT_STEPS": 10, "LOG_FREQ": 1000, "PAUSE_S": 0.1}
 
 
 def weights(run: Path) -> bytes:
@@ -45,8 +45,8 @@ def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPa
     names = ("stopped", "spare", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
-    jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1)}
-    jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, MAX_STEPS=LONG["MAX_STEPS"], LOG_FREQ=1)
+    jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)}
+    jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
     # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
