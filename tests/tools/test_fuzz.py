@@ -19,10 +19,10 @@ FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick formats; run tool
 
 def test_fixed_cases_do_not_fail(tmp_path: Path, tree_root: Path) -> None:
     names = [word for name in FORMATS for word in ("--format", name)]
-    words = [*names, "--seed", "9000", "--cases", "2", "--keep", str(tmp_path / "kept")]
+    words = [*names, "--seed", "9000", "--cases", "1", "--keep", str(tmp_path / "kept")]
     done = subprocess.run([sys.executable, tree_root / "tools/fuzz.py", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 cases" in done.stdout
+    assert "4 cases" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -183,13 +183,13 @@ def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeyp
 
 
 def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
-    process = start_process(tmp_path, "out", max_steps=400, seed="none", save_checkpoint_steps=1)
+    process = start_process(tmp_path, "out", max_steps=100, seed="none", save_checkpoint_steps=1)
     checkpoints = tmp_path / "out" / "run_0" / "checkpoints"
     wait_for(lambda: len(list(checkpoints.glob("step_*"))) > 1, process)
     process.kill()
     process.wait()
     drawn = json.loads((tmp_path / "out/run_0/config.json").read_text())["seed"]
-    assert run(tmp_path, max_steps=400, seed="none", resume=1) == 1
+    assert run(tmp_path, max_steps=100, seed="none", resume=1) == 1
     seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
     assert seeds == [drawn]
 
@@ -410,9 +410,9 @@ def test_memory_stays_flat(tmp_path):
     psutil_like = Path(f"/proc/{os.getpid()}/statm")
     assert run(tmp_path, "warm", max_steps=50) == 1
     before = int(psutil_like.read_text().split()[1])
-    assert run(tmp_path, "long", max_steps=1000, log_freq=0) == 1
+    assert run(tmp_path, "long", max_steps=500, log_freq=0) == 1
     grown = (int(psutil_like.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
-    assert grown < 30e6
+    assert grown < 15e6
 
 
 def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
