@@ -130,8 +130,10 @@ def _run(args: Sequence[str]) -> int:
         raise UserError("config.conflict", "--samples-per-second", "is only for the estimate of --print-config", remedy)
     line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     place = RankPlace.identify(environment())
-    if print_config and place.world_size == 1:
-        return _print_plan(resolve_run(split_arguments(line)), place, speed)
+    # Before torch is imported, which takes seconds: most mistakes show here.
+    alone = resolve_run(split_arguments(line)) if place.world_size == 1 else None
+    if print_config and alone is not None:
+        return _print_plan(alone, place, speed)
     from mlbert.distributed.world import World
     from mlbert.training.experiment import evaluate_only
 
@@ -143,7 +145,7 @@ def _run(args: Sequence[str]) -> int:
         world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
         return resolved
 
-    resolved = world.rendezvous.run_all("settings", resolve_settings)
+    resolved = alone or world.rendezvous.run_all("settings", resolve_settings)
     console = Console(quiet=world.rank != 0)
     if print_config:
         return _print_plan(resolved, world, speed)
@@ -171,8 +173,7 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
     """Print a summary of the settings and notes, train, and return the exit status; for programs with their own
     YAML."""
     world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
-    console = Console(quiet=world.rank != 0)
-    return _train(resolved, world, console, notes)
+    return _train(resolved, world, Console(quiet=world.rank != 0), notes)
 
 
 def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
