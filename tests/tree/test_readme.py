@@ -27,6 +27,7 @@ NAMED = re.compile(r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|re
 NOT_EXECUTED = {
     "./run_tests.sh": "is the suite that runs this test",
     "acme_x1_n1": "is on a page that test_add_a_system.py runs",
+    "examples/mlperf_plain.py": "is what test_mlperf_callback.py runs, and checks what comes out",
     "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
 }
 SHORT = {
