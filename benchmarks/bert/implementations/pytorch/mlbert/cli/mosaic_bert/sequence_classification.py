@@ -60,9 +60,8 @@ def finetune(
     mlbert finetune YAML [NAME=VALUE]...                   with every setting; also under mlbert launch or torchrun
     mlbert finetune --predict FILE --model finetuned/run_0
 
-    Without a YAML, columns and kind of label are guessed from the rows and printed, and a fifth of the rows is held
-    out. FILE is .csv, .tsv, .jsonl or .json. The run folder (finetuned/run_0 without a YAML) has metrics, predictions,
-    a confusion matrix and the weights. Some names for a YAML:
+    Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held out, and the run is
+    in finetuned/run_0: metrics, predictions, confusion matrix and weights. FILE is .csv, .tsv, .jsonl or .json.
 
     \b
     load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint

@@ -1,17 +1,15 @@
-"""Prepare the user's own text for `mlbert pretrain`: a training set, a held-out set, a vocabulary and example
-sentences.
+"""Prepare the user's own text for `mlbert pretrain`: training and held-out sets, a vocabulary, example sentences.
 
-text/vocab.txt, tokenizer_config.json   the vocabulary text/train/, text/val/                  MDS sets of sequences:
-[CLS], tokens of documents with [SEP] between, [SEP] text/text.json                          written last: input,
-counts, baselines, masked example sentences
+    text/vocab.txt, tokenizer_config.json   the vocabulary
+    text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
+    text/text.json                          written last: input, counts, baselines, masked example sentences
 
 The text is read twice: once to count words and choose the held-out documents, once to tokenise. Memory does not grow
 with its size.
 
 Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
-SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat a held-out
-document are dropped: those with at least half of their tokens in runs of 8 tokens that also occur in the held-out
-text. The example sentences show users what a model has learnt.
+SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat one are dropped:
+those with at least half of their tokens in runs of 8 that also occur in the held-out text.
 """
 
 from __future__ import annotations
