@@ -80,7 +80,7 @@ def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
     for _ in range(rounds):
         for seconds in (0.0, SEQUENCES / PACE):
             if first:
-                forget(texts.local)
+                forget(texts.streams[0].folder)
             for name, value in one_pass(texts, seconds).items():
                 found.setdefault(name, []).append(value)
     return {name: summary(values) for name, values in found.items()}
