@@ -157,6 +157,13 @@ def test_a_key_that_is_not_there(run: Path) -> None:
         Tracer(read_log(run), ROOT).chain("opt_lamb_beta1")
 
 
+def test_a_log_in_another_encoding(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(run.read_text(), "utf-16")
+    with user_error("log.incomplete", path):
+        CliRunner().invoke(app, ["trace", str(path)], catch_exceptions=False, standalone_mode=False)
+
+
 def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
     shutil.copy(run, tmp_path / "result_0.txt")
     chain = Tracer(read_log(tmp_path / "result_0.txt"), tmp_path).chain("seed")

@@ -75,7 +75,10 @@ def trace_command(
     tree: Annotated[Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")] = None,
 ) -> None:
     """Say what a log's values mean and what produced them; exit with 1 if a link is broken."""
-    tracer = Tracer(read_log(log), _tree(tree))
+    content = read_log(log)
+    if not content.events:
+        raise UserError("log.incomplete", log, "has no line of an MLPerf log", "Give a result_<i>.txt")
+    tracer = Tracer(content, _tree(tree))
     words = [str(log.resolve()), *([key] if key else []), "--tree", str(tracer.sources.tree)]
     if (own := own_trace(tracer.sources, words)) is not None:
         typer.echo(printable(f"note: traced with the code of commit {tracer.sources.commit}"))
