@@ -61,7 +61,7 @@ def finetune(
     mlbert finetune --predict FILE --model finetuned/run_0
 
     Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held out, and the run is
-    in finetuned/run_0: metrics, predictions, confusion matrix and weights. FILE is .csv, .tsv, .jsonl or .json.
+    in finetuned/run_0: metrics, predictions, confusion matrix, weights. FILE: .csv, .tsv, .jsonl or .json. In a YAML:
 
     \b
     load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
