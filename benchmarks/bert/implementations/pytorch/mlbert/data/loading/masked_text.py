@@ -67,8 +67,8 @@ def count_sequences(streams: Sequence[Stream], tokenizer: str, max_seq_length: i
         return describe_text(streams, texts.tokenizer).num_texts
     readers = open_texts(streams)
     pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
-    _, first_epoch = texts.mixture(readers, _SEED, is_shuffled=True)(0)
-    return int(pieces.all_counts()[first_epoch].sum())
+    counts, mixture = pieces.all_counts(), texts.mixture(readers, _SEED, is_shuffled=True)
+    return int((counts if mixture.is_whole else counts[mixture(0)[1]]).sum())
 
 
 def _masking(tokenizer: Tokenizer, seed: int) -> Masking:

@@ -123,7 +123,7 @@ def raise_amax(amax, magnitude):
 
 PLAIN, GELU, GELU_BACKWARD = 0, 1, 2
 _GELU, _GELU_BACKWARD = tl.constexpr(GELU), tl.constexpr(GELU_BACKWARD)
-ROWS, COLUMNS, WARPS = 128, 64, 4  # of a tile: 128 bytes of x and of a transposed row
+ROWS, COLUMNS = 128, 64  # of a tile: 128 bytes of x and of a transposed row
 # tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE y^3)).
 GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
@@ -175,7 +175,6 @@ def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=No
         cast_kernel[grid](
             *(x, d_out, bias, scale, amax, *fp8_arguments(copies), partial if sums else None),
             *(tokens, padded_tokens(tokens), columns, operation, exact, dtype == torch.float8_e5m2, ROWS, COLUMNS),
-            num_warps=WARPS,
         )
     return copies, partial
 
