@@ -1,7 +1,8 @@
 #!/bin/bash
 # Sets up .venv with the test tools, then runs every check of the tree and the whole test suite.
-#   ./run_tests.sh [arguments of pytest]          --slow: with the tests marked slow, one after another
+#   ./run_tests.sh [--slow]           all tests; --slow: those marked slow too
 #   ./run_tests.sh --fast [COMMIT]    only the unit tests nearest to what changed since the commit (default: the last)
+#   ./run_tests.sh ARGUMENT...        the tests that these arguments of pytest choose
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -37,18 +38,18 @@ if [[ ${1:-} == --fast ]]; then
     nearest=()
     [[ -z ${found} ]] || mapfile -t nearest <<<"${found}"
     check python -m pytest "${side_by_side[@]}" tests/golden tests/tree/test_sources.py "${nearest[@]}"
-elif (($#)); then
+elif (($#)) && [[ $* != --slow ]]; then
     check python -m pytest --timeout=300 "$@"
 else
     # What starts ranks, daemons or jobs of its own mostly waits for them, and runs beside the other files. On a busy
     # machine, another process may get no time: a failure of these counts when it comes twice.
-    of_processes=(python -m pytest --timeout=300 --reruns=1 -rR) outputs="$(mktemp -d)"
+    of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!
     "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist &>"${outputs}/dist" &
     dist=$!
     trap 'kill "${slurm}" "${dist}" 2>/dev/null || true; rm -rf "${outputs}"' EXIT
-    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm
+    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm "$@"
     for name in dist slurm; do
         echo "== ${of_processes[*]} tests/${name}"
         wait "${!name}" || failed+=("tests/${name}")

@@ -90,7 +90,7 @@ def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root
     assert (disturbed / weights).read_bytes() == (whole / weights).read_bytes()
 
 
-@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("status", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_nodes_end_without_a_stack_of_torch(tmp_path: Path, status: int) -> None:
     """Rank 0 writes the results when the others have ended, and its node has the store."""
     program = "import os, sys, time; first = os.environ['RANK'] == '0'; time.sleep(first); "

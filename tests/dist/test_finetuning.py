@@ -55,6 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_ranks_match_one_rank(folder: Path, tree_root: Path) -> None:
     script = tree_root / "benchmarks/mosaic_bert/sequence_classification.py"
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}

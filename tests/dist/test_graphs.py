@@ -9,6 +9,7 @@ import pytest
 from harness import run_ranks
 
 
+@pytest.mark.slow
 def test_replayed_steps_are_bit_equal(tmp_path: Path) -> None:
     first, second = (result.value for result in run_ranks("graph_programs:train", 2, tmp_path))
     assert [(run["way"], run["mode"]) for run in first[::2]] == [

@@ -56,7 +56,7 @@ def evaluations(folder: Path) -> list[dict]:
     return [line for line in lines if line["kind"] == "evaluation"]
 
 
-@pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
+@pytest.mark.parametrize("model", [pytest.param("hf_bert", marks=pytest.mark.slow), "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
     """Based on the published smoke test. A masked number can be inferred from its neighbours."""
     words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")
@@ -77,6 +77,7 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
         assert (work / f"runs/{model}/run_1/summary.json").exists()
 
 
+@pytest.mark.slow
 def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path) -> None:
     """2 ranks save in the middle of an epoch; 1 rank resumes and ends like an uninterrupted run."""
     words = ("model.name=mosaic_bert", "max_duration=1.5ep", "eval_interval=5ba", "save_interval=8ba")
@@ -120,6 +121,7 @@ def test_the_same_command_works_again_after_a_signal(
     assert (base / "result_0.part1.txt").is_file()
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path) -> None:
     losses = []
     for ranks in (1, 2):

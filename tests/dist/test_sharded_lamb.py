@@ -250,6 +250,7 @@ def test_reduction_overlaps_backward(ranks: tuple[list[dict], Path]) -> None:
         assert result["overlap"]["overlapped"] >= 2
 
 
+@pytest.mark.slow
 def test_triton_matches_unsharded_lamb(
     tmp_path: Path, unsharded_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,9 @@ SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_pa
 
 
 @pytest.mark.parametrize(
-    ("mode", "changes"), [("none", SHARDED), ("full_iteration", {"ops": "plain"})], ids=["sharded", "graphs"]
+    ("mode", "changes"),
+    [("none", SHARDED), pytest.param("full_iteration", {"ops": "plain"}, marks=pytest.mark.slow)],
+    ids=["sharded", "graphs"],
 )
 def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:
     for events in event_logs(tmp_path, mode, **changes):

@@ -93,15 +93,18 @@ def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path,
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {
-            "precision": "fp8",
-            "sharded_optimizer": "all",
-            "weights_allgather": "e5m2",
-            "gradient_reduction": "bf16",
-        },
+        pytest.param({}, id="default"),
+        pytest.param(
+            {
+                "precision": "fp8",
+                "sharded_optimizer": "all",
+                "weights_allgather": "e5m2",
+                "gradient_reduction": "bf16",
+            },
+            marks=pytest.mark.slow,
+            id="fp8, sharded, 16-bit gradients, 8-bit all-gather",
+        ),
     ],
-    ids=["default", "fp8, sharded, 16-bit gradients, 8-bit all-gather"],
 )
 def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert train_on(2, tmp_path, "whole", **changes)[0] == exit_codes(2)

@@ -80,7 +80,7 @@ def wait_for_first_checkpoint(site: Site, job: str) -> None:
     assert list(checkpoints.glob("step_*")), site.output(job)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     job = site.submit(**ENDLESS)
     wait_for_first_checkpoint(site, job)
@@ -101,6 +101,7 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
         assert site.output(job).count("is the log of an unfinished run") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["spare", "requeue", "same nodes"])
 def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed: bytes, way: str) -> None:
     words = {"spare": ("-N3",), "requeue": (), "same nodes": ("--no-requeue",)}[way]
@@ -130,6 +131,7 @@ def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: dict[str, SlowJo
     assert "requeueing; run 0 continues from /" in output
 
 
+@pytest.mark.slow
 def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) -> None:
     job = site.submit("-N4", **ENDLESS, SPARES=1, nodes=3)
     wait_for_first_checkpoint(site, job)
@@ -148,6 +150,7 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     assert f"{third} is excluded" not in site.output(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["after a checkpoint", "before the ranks start"])
 def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes, when: str) -> None:
     job = site.submit(**LONG)
@@ -175,6 +178,7 @@ def test_signal_aborts_a_timed_run(site: Site) -> None:
     assert not (site.runs / "out/result_1.txt").exists()
 
 
+@pytest.mark.slow
 def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
     job = site.submit(**ENDLESS, TIMED=1, NEXP=2)
     wait_for_first_checkpoint(site, job)
@@ -192,6 +196,7 @@ def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
     assert read_log(second)["seed"] == [6]
 
 
+@pytest.mark.slow
 def test_lost_step_daemon_ends_the_job(site: Site) -> None:
     job = site.submit(**LONG, SLURM_WAIT=5)
     wait_for_first_checkpoint(site, job)
@@ -201,6 +206,7 @@ def test_lost_step_daemon_ends_the_job(site: Site) -> None:
     assert (site.runs / "out/run_0/summary.json").exists(), "the ranks must have finished training"
 
 
+@pytest.mark.slow
 def test_next_job_of_a_chain_resumes_the_run(site: Site, undisturbed: bytes) -> None:
     first, second = site.chain(2, **LONG)
     wait_for_first_checkpoint(site, first)

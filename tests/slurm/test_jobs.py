@@ -51,6 +51,7 @@ def test_two_nodes_train_and_pass_the_official_check(site: Site, prepared_data: 
         assert log["cache_clear"] == [not not_dropped]
 
 
+@pytest.mark.slow
 def test_three_nodes_measure_the_network_and_train(site: Site, prepared_data: Path) -> None:
     results = site.runs.parent / "results/test/bert/result_0.txt"
     state, output = site.run(
@@ -64,6 +65,7 @@ def test_three_nodes_measure_the_network_and_train(site: Site, prepared_data: Pa
     assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_nodes_of_two_ranks_train_from_bins_and_exchange_padding(
     site: Site, prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_two_nodes_of_two_ranks_train_from_bins_and_exchange_padding(
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
 
 
+@pytest.mark.slow
 def test_job_on_one_node(site: Site) -> None:
     state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
     # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and fails.
@@ -135,6 +138,7 @@ def test_full_disk_under_logdir_is_a_one_line_error(site: Site, tmp_path: Path) 
         subprocess.run(["umount", logs], check=True)
 
 
+@pytest.mark.slow
 def test_cpu_cluster_trains_with_the_commands_of_its_readme(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
     """Use generated tokens instead of quickstart's text, and four steps."""
     short = f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
@@ -162,6 +166,7 @@ def test_published_command_needs_no_node_count(site: Site) -> None:
     assert "'fast' is not a number" in site.output(done.stdout.strip()), "settings must be checked last"
 
 
+@pytest.mark.slow
 def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
     array = site.submit("--array=0-1", nodes=1, SEED="none")
     other = site.submit(nodes=1, LOGDIR=site.runs / "other")
@@ -177,6 +182,7 @@ def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
         assert json.loads((site.runs / folder / "summary.json").read_text())["steps"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
 def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, tree_root: Path) -> None:
     ours = tree_root / "benchmarks/bert/implementations"

@@ -6,11 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 import mlbert
 from cluster import Cluster
 from mosaic_texts import BASE, make_texts
 
 
+@pytest.mark.slow
 def test_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_root: Path) -> None:
     make_texts(tmp_path, tree_root)
     home = tree_root / "benchmarks/mosaic_bert"

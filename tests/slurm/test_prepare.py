@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from cluster import Cluster
 from stored_sets import tree
 
@@ -44,6 +46,7 @@ def states(cluster: Cluster, job: str) -> set[str]:
     return {word.removeprefix("JobState=") for line in lines for word in line.split() if word.startswith("JobState=")}
 
 
+@pytest.mark.slow
 def test_an_array_makes_the_bytes_of_one_process_also_after_kills(
     cluster: Cluster, tree_root: Path, tmp_path: Path
 ) -> None:

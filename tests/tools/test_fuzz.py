@@ -17,6 +17,7 @@ import fuzz_damage
 FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick formats; run tools/fuzz.py by hand for a long search
 
 
+@pytest.mark.slow
 def test_fixed_cases_do_not_fail(tmp_path: Path, tree_root: Path) -> None:
     names = [word for name in FORMATS for word in ("--format", name)]
     words = [*names, "--seed", "9000", "--cases", "1", "--keep", str(tmp_path / "kept")]

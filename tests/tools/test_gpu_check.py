@@ -67,6 +67,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehe
     return rehearse(tmp_path_factory.mktemp("first"), tree_root, INJECTED="compile,proof,memory")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> None:
     assert first_run.done.returncode == 1, first_run.done.stdout + first_run.done.stderr
@@ -98,6 +99,7 @@ def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> No
             assert words in shown, words
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_rows_of_the_first_run_have_what_the_tables_need(first_run: Rehearsal) -> None:
     smoke, ops = first_run.rows("smoke"), first_run.rows("ops")
@@ -118,6 +120,7 @@ def test_rows_of_the_first_run_have_what_the_tables_need(first_run: Rehearsal) -
     assert (resumed["status"], resumed["different"]) == ("success", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_archive_of_the_first_run_has_every_file(first_run: Rehearsal) -> None:
     with tarfile.open(first_run.out / "run1.tar.xz") as archive:
@@ -150,6 +153,7 @@ def test_every_run_fits_its_limit() -> None:
         assert sum(parts.values()) <= program.RUN_LIMIT - program.RESERVE
 
 
+@pytest.mark.slow
 def test_part_that_hangs_is_ended_and_the_check_goes_on(tmp_path: Path, tree_root: Path) -> None:
     words = ("--parts", "smoke")
     found = rehearse(tmp_path, tree_root, *words, INJECTED="time", PATIENCE="0.2")

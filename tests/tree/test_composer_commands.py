@@ -146,7 +146,9 @@ def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs
     assert_refused(tree.run(sys.executable, f"scripts/{program}"), "")
 
 
-@pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
+@pytest.mark.parametrize(
+    ("config", "ranks", "runs"), [pytest.param("methods", 1, 2, marks=pytest.mark.slow), ("baseline", 2, 1)]
+)
 def test_runs_are_collected_as_results(
     config: str, ranks: int, runs: int, tree: Tree, inputs: Path, quickstart_python: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_runs_are_collected_as_results(
     assert "already exists and is not overwritten" in other.stderr
 
 
+@pytest.mark.slow
 def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None:
     words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
     exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}

@@ -46,6 +46,7 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=root, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
     blocks = [text for language, text in BLOCK.findall((copy / "CONTRIBUTING.md").read_text()) if language == "bash"]
     assert blocks[0].startswith("./quickstart.sh")  # test_readme runs it

@@ -160,6 +160,7 @@ def test_dockerfile_keeps_the_base_image_torch_and_sets_a_user(tree_root: Path) 
     assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path)}
     program = str(tree_root / PYTORCH / "launch/prebuild.sh")

@@ -47,6 +47,7 @@ def test_one_node_starts_all_ranks_with_the_script_arguments(script: Path) -> No
     assert lines(start(script, "-n", "2")) == ["0 2 0 2 a.yaml --n=1", "1 2 1 2 a.yaml --n=1"]
 
 
+@pytest.mark.slow
 def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> None:
     port = str(*free_ports(1))
     flags = ("-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port)

@@ -59,6 +59,7 @@ def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> su
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "system", "needs"),
     [("plain", "plain", "torch"), pytest.param("trainer", "trainer", "accelerate", marks=pytest.mark.slow)],

@@ -33,7 +33,8 @@ def metrics(run: Path, kind: str) -> list[dict]:
     return [line for line in found if line["kind"] == kind]
 
 
-@pytest.mark.parametrize("words", [pytest.param((), marks=pytest.mark.slow), ("model.name=mosaic_bert",)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("model.name=mosaic_bert",)])
 def test_sequence_classification(tree_root: Path, workdir: Path, words: tuple[str, ...]) -> None:
     output = run_program(tree_root, workdir, "sequence_classification.py", "sequence_classification.yaml", *words)
     run = max((workdir / "runs/test-sequence-classification").glob("run_*"))

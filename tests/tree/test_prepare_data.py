@@ -76,6 +76,7 @@ def check(done: subprocess.CompletedProcess[str]) -> Path:
     return found["DATADIR_PHASE2"]
 
 
+@pytest.mark.slow
 def test_text_parts(environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path) -> None:
     words = ["--outputdir", tmp_path, "--input", text, "--vocab", vocab, "--packed", "--shards", "2"]
     words += ["--eval-samples", EVAL_SAMPLES, "--workers", "1"]
@@ -86,6 +87,7 @@ def test_text_parts(environ: dict[str, str], tree_root: Path, text: Path, vocab:
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
+@pytest.mark.slow
 def test_tfrecords(environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path) -> None:
     mlbert = [sys.executable, "-m", "mlbert", "prepare", "instances", "--format", "tfrecord", "--workers", "1"]
     for given, name in ((text, "train"), (text / "eval.txt", "eval")):

@@ -169,6 +169,7 @@ def test_download_code_forwards_to_the_tree(system: System) -> None:
     assert system.type("./download_code.sh --mirror x").stdout == "downloading --mirror x\n"
 
 
+@pytest.mark.slow
 def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="reading TensorFlow's checkpoints needs it")
     shape, state = small_bert(197)
@@ -251,6 +252,7 @@ def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
     )
 
 
+@pytest.mark.slow
 def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path, quickstart_python: Path) -> None:
     line = use_tiny(system, inputs, "'127.0.0.1' 'localhost'")
     # Starting any other Python than the one in PYTHON fails.

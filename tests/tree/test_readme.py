@@ -36,6 +36,7 @@ SHORT = {
     "EVAL_ITER_SAMPLES": "100",
     "NUM_EVAL_EXAMPLES": "100",
 }
+WITH_TENSORFLOW = {"tensorflow2", "tf2_cpu_demo"}  # folders of which each command takes seconds to import it
 MAX_SECONDS = 600
 PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 
@@ -122,7 +123,11 @@ def test_the_first_readme_runs_as_written(quickstarted: Stage) -> None:
 @pytest.mark.timeout(MAX_SECONDS)
 @pytest.mark.parametrize(
     "path",
-    [path for path in READMES if path not in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") and commands(path)],
+    [
+        pytest.param(path, marks=[pytest.mark.slow] if WITH_TENSORFLOW & set(path.parts) else [])
+        for path in READMES
+        if path not in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") and commands(path)
+    ],
     ids=relative,
 )
 def test_readmes_run_as_written(quickstarted: Stage, path: Path) -> None:

@@ -31,7 +31,9 @@ LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize(
+    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite == "FP8" else suite for suite in SUITES]
+)
 def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
     files = [f"tests/unit/{file}" for file in SUITES[suite]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]

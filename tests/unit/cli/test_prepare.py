@@ -102,6 +102,7 @@ def parts(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_format", ["hdf5", "tfrecord"])
 def test_instances_killed_at_random_and_started_again(parts, tmp_path, set_format):
     def arguments(out: str) -> list[str]:

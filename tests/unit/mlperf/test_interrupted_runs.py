@@ -14,6 +14,8 @@ from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import samples_per_second
 
+pytestmark = pytest.mark.slow
+
 STEP = 120  # at which a run is interrupted
 REQUEUED = 128 + signal.SIGUSR1  # what `run.sub` requeues a job for
 # Name of the LOGDIR to the logs in it.

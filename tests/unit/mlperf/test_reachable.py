@@ -27,6 +27,7 @@ try:
 finally:
     print(json.dumps([str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("mlbert.")]))
 """
+OTHER_RECIPES = ("ddp_adam", "masked_lm_stored", "masked_lm_text", "classification")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -58,7 +59,9 @@ def settings_of(recipe: str, folder: Path) -> dict[str, object]:
     return {**values, "recipe": name}
 
 
-@pytest.mark.parametrize("recipe", ["packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", "classification"])
+@pytest.mark.parametrize(
+    "recipe", ["packed_lamb", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_RECIPES)]
+)
 def test_traces_name_only_files_that_the_run_loaded(recipe: str, tmp_path: Path) -> None:
     words = train_arguments(tmp_path, **settings_of(recipe, tmp_path))
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)

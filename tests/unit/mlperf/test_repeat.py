@@ -82,6 +82,7 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path) -> None:
     assert "2 of 3" in remarks(large, new, True)[0]
 
 
+@pytest.mark.slow
 def test_a_run_on_text(tmp_path: Path) -> None:
     """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
     make_texts(tmp_path, ROOT)

@@ -180,6 +180,7 @@ def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "all written\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")

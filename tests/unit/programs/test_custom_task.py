@@ -78,6 +78,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
     return int(end.value.code or 0), captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_classes_from_one_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 
+pytestmark = pytest.mark.slow
+
 WARM = ["sun", "fire", "summer", "desert", "oven", "toast"]
 COLD = ["snow", "ice", "winter", "glacier", "fridge", "frost"]
 OTHER = ["the", "a", "was", "near", "it", "again", "today", "seen", "there", "house", "old", "new"]

@@ -30,6 +30,7 @@ def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
     assert min(norms["after"]) > 0.5 >= max(norms["before"]) - 1e-6
 
 
+@pytest.mark.slow
 def test_a_resumed_float16_run_keeps_its_loss_scale(tmp_path: Path) -> None:
     half = {"precision": "fp16", "loss_scale": 2**24, "save_checkpoint_steps": 3, "schedule": "constant"}
     whole = run(tmp_path, "whole", max_steps=12, **half)

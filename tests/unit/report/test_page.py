@@ -146,6 +146,7 @@ def test_runs_that_lack_something_give_a_page(tmp_path, kwargs):
     page_of(tmp_path, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_many_runs_and_evaluations_give_a_page_of_bearable_size(tmp_path):
     for index in range(150):
         evaluations = [(100 * k, 2.0 * k, 0.0007 * k) for k in range(1, 5)]

@@ -124,6 +124,7 @@ def results() -> dict[str, Any]:
     return dict(printed["results"])
 
 
+@pytest.mark.slow
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     printed = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
     assert set(printed["methods"]) == METHODS
@@ -143,6 +144,7 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
+@pytest.mark.slow
 def test_full_gpu_run_has_the_published_flags(results: dict[str, Any]) -> None:
     gpu = results["full"]["benchmark_8_gpu"]
     assert gpu["memory"]

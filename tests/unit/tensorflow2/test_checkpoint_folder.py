@@ -167,6 +167,7 @@ t.saved(folder, steps=[1, 2])
 """
 
 
+@pytest.mark.slow
 def test_killed_writer_keeps_the_older_checkpoint(tmp_path):
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
@@ -257,6 +258,7 @@ def assert_done(*processes):
             process.kill()
 
 
+@pytest.mark.slow
 def test_weights_and_checkpoints_reach_every_replica(tmp_path):
     assert_done(start(tmp_path, "mirrored"))
     model, _, _, folder = run_of(tmp_path / "checkpoints", seed=5)
@@ -264,6 +266,7 @@ def test_weights_and_checkpoints_reach_every_replica(tmp_path):
     assert_same(model.values(), initial_values(tmp_path, model)[0])
 
 
+@pytest.mark.slow
 def test_two_workers_write_one_checkpoint(tmp_path):
     workers = [f"localhost:{port}" for port in free_ports(2)]
     clusters = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": task}} for task in range(2)]

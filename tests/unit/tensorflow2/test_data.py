@@ -343,6 +343,7 @@ np.savez(sys.argv[2], **{f"{name}_{i:02}": array for name, fields in arrays.item
 """
 
 
+@pytest.mark.slow
 def test_real_replicas_get_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
     """One device without a strategy, and 2 and 4 mirrored virtual devices; reader errors reach all of them."""
     words = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "rows.npz")]

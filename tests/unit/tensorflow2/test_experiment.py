@@ -119,6 +119,7 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     assert "[run.exists]" in output
 
 
+@pytest.mark.slow
 @needs_tensorflow
 def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> None:
     files = tmp_path / "parts"
@@ -147,6 +148,7 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert "Settings that differ" not in done.stdout
 
 
+@pytest.mark.slow
 @needs_tensorflow
 def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
@@ -255,6 +257,7 @@ def mistakes(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     return [(status, errors, folder / f"out{n}") for n, (status, errors) in enumerate(found)]
 
 
+@pytest.mark.slow
 @needs_tensorflow
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_user_error_is_one_line_and_status_2(mistakes: list[tuple[int, str, Path]], number: int) -> None:
@@ -276,6 +279,7 @@ def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
     assert done.stderr == f"{line}\n"
 
 
+@pytest.mark.slow
 @needs_tensorflow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp_path: Path, victim: int) -> None:

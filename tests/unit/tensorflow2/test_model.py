@@ -138,6 +138,7 @@ def test_xla_matches_eager(dtype: tf.DType, tolerance: float) -> None:
     assert_near(gradients, expected, tolerance)
 
 
+@pytest.mark.slow
 def test_xla_dropout_depends_on_the_seed() -> None:
     rows = tensors(single_case()[2])
     model = same_weights(pytorch_model(SHAPE))

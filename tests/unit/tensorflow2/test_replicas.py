@@ -16,6 +16,7 @@ from programs import free_ports
 from unit.tensorflow2 import strategies_program
 from unit.tensorflow2.strategies_program import RATES
 
+pytestmark = pytest.mark.slow
 # Each of these groups runs in a process of its own; see strategies_program. Four replicas take a minute to trace.
 FOUR = {"four": {"devices": 4}}
 ONE = {
@@ -56,14 +57,14 @@ def assert_same_training(found: dict[str, Any], expected: dict[str, Any]) -> Non
 
 
 @pytest.fixture(scope="module")
-def mirrored(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+def mirrored() -> dict[str, dict[str, Any]]:
     """Return the results of each case."""
-    groups = [(1, ONE), (2, TWO | ALIKE), *([(4, FOUR)] if request.config.getoption("--slow") else [])]
+    groups = [(1, ONE), (2, TWO | ALIKE), (4, FOUR)]
     processes = [(start(devices, list(cases.values())), cases) for devices, cases in groups]
     return {name: case for process, cases in processes for name, case in zip(cases, results_of(process), strict=True)}
 
 
-@pytest.mark.parametrize("name", [*ONE, *TWO, pytest.param("four", marks=pytest.mark.slow)][1:])
+@pytest.mark.parametrize("name", [*ONE, *TWO, *FOUR][1:])
 def test_training_is_independent_of_the_split(mirrored: dict[str, dict[str, Any]], name: str) -> None:
     """Replicas and micro-batches have different numbers of predictions and sequences."""
     assert mirrored[name]["replicas"] == REPLICAS[name]

@@ -166,6 +166,7 @@ def test_clipping_before_scales_each_micro_batch() -> None:
     np.testing.assert_array_equal(loose, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explicit", [0, 1])
 def test_float16_skips_an_overflow_and_halves_the_scale(explicit: int) -> None:
     changes = {"precision": "fp16", "loss_scale": 2.0**24, "explicit_allreduce": explicit}

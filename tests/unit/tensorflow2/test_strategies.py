@@ -139,6 +139,7 @@ print(json.dumps([strategy.num_replicas_in_sync, found, rejected]))
 """
 
 
+@pytest.mark.slow
 @no_gpu
 def test_devices_are_prepared_and_a_missing_tpu_is_a_one_line_error() -> None:
     tests = str(Path(__file__).parents[2])

@@ -10,6 +10,8 @@ from mlbert.data.formats.glue import TASKS
 from mlbert.data.formats.tasks import form_of_task, read_evaluation, read_training
 from mlbert.data.prepare import glue_files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,7 +20,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_same_files_again(made: Path, tmp_path: Path) -> None:
     assert glue_files.is_complete(made)
     glue_files.make(tmp_path, size=0.1)

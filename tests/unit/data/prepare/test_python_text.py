@@ -13,6 +13,8 @@ import pytest
 from mlbert.data.prepare import python_text
 from user_errors import user_error
 
+pytestmark = pytest.mark.slow
+
 SOURCE = textwrap.dedent('''
     """This module is about boats. It has a short text of its own.
 

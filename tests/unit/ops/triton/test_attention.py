@@ -205,6 +205,7 @@ def test_error_in_float32(shape: str) -> None:
     check(UGLY[shape], 1, 64, torch.float32, 0.1)
 
 
+@pytest.mark.slow
 def test_error_above_512() -> None:
     check([513], 1, 32, torch.bfloat16, 0.1)
 
