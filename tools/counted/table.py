@@ -31,14 +31,14 @@ class Modelled:
         return self.sequences / sum(self.milliseconds.values()) * 1e3
 
 
-def model(config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequence[int]) -> list[Modelled]:
-    """Model each precision with each batch size, with `SEQUENCES_A_PACK` sequences per pack."""
+def model(config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequence[int], kind: str) -> list[Modelled]:
+    """Model each precision with each batch size: `SEQUENCES_A_PACK` sequences per pack, and the rates of a kind."""
     rows = []
     for sequences in batches:
         for precision in precisions:
             counted = count(config, sequences // SEQUENCES_A_PACK, precision, gpu)
             sums = totals(counted.step, counted, config)
-            seconds = seconds_of_parts(counted, config, gpu)
+            seconds = seconds_of_parts(counted, config, gpu, kind)
             rows.append(
                 Modelled(
                     precision=precision,

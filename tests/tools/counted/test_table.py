@@ -16,7 +16,7 @@ def test_table_is_marked_as_modelled_and_adds_up(tmp_path: Path, capsys: pytest.
     record = tmp_path / "record.json"
     main(["--config", "demo", "--gpu", "h200", "--packs", "8", "--json", str(record)])
     printed = capsys.readouterr().out
-    assert "modelled, not measured" in printed
+    assert "modelled with measured rates" in printed
     assert "sequences/s" in printed
     rows = json.loads(record.read_text())
     assert [(row["precision"], row["sequences"]) for row in rows] == [("bf16", 16), ("fp8", 16)]
