@@ -47,9 +47,7 @@ def test_labels_follow_from_the_texts(made: Path) -> None:
     rows = read_training(TASKS["qnli"].train_file(made), form_of_task("qnli"))
     assert rows.labels is not None
     for question, sentence, label in zip(*rows.texts, rows.labels, strict=True):
-        asked = question.removeprefix("What is said about ").removesuffix(" ?").split(" and ")
-        if label == 0:
-            assert all(word in sentence for word in asked)
+        assert (question in sentence) == (label == 0)
     scores = read_training(TASKS["stsb"].train_file(made), form_of_task("stsb"))
     assert scores.labels is not None
     for first, second, label in zip(*scores.texts, scores.labels, strict=True):

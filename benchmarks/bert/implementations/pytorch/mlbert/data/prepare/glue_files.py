@@ -1,20 +1,17 @@
 """Write GLUE's official files, from ``datasets`` or as stand-ins made from the documentation of Python's standard
 library.
 
-The stand-in tasks use the exact file formats:
+The stand-ins have the exact file formats, and labels that follow from the texts:
 
-========  ==============================================================================================
-mnli      entailment: a part of the premise; contradiction: a denied part of it; neutral: a part of another
-          sentence; the mismatched files use modules that no training file uses
-rte       the same in two classes
-qqp mrpc  1: the same words, rotated and thinned; 0: half of the words are from another sentence
-stsb      5 times the share of words that both have
-qnli      whether the sentence has the two words that the question asks about
-cola      1: a sentence; 0: its words in another order
-sst2      1: from a module about networks, processes or mail; 0: from another
-========  ==============================================================================================
+================= ============================================================================================
+cola sst2         1: a sentence; 0: its words in another order
+stsb              5 times the share of words that both sentences have
+all others        entailment, 1: one text is a part of the other; not_entailment, neutral, 0: a part of another
+                  sentence; contradiction: a denied part of it
+================= ============================================================================================
 
-The same Python installation produces the same files.
+The mismatched files of mnli use modules that no training file uses. The same Python installation produces the same
+files.
 """
 
 from __future__ import annotations
@@ -86,16 +83,12 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
 SIZES = {"mnli": 2400, "qqp": 1200, "cola": 1200, "sst2": 1200, "qnli": 1200, "rte": 480, "mrpc": 480, "stsb": 480}
 EVALUATION_ROWS = 240
 SHORTEST, LONGEST = 7, 24  # words of a sentence
-CONNECTED = (
-    *("asyncio/", "concurrent/", "email/", "http/", "multiprocessing/", "urllib/", "xmlrpc/"),
-    *("smtplib", "imaplib", "poplib", "ftplib", "socket", "ssl.", "subprocess", "threading", "mailbox"),
-)
 _MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "ctypes/", "turtle", "typing", "ast.")
 _DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
 
 Words = list[str]
 Side = dict[str, Words]  # text -> its words
-Maker = Callable[[random.Random, list[Words], int], Row]
+_UNRELATED = ("not_entailment", "neutral", "0")  # labels
 
 
 def make(folder: Path, size: float = 1.0) -> None:
@@ -111,86 +104,27 @@ def make(folder: Path, size: float = 1.0) -> None:
         for file in files:
             count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
             generator = random.Random(f"{task} {file}")
-            rows_of_file = _rows(task, generator, sides[file], by_file, count)
+            rows_of_file = _rows(task, generator, list(sides[file].values()), count)
             write_file(folder / TASKS[task].folder / file, TASKS[task], rows_of_file)
 
 
-def _rows(
-    task: str, generator: random.Random, side: Side, by_file: list[tuple[str, list[Words]]], count: int
-) -> Iterator[Row]:
-    if task == "sst2":
-        groups: list[list[Words]] = [[], []]
-        for name, found in by_file:
-            groups[name.startswith(CONNECTED)] += [words for words in found if " ".join(words) in side]
-        for number in range(count):
-            yield (" ".join(generator.choice(groups[number % 2])),), str(number % 2)
-        return
-    sentences = list(side.values())
+def _rows(task: str, generator: random.Random, sentences: list[Words], count: int) -> Iterator[Row]:
+    classes = TASKS[task].classes
     for number in range(count):
-        yield _MAKERS[task](generator, sentences, number)
-
-
-def _mnli(generator: random.Random, side: list[Words], number: int) -> Row:
-    premise, other = generator.sample(side, 2)
-    label = ("entailment", "neutral", "contradiction")[number % 3]
-    return (" ".join(premise), _hypothesis(generator, premise, other, label)), label
-
-
-def _rte(generator: random.Random, side: list[Words], number: int) -> Row:
-    premise, other = generator.sample(side, 2)
-    label = ("entailment", "neutral", "entailment", "contradiction")[number % 4]
-    texts = (" ".join(premise), _hypothesis(generator, premise, other, label))
-    return texts, "entailment" if label == "entailment" else "not_entailment"
-
-
-def _hypothesis(generator: random.Random, premise: Words, other: Words, label: str) -> str:
-    part = " ".join(_part(generator, other if label == "neutral" else premise))
-    return f"{generator.choice(_DENIALS)} {part}" if label == "contradiction" else part
-
-
-def _paraphrase(question: bool) -> Maker:
-    def make_row(generator: random.Random, side: list[Words], number: int) -> Row:
-        first, other = (_part(generator, words) for words in generator.sample(side, 2))
-        turn = generator.randrange(1, len(first))
-        second = [word for word in first[turn:] + first[:turn] if generator.random() > 0.1] or first
-        if number % 2 == 0:
-            second = _replaced(generator, second, other, 0.5)
-        texts = " ".join(first), " ".join(second)
-        return tuple(f"Why is it that {text} ?" for text in texts) if question else texts, str(number % 2)
-
-    return make_row
-
-
-def _stsb(generator: random.Random, side: list[Words], number: int) -> Row:
-    first, other = generator.sample(side, 2)
-    second = _replaced(generator, first, other, number % 6 / 5)
-    common = len(set(first) & set(second)) / len(set(first) | set(second))
-    return (" ".join(first), " ".join(second)), f"{5 * common:.3f}"
-
-
-def _qnli(generator: random.Random, side: list[Words], number: int) -> Row:
-    sentence, other = generator.sample(side, 2)
-    asked = generator.sample(sorted(set(other if number % 2 else sentence), key=len)[-5:], 2)
-    question = f"What is said about {asked[0]} and {asked[1]} ?"
-    return (question, " ".join(sentence)), ("entailment", "not_entailment")[number % 2]
-
-
-def _cola(generator: random.Random, side: list[Words], number: int) -> Row:
-    words = list(generator.choice(side))
-    if number % 2 == 0:
-        generator.shuffle(words)
-    return (" ".join(words),), str(number % 2)
-
-
-_MAKERS: dict[str, Maker] = {
-    "mnli": _mnli,
-    "rte": _rte,
-    "qqp": _paraphrase(question=True),
-    "mrpc": _paraphrase(question=False),
-    "stsb": _stsb,
-    "qnli": _qnli,
-    "cola": _cola,
-}
+        first, other = generator.sample(sentences, 2)
+        if task == "stsb":
+            second = _replaced(generator, first, other, number % 6 / 5)
+            common = len(set(first) & set(second)) / len(set(first) | set(second))
+            yield (" ".join(first), " ".join(second)), f"{5 * common:.3f}"
+            continue
+        label = classes[number % len(classes)]
+        if task in ("cola", "sst2"):
+            yield (" ".join(first if label == "1" else generator.sample(first, len(first))),), label
+            continue
+        part = " ".join(_part(generator, other if label in _UNRELATED else first))
+        if label == "contradiction":
+            part = f"{generator.choice(_DENIALS)} {part}"
+        yield ((part, " ".join(first)) if task == "qnli" else (" ".join(first), part)), label
 
 
 def _part(generator: random.Random, words: Words) -> Words:
