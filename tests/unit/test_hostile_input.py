@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +24,16 @@ from mlbert.data.prepare import corpus
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
 from mlbert.host.errors import UserError
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.repeat import remarks
+from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
+from mlbert.report.runs import read_systems
 from user_errors import assert_error_line, user_error
+
+DEMO = Path(__file__).resolve().parents[1] / "assets/own_tree/results/cpu_demo/bert"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +142,38 @@ def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Pa
             resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
 
 
-def test_links_in_a_loop_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("prepare eval-set --num 1 --out out --input a.txt", "a.txt")]
+    + [(words, "result_1.txt") for words in ("report logs", "submission diff logs logs", "submission repeat {log}")],
+)
+def test_links_in_a_loop_are_one_line(
+    words: str, name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO, "logs")
+    for path in (Path("a.txt"), Path("logs/result_1.txt")):
+        path.unlink(missing_ok=True)
+        path.symlink_to(path.name)
     with pytest.raises(SystemExit) as end:
-        main(["prepare", "eval-set", "--input", str(tmp_path / "a"), "--num", "1", "--out", str(tmp_path / "out")])
-    assert (end.value.code, len(capsys.readouterr().err.splitlines())) == (2, 1)
+        main(words.format(log="logs/result_0.txt").split())
+    lines = capsys.readouterr().err.splitlines()
+    assert (end.value.code, len(lines)) == (2, 1)
+    assert name in lines[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder"])
+def test_run_files_that_cannot_be_read_are_named(kind: str, name: str, tmp_path: Path) -> None:
+    """A repetition says so, a report and a seal never take them for missing."""
+    log, path = tmp_path / "result_0.txt", tmp_path / "run_0" / name
+    shutil.copyfile(DEMO / log.name, log)
+    path.parent.mkdir()
+    {"loop": lambda: path.symlink_to(name), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    assert run_file(log, name) == path
+    old = read_log(log)
+    first, *_, losses, _ = remarks(old, old, True)
+    assert first.startswith(f"run_0/{name} cannot be read (")
+    assert losses == "The log has no readable metrics.jsonl: losses are not compared."
+    if name != "config.json":  # a report does not read it
+        assert f"run_0/{name} cannot be read and is ignored" in read_systems([log])[0].notes

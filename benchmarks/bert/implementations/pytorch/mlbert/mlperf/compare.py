@@ -153,7 +153,7 @@ def read_side(path: Path) -> ComparedSide:
         names = [path]
     else:
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
-        names = _logs_in(folder)
+        names = logs_in(folder)
     if not names:
         remedy = "Name results/<system>, a LOGDIR or one log"
         if not path.is_dir():
@@ -169,7 +169,7 @@ def read_side(path: Path) -> ComparedSide:
 
 def alike(log: Log) -> list[Log]:
     """Return the finished runs in the log's folder with the same settings, including the log itself."""
-    others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
+    others = map(read_log, sorted({log.path, *logs_in(log.path.parent)}))
     finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
     own = ComparedSide("", [log], None)
     sides = ((other, ComparedSide("", [other], None)) for other in finished)
@@ -199,10 +199,6 @@ def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
         _measures(a, b),
         notes,
     )
-
-
-def _logs_in(folder: Path) -> list[Path]:
-    return [path for path in logs_in(folder) if path.is_file()]
 
 
 def _system_of(folder: Path) -> dict[str, Any] | None:

@@ -32,7 +32,13 @@ from mlbert.mlperf.call_sites import git, has_commit, num_commits
 from mlbert.mlperf.compare import FEWEST_RUNS
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target
+from mlbert.mlperf.result_set import (
+    evaluations_of,
+    run_file,
+    samples_per_second,
+    samples_to_target,
+    unreadable_files,
+)
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)
@@ -299,8 +305,8 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
 
 
 def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
-    """Return notes that are not judged: equality, order of the data, losses, precision, speed."""
-    notes = []
+    """Return notes that are not judged: unreadable files, equality, order of the data, losses, precision, speed."""
+    notes = unreadable_files(log.path)
     if same_seed:
         pairs = list(zip(evaluations_of(log), evaluations_of(repeated), strict=False))
         equal = sum(a.accuracy == b.accuracy for a, b in pairs)
@@ -332,7 +338,7 @@ def _losses(log: Log, repeated: Log) -> str:
     """Describe where the loss curves diverge."""
     a, b = (_loss_of_steps(run_file(run.path, "metrics.jsonl")) for run in (log, repeated))
     if not a or not b:
-        return "The log has no metrics.jsonl: losses are not compared."
+        return "The log has no readable metrics.jsonl: losses are not compared."
     both = sorted(a.keys() & b.keys())
     for step in both:
         if not math.isclose(a[step], b[step], rel_tol=LOSS):
@@ -341,7 +347,8 @@ def _losses(log: Log, repeated: Log) -> str:
 
 
 def _loss_of_steps(metrics: Path | None) -> dict[int, float]:
-    if metrics is None:
-        return {}
-    points, _ = read_points(metrics)
+    try:
+        points = read_points(metrics)[0] if metrics is not None else []
+    except UserError:  # see `unreadable_files`
+        points = []
     return {point["step"]: point["loss"] for point in points if point["kind"] == "step"}

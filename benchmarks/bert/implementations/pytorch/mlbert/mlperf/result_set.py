@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlbert.host.files import open_plain
 from mlbert.mlperf.findings import Complaints
 from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
@@ -67,12 +68,33 @@ _LOG_NAME = re.compile(r"result_(.+)\.txt")
 
 
 def run_file(log: Path, name: str) -> Path | None:
-    """Return the path of a file of the log's run, or None if it does not exist. ``name`` is one of `NAMES`."""
+    """Return the path of a file of the log's run, readable or not, or None if it does not exist. ``name`` is one of
+    `NAMES`."""
     match = _LOG_NAME.fullmatch(log.name)
     if match is None:
         return None
     places = (log.parent / f"run_{match[1]}" / name, log.parent.parent / f"run_{match[1]}.{name}")
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if _exists(place)), None)
+
+
+def _exists(path: Path) -> bool:
+    """Return True unless there is nothing at the path. Links to nothing and forbidden folders count as existing."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True
+
+
+def unreadable_files(log: Path) -> list[str]:
+    """Return a sentence for each file of the log's run that exists and cannot be read."""
+    notes = []
+    for path in filter(None, (run_file(log, name) for name in NAMES)):
+        try:
+            open_plain(path).close()
+        except OSError as error:
+            notes.append(f"{path.parent.name}/{path.name} cannot be read ({error.strerror}).")
+    return notes
 
 
 class LoggedEvaluation(NamedTuple):

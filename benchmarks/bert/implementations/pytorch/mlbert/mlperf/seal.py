@@ -73,7 +73,7 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             for name in {*FILES} - {path.name for path in made}:
                 (folder / name).unlink(missing_ok=True)  # a signature of older sums
     except OSError as error:
-        reason = f"cannot be read or written ({error.strerror})"
+        reason = f"cannot be read or written ({error.strerror or error})"
         raise UserError("file.unreadable", error.filename or folder, reason, "Fix it") from error
     return names
 
@@ -108,8 +108,8 @@ def _put(source: Path, target: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     """Return the files that a seal covers, relative to ``results/<system>``."""
-    logs = [path for path in (folder / BENCHMARK).glob(RESULT_PATTERN) if path.is_file()]
-    runs = [path for name in NAMES for path in folder.glob(f"run_*.{name}") if path.is_file()]
+    logs = (folder / BENCHMARK).glob(RESULT_PATTERN)
+    runs = [path for name in NAMES for path in folder.glob(f"run_*.{name}")]
     inside = sorted(path.relative_to(folder).as_posix() for path in (*logs, *runs))
     return [*inside, _description(folder)]
 

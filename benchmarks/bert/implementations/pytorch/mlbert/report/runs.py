@@ -17,8 +17,8 @@ from mlbert.mlperf.logs import Event, Log, is_number, read_log
 from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN
 
-RESULT_PATTERN = "result_*.txt"
 _PREDICTORS = ("most_frequent", "bigram")  # in data/baselines.json; the bigram model is the better one
 
 
@@ -68,8 +68,8 @@ def _logs(path: Path) -> list[Path]:
         return [path]
     patterns = (RESULT_PATTERN, f"{BENCHMARK}/{RESULT_PATTERN}", f"*/{BENCHMARK}/{RESULT_PATTERN}")
     for pattern in (*patterns, f"results/*/{BENCHMARK}/{RESULT_PATTERN}"):
-        if found := [log for log in path.glob(pattern) if log.is_file()]:
-            return sorted(found, key=_by_number)
+        if found := sorted(path.glob(pattern), key=_by_number):
+            return found
     reason = f"contains no {RESULT_PATTERN}"
     raise UserError("log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs")
 
