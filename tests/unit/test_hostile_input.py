@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -15,22 +16,29 @@ import nvidia_shards
 from mds_samples import write_mds
 from mlbert.cli.main import main
 from mlbert.config.section import is_count, parse_number, settings_of
+from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import fetch_index
+from mlbert.data.formats.prepared import verified_shard
 from mlbert.data.formats.tasks import read_columns
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, load_vocabulary
 from mlbert.data.prepare import corpus
+from mlbert.data.prepare.import_store import import_store
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
 from mlbert.host.errors import UserError
 from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.repeat import remarks
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
 from mlbert.report.runs import read_systems
+from mlbert.runs.step_folders import StepFolders, read_step
+from stored_sets import make_rows, random_lengths, write_set
 from user_errors import assert_error_line, user_error
 
 DEMO = Path(__file__).resolve().parents[1] / "assets/own_tree/results/cpu_demo/bert"
@@ -90,6 +98,87 @@ def test_a_pipe_is_refused(name: str, read: Callable[[Path], object], tmp_path: 
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="not a plain file"):  # opening it would block for ever
         read(tmp_path / name)
+
+
+LONG = 1 << 40  # bytes, nearly all in a hole; reading them takes many minutes
+
+
+def _vocabulary(folder: Path) -> Path:
+    text = "\n".join([*SPECIAL_TOKENS, "the"])
+    (folder / "vocab.txt").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"vocabulary_sha256": "0" * 64}))
+    return folder / "vocab.txt"
+
+
+def _nvidia_shard(folder: Path) -> Path:
+    return nvidia_shards.write_fixed(folder / "part_00000.hdf5", nvidia_shards.bert_rows(9))
+
+
+def _second_nvidia_shard(folder: Path) -> Path:
+    """Write two shards; the second has a user block and the newest superblock."""
+    first, second = _nvidia_shard(folder), folder / "part_00001.hdf5"
+    with h5py.File(first) as one, h5py.File(second, "w", libver="latest", userblock_size=512) as other:
+        for name in one:
+            one.copy(name, other)
+    return second
+
+
+def _import(path: Path) -> None:
+    vocabulary = nvidia_shards.write_vocabulary(path.parent / "vocab.txt")
+    import_store(path.parent, vocabulary, path.parent / "out")
+
+
+def _verify(path: Path) -> None:
+    (report,) = verify([path.parent])
+    problem = next(text for text in report.problems if text.startswith(f"{path}: has {LONG} bytes, "))
+    assert report.total("good") < report.total("sequences")
+    raise UserError("data.damaged", path, problem.partition(": ")[2], "")
+
+
+def _prepared_shard(folder: Path) -> Path:
+    return sorted(write_set(folder / "set", make_rows(random_lengths(9)), shards=1).glob("*.h5"))[0]
+
+
+def _tfrecord(folder: Path) -> Path:
+    _prepared_shard(folder)
+    hdf5_to_tfrecords(folder / "set", folder / "records")
+    return sorted((folder / "records").glob("*.tfrecord"))[0]
+
+
+def _checkpoint(folder: Path) -> Path:
+    steps = StepFolders(folder, 1, {})
+    made = steps.save(1, {}, lambda place: (place / "tensors").write_bytes(b"x") and None)
+    assert steps.load_newest(lambda *_: 1) == (1, [])
+    return made / "tensors"
+
+
+def _metrics(folder: Path) -> Path:
+    (folder / "metrics.jsonl").write_text("")
+    return folder / "metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("make", "read", "code"),
+    [
+        (_vocabulary, load_vocabulary, "file.too-large"),
+        (_vocabulary, load_tokenizer, "file.too-large"),
+        (_nvidia_shard, lambda path: verify([path.parent]), "data.damaged"),
+        (_second_nvidia_shard, _import, "data.damaged"),
+        (_second_nvidia_shard, _verify, "data.damaged"),
+        (_prepared_shard, _verify, "data.damaged"),
+        (_tfrecord, _verify, "data.damaged"),
+        (_prepared_shard, lambda path: verified_shard(read_manifest(path.parent), 0), "data.damaged"),
+        (_checkpoint, lambda path: read_step(path.parent), "checkpoint.damaged"),
+        (_metrics, read_points, "file.too-large"),
+    ],
+)
+def test_a_lengthened_file_is_refused_before_it_is_hashed(
+    make: Callable[[Path], Path], read: Callable[[Path], object], code: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    os.truncate(path, LONG)
+    with user_error(code, wording=code == "file.too-large"):
+        read(path)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

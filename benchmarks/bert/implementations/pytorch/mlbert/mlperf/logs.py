@@ -156,8 +156,8 @@ def unfit(path: Path) -> str | None:
     characters, four for 100,000. Raises OSError.
     """
     num_lines = 0
-    if path.stat().st_size > _MAX_BYTES:
-        return f"is larger than {_MAX_BYTES // 2**20} MB"
+    if (problem := too_large(path)) is not None:
+        return problem
     with path.open(encoding="latin-1") as lines:
         for number, line in enumerate(lines, start=1):
             _, token, text = line.partition(_TOKEN.strip())
@@ -167,6 +167,11 @@ def unfit(path: Path) -> str | None:
             if num_lines > _MAX_LINES:
                 return f"has more than {_MAX_LINES} MLPerf lines"
     return None
+
+
+def too_large(path: Path) -> str | None:
+    """Return the problem if a file is larger than the repository checker allows, else None. Raises OSError."""
+    return f"is larger than {_MAX_BYTES // 2**20} MB" if path.stat().st_size > _MAX_BYTES else None
 
 
 def read_log(path: Path) -> Log:

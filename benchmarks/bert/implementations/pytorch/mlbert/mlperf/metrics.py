@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.config.sections import settings_by_key
-from mlbert.host.files import open_plain, read_plain, reading
+from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log, is_number
@@ -196,11 +196,10 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
     A partial line at the end, as a killed run leaves it, is not counted. Raises UserError if the file cannot be read.
     """
     points, foreign = [], 0
-    with reading(path, "Move it away"), open_plain(path) as file:
-        while line := file.readline(_MOST_BYTES):
-            point = _point(line)
-            points += [point] if point else []
-            foreign += not point and line.endswith(b"\n")
+    for line in read_plain(path, "Move it away").splitlines(keepends=True):
+        point = _point(line) if len(line) <= _MOST_BYTES else None
+        points += [point] if point else []
+        foreign += not point and line.endswith(b"\n")
     return points, foreign
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf.findings import Complaint, Outcome
-from mlbert.mlperf.logs import unfit
+from mlbert.mlperf.logs import too_large, unfit
 
 RESULT_PATTERN = "result_*.txt"
 _PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part; see `RunFolder.set_log_aside`
@@ -82,7 +82,7 @@ class Workplace:
             if fnmatch(path.name, RESULT_PATTERN):
                 return unfit(path), None
             with path.open("rb"):
-                return None, None
+                return too_large(path), None
         except OSError as error:
             return f"cannot be read ({error.strerror})", None
 

@@ -14,11 +14,11 @@ from mlbert.host.files import writing
 from mlbert.host.json_files import read_json
 from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import too_large
 
 _TOP_LEVEL_LEFT_OUT = frozenset({"tests", "tools", "records", "runs", "build", "dist", "venv"})
 _FOLDERS_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 _SUFFIXES_LEFT_OUT = (".pyc", ".pyo", ".so", ".o", ".egg-info")
-_MAX_FILE_BYTES = 50 * 1024 * 1024
 _EXPORTED = "source.json names the commit and the digest of each of its files"
 _CODE = "benchmarks"
 
@@ -144,6 +144,5 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
         if not path.is_file():
             problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
             raise UserError("submission.file-name", str(name), problem, "Replace it by a regular file")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            reason = "is larger than 50 MB, which the repository checker rejects"
-            raise UserError("file.too-large", str(name), reason, "Leave it out")
+        if problem := too_large(path):
+            raise UserError("file.too-large", str(name), problem, "Leave it out: the repository checker rejects it")

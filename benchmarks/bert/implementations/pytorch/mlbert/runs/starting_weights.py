@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
-from mlbert.host.files import AddressError, fetch_file, local_path, open_plain, read_pieces, read_plain
+from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces, read_plain
 from mlbert.host.native import cache_folder
 
 CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
@@ -83,7 +84,7 @@ def name_weights(source: Path | str | None) -> tuple[str, str]:
         return "none", "none"
     name = Path(urlsplit(str(source)).path).name if "://" in str(source) else Path(source).name
     try:
-        digests = {file.name: _sha256(file) for file in _files(local_copy(source))}
+        digests = {file.name: file_sha256(file) for file in _files(local_copy(source))}
     except (OSError, UserError):
         digests = {}
     if len(digests) <= 1:
@@ -102,8 +103,3 @@ def _files(path: Path) -> list[Path]:
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", file.name)
     part_of = re.compile(rf"{re.escape(prefix)}\.(index|data-\d+-of-\d+)")
     return sorted(part for part in file.parent.glob("*") if part_of.fullmatch(part.name)) or [file]
-
-
-def _sha256(path: Path) -> str:
-    with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -58,6 +58,7 @@ class StepFolders:
                 "step": step,
                 "identity": self.identity,
                 "tensors_sha256": digest,
+                "tensors_bytes": _num_bytes(partial),
                 "state": state,
             }
             record[_DIGEST] = json_sha256(record)
@@ -135,6 +136,9 @@ def _undamaged(folder: Path) -> dict:
     """Return a checkpoint's record after checking its files against their checksums."""
     try:
         record = read_json(folder / STATE, "Remove it")
+        size = _num_bytes(folder)
+        if record.get("tensors_bytes", size) != size:  # not in checkpoints of earlier code
+            raise _DamagedError(f"its tensors have {size} bytes, {STATE} says {record['tensors_bytes']}")
         tensors = _sha256(folder)
     except UserError as error:
         raise _DamagedError(f"{STATE} {error.problem}") from None
@@ -149,6 +153,11 @@ def _undamaged(folder: Path) -> dict:
     if tensors != record.get("tensors_sha256"):
         raise _DamagedError("its tensors differ from their checksum")
     return record
+
+
+def _num_bytes(folder: Path) -> int:
+    """Return the size of all files but the state."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name != STATE)
 
 
 def _sha256(folder: Path) -> str:

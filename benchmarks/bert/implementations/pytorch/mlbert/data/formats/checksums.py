@@ -22,7 +22,7 @@ from pathlib import Path
 
 import xxhash
 
-from mlbert.data.formats.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256
+from mlbert.data.formats.manifest import REMAKE, SHARD_NAME, ListedFile, Manifest, file_sha256
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, plain_size, read_plain, reading, write_atomically
 
@@ -220,9 +220,13 @@ def check_files(manifest: Manifest, part: int = 0, parts: int = 1) -> None:
         path = folder / entry.file
         if not path.exists():
             raise UserError("data.incomplete", path, "the shard is missing", REMAKE)
-        if (size := plain_size(path)) != entry.bytes:
-            reason = f"has {size} bytes, the manifest says {entry.bytes}"
-            raise UserError("data.damaged", path, reason, REMAKE)
+        check_size(path, entry)
+
+
+def check_size(path: Path, entry: ListedFile) -> None:
+    """Raise UserError if a file does not have the size in the manifest."""
+    if problem := entry.size_problem(path, "the manifest"):
+        raise UserError("data.damaged", path, problem, REMAKE)
 
 
 def file_sums(manifest: Manifest) -> list[FileSum]:

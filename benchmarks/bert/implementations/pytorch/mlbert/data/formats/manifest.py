@@ -23,6 +23,7 @@ FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_VOCAB_SIZE = 65_536  # tokens are stored in 16 bits
+MAX_VOCAB_BYTES = 64 << 20  # of a vocabulary file: 1 KiB for each of the most entries
 MAX_TOKENS = 65_535  # of a sequence or a pack: positions are stored in 16 bits
 SHARD_NAME = re.compile(r"shard-\d{5}-of-(?P<count>\d{5})\.h5")
 REMAKE = "Restore the file, or remove the folder and prepare the data again"
@@ -40,6 +41,11 @@ class ListedFile(Document):
     num_tokens: Count
     num_masked: Count
     num_packs: Count = 0
+
+    def size_problem(self, path: Path, listed_in: str) -> str | None:
+        """Return how the size of the file at ``path`` differs, or None. Compared before a file is hashed."""
+        size = plain_size(path)
+        return None if size == self.bytes else f"has {size} bytes, {listed_in} says {self.bytes}"
 
 
 class ListedShard(ListedFile):
@@ -165,6 +171,11 @@ def file_sha256(path: Path) -> str:
     plain_size(path)
     with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def vocabulary_sha256(path: Path) -> str:
+    """Return the sha256 of a vocabulary file. Raises UserError if it is unreadable or too large."""
+    return hashlib.sha256(read_plain(path, "Give a BERT WordPiece vocab.txt", MAX_VOCAB_BYTES)).hexdigest()
 
 
 def file_md5(path: Path) -> str:

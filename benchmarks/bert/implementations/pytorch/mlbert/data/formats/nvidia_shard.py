@@ -30,6 +30,7 @@ import numpy as np
 from mlbert.data.formats.file_map import at_every_byte
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size, reading
 
 REMAKE = "Restore the file or make it again"
 KINDS = ("fixed", "variable", "packed")
@@ -73,12 +74,28 @@ class NvidiaShard:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard. Raises UserError if it is unreadable, truncated, or not HDF5."""
+    """Open a shard. Raises UserError if it is unreadable, truncated, lengthened, or not HDF5."""
     try:
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
         reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or not HDF5 ({error})"
         raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
+    if (size := plain_size(path)) > (end := _recorded_end(path, file) or size):
+        file.close()
+        raise UserError("data.damaged", path, f"has {size} bytes, its HDF5 header says {end}", REMAKE)
+    return file
+
+
+def _recorded_end(path: Path, file: h5py.File) -> int:
+    """Return the end of the file in its superblock ("HDF5 File Format Specification", II.A); 0 if addresses do not have
+    8 bytes. The library compares it with shorter files only."""
+    if file.id.get_create_plist().get_sizes()[0] != 8:
+        return 0
+    with reading(path), path.open("rb") as content:
+        content.seek(file.userblock_size)
+        head = content.read(52)
+    first = {0: 24, 1: 28}.get(head[8], 12)  # of the addresses, by the superblock's version
+    return int.from_bytes(head[first + 16 : first + 24], "little")
 
 
 def inspect(path: Path) -> NvidiaShard:

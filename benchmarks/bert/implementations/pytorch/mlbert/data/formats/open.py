@@ -12,7 +12,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.data.formats.checksums import FileChecks, listed_sums
-from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
+from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, no_folder, read_manifest, vocabulary_sha256
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.prepared import ShardSet, info_of
 from mlbert.data.formats.tfrecord_plain import LIST, Widths
@@ -116,7 +116,7 @@ def _foreign(folder: Path) -> ModuleType:
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     """Check that a set was made with this vocabulary file; sets that do not record theirs pass. Raises UserError if the
     file cannot be read or is a different vocabulary."""
-    found = file_sha256(vocab_file)
+    found = vocabulary_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
         remedy = f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."

@@ -25,6 +25,7 @@ from mlbert.data.formats.checksums import (
     FileChecks,
     FileSum,
     check_files,
+    check_size,
     file_sums,
     file_xxh3,
     remove_unfinished,
@@ -360,6 +361,7 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     entry = manifest.shards[index]
     path = manifest.path.parent / entry.file
     shard = map_file(path)
+    check_size(path, entry)
     if entry.content_sha256 not in (None, shard.content_sha256):
         raise UserError("data.mixed", path, "does not belong to the same set as the manifest", REMAKE)
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
@@ -374,8 +376,10 @@ def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = No
     """Map shard ``index`` as `matching_shard`, and check its checksum and every value. ``expected`` is its `file_sums`
     entry, if already known. Raises UserError naming the file and the first bad sequence."""
     expected = expected or file_sums(manifest)[index]
-    if expected.path.exists() and (problem := expected.problem()):
-        raise problem
+    if expected.path.exists():
+        check_size(expected.path, manifest.shards[index])
+        if problem := expected.problem():
+            raise problem
     shard = matching_shard(manifest, index)
     wrong = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
     if wrong is not None:

@@ -40,7 +40,6 @@ from mlbert.data.formats.manifest import ListedFile, SetDescription
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, padded, without_padding
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
-from mlbert.host.files import plain_size
 from mlbert.host.json_files import read_json
 from mlbert.host.schema import parse_model
 
@@ -287,8 +286,7 @@ class RecordList(SetDescription):
 
     def size_problem(self, path: Path) -> str | None:
         """Return how a file's size differs from the list, or None."""
-        expected = self.by_name[path.name].bytes
-        return None if (size := plain_size(path)) == expected else f"has {size} bytes, {LIST} says {expected}"
+        return self.by_name[path.name].size_problem(path, LIST)
 
     def count_problem(self, path: Path, records: int, tokens: int | None = None) -> str | None:
         """Return how a file's counts differ from the list, or None; without ``tokens``, only records are compared."""

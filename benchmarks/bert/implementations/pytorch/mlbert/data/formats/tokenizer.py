@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.manifest import file_sha256, vocabulary_sha256
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, NativeWordPiece, WordPieceTokenizer, load_vocabulary, numbered
 from mlbert.host import native
@@ -153,7 +153,7 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
     elif not path.exists():
         path = _fetched(str(name))
     is_lower = lower_cases(path) if lower_case is None else lower_case
-    return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), is_lower)
+    return Tokenizer(str(name), load_vocabulary(path), path, vocabulary_sha256(path), is_lower)
 
 
 def lower_cases(vocabulary: Path) -> bool:
@@ -165,7 +165,7 @@ def lower_cases(vocabulary: Path) -> bool:
     if not config.exists():
         return True
     values = read_json(config, remedy)
-    if values.get(VOCABULARY_SHA256) not in (None, file_sha256(vocabulary)):
+    if values.get(VOCABULARY_SHA256) not in (None, vocabulary_sha256(vocabulary)):
         reason = f"is not the vocabulary whose {VOCABULARY_SHA256} is in {TOKENIZER_CONFIG}"
         raise UserError("vocabulary.mismatch", vocabulary, reason, "Restore it: the weights belong to its order")
     found = values.get("do_lower_case", True)

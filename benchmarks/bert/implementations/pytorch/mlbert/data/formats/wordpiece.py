@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.manifest import MAX_VOCAB_SIZE
+from mlbert.data.formats.manifest import MAX_VOCAB_BYTES, MAX_VOCAB_SIZE
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host import native
 from mlbert.host.errors import UserError
@@ -92,7 +92,7 @@ def load_vocabulary(path: Path) -> dict[str, int]:
     """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable or
     not UTF-8, or as `numbered`."""
     try:
-        lines = read_plain(path, _REMEDY).decode("utf-8").split("\n")
+        lines = read_plain(path, _REMEDY, MAX_VOCAB_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError("vocabulary.format", path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
     if lines and lines[-1] == "":

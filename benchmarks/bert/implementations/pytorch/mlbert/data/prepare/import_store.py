@@ -21,7 +21,7 @@ from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed
-from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256
+from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, vocabulary_sha256
 from mlbert.data.formats.nvidia_index import ShardLimits, bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
@@ -137,7 +137,7 @@ class NvidiaImportJob:
         """Return the input and options, which are compared on a rerun."""
         return {
             "input": [[part.name, part.num_bytes] for part in self.parts],
-            "vocabulary": file_sha256(self.vocab_file),
+            "vocabulary": vocabulary_sha256(self.vocab_file),
             "max_seq_length": self.limits.max_seq_length,
             "max_predictions": self.limits.max_predictions,
             "skip_bad": self.skip_bad,
@@ -152,14 +152,14 @@ class NvidiaImportJob:
         """Make shard ``index`` unless an earlier run has done so. Raises UserError, which names the first bad file and
         row, unless these are skipped."""
         part = self.parts[index]
+        if part.path is not None:
+            check_listed(part.path, self.source)
+        store = self._open(part)  # refuses a damaged file before all of it is hashed
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
         skipped = self.left_out.read(index) if self.skip_bad else []
-        if part.path is not None:
-            check_listed(part.path, self.source)
-        store = self._open(part)
         if skipped is None or not writer.is_written(index):
             rows, offsets, skipped = _read(store, part, self)
             if self.skip_bad:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
-from mlbert.data.formats.manifest import MANIFEST, SetDescription, file_sha256
+from mlbert.data.formats.manifest import MANIFEST, SetDescription, vocabulary_sha256
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.shard_file import map_file
@@ -151,7 +151,7 @@ def make_instances(
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
     bad, or the output folder cannot be written."""
     vocabulary, progress = load_vocabulary(job.vocab_file), executor.progress
-    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     plan = {**work.options(), "skip_bad": job.skip_bad, "vocabulary": work.vocabulary_sha256}
     plan[INPUTS] = stamps([part.path for part in parts])
     tasks = StepTasks(job.out, plan, executor)
@@ -224,7 +224,7 @@ def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> SetDescri
         own = [inspect_part(path) if share.has(n) else TextPart(path, 0, "") for n, path in enumerate(job.parts)]
         return make_instances(job, own, {}, executor)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
-    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
     finished = job.out, options, executor.progress
     if made := finished_manifest(*finished) or finished_list(*finished):

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed, file_xxh3, remove_unfinished, write_checksums
-from mlbert.data.formats.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
+from mlbert.data.formats.manifest import Manifest, make_folder, read_manifest, vocabulary_sha256, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness, write_examples
@@ -183,7 +183,7 @@ class TFRecordImportJob:
 def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
     """Compare the vocabulary in the lists next to the files, and return their ``lower_case`` if all have the same.
     Raises UserError: it is not the given one."""
-    sha256, cases = file_sha256(vocab_file), set[bool | None]()
+    sha256, cases = vocabulary_sha256(vocab_file), set[bool | None]()
     for folder in dict.fromkeys(file.parent for file in files):
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:
@@ -207,7 +207,7 @@ def tfrecords_to_hdf5(
     files = input_files(inputs)
     keep_apart(out, [*inputs, *files])
     lower_case = _check_lists(files, vocab_file)
-    vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
+    vocabulary: dict[str, Any] = {"sha256": vocabulary_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}

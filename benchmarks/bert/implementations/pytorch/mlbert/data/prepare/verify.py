@@ -25,17 +25,17 @@ from mlbert.data.formats.bins import BINS, describe_bins, read_bins
 from mlbert.data.formats.checks import mask_problems, pack_problems, row_problems
 from mlbert.data.formats.checksums import CHECKSUMS, check_complete, file_xxh3, read_checksums, write_checksums
 from mlbert.data.formats.index_cache import keep_digests, name_of, state_of
-from mlbert.data.formats.manifest import MANIFEST, file_md5, file_sha256, read_manifest
+from mlbert.data.formats.manifest import MANIFEST, REMAKE, file_md5, file_sha256, read_manifest
 from mlbert.data.formats.nvidia_index import bins_of, list_shards
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.padded import MAX_ID, Widths
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.formats.tfrecord_plain import read_list, unlisted_note
+from mlbert.data.formats.tfrecord_plain import LIST, read_list, unlisted_note
 from mlbert.data.prepare.import_store import gather_rows, read_past_errors
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain
+from mlbert.host.files import plain_size, read_plain
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -191,8 +191,8 @@ def check_file(job: FileJob) -> FileReport:
         if job.shard is not None:
             _check_shard(job, tally)
         else:
-            report.content = file_sha256(job.path)
             {"tfrecord": _check_tfrecords, "mds": _check_mds}.get(job.info.kind, _check_nvidia)(job, tally)
+            report.content = file_sha256(job.path)
         report.xxh3 = file_xxh3(job.path)
         if job.xxh3 not in ("", report.xxh3) and not report.problems:
             if job.shard is None:
@@ -213,8 +213,8 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
     assert job.shard is not None
     entry = manifest.shards[job.shard]
     report.sequences = entry.num_sequences  # until they can be read
-    sha256 = file_sha256(job.path)
     shard = matching_shard(manifest, job.shard)
+    sha256 = file_sha256(job.path)
     report.sequences = 0
     rows, offsets = shard.rows, shard.pack_offsets
     if (np.diff(rows.offsets) < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
@@ -236,18 +236,21 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
 
 def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
     report, listed = tally.report, read_list(job.path)
+    entry = listed.by_name.get(job.path.name) if listed else None
+    if entry is not None and plain_size(job.path) > entry.bytes:  # before all of it is read
+        report.sequences = entry.num_sequences
+        raise UserError("data.damaged", job.path, str(entry.size_problem(job.path, LIST)), REMAKE)
     reader = tfrecord.ExampleReader(job.path, skip_bad=True)
     for part in reader:
         tally.add(part.rows)
     for bad in reader.bad:
         tally.unreadable(1, str(bad))
-    if listed and job.path.name in listed.by_name:
-        expected = listed.by_name[job.path.name].num_sequences
+    if listed and entry is not None:
         problem = listed.count_problem(job.path, reader.num_records, None if reader.bad else report.tokens)
         if problem := problem or listed.size_problem(job.path):
             report.problems.append(problem)
-            report.sequences = max(report.sequences, expected)  # missing samples are not good
-            report.good = min(report.good, expected)
+            report.sequences = max(report.sequences, entry.num_sequences)  # missing samples are not good
+            report.good = min(report.good, entry.num_sequences)
 
 
 def _check_nvidia(job: FileJob, tally: _Tally) -> None:

@@ -12,7 +12,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.manifest import vocabulary_sha256
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, VOCABULARY_SHA256, lower_cases
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
@@ -112,7 +112,7 @@ def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int, lower_c
     given = values.get("model_max_length")
     is_lower = lower_cases(vocabulary) if lower_case is None else lower_case
     values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
-    values[VOCABULARY_SHA256] = file_sha256(vocabulary)
+    values[VOCABULARY_SHA256] = vocabulary_sha256(vocabulary)
     values["model_max_length"] = min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
     _write_json(folder / TOKENIZER_CONFIG, values)
 
