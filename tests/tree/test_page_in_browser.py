@@ -1,5 +1,5 @@
-"""The pages of `mlbert report` and `mlbert submission check` in Chromium, from file://, on desktop and phone, light and
-dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and the console stays empty."""
+"""The pages of `mlbert report`, `plan` and `submission check` in Chromium, from file://, on desktop and phone, light
+and dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and the console stays empty."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.cli.main import main
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.report.page import findings_page, report_page
 from mlbert.report.results import read_result
@@ -91,6 +92,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {
         name: report_page([read_result(system) for system in read_systems(paths)]) for name, paths in sources.items()
     }
+    plans = {"plan": "--gpu a5000 --gpus 32", "sweep": "--gpu gb200 --sweep --price-per-gpu-hour 3 --budget 10"}
+    for name, options in plans.items():
+        with pytest.raises(SystemExit):
+            main(["plan", *options.split(), "--html", str(folder / f"{name}.html")])
+        made[name] = (folder / f"{name}.html").read_text()
     words = "a word_without_any_break_that_is_as_long_as_a_path_in_somebody_elses_tree " * 3
     return {
         **made,

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
+from mlbert.mlperf.rules import UNVERIFIED
+from mlbert.report.planner.timing import held_out
 from user_errors import assert_error_line
 
 
@@ -40,16 +42,37 @@ def test_words_and_json(capsys):
     assert as_json(capsys, "--gpus", 8, "--batch-per-gpu", 96, "--efficiency", 0.5)["job"]["batch"] == 768
 
 
-def test_sweep_table_picture_and_budget(capsys, tmp_path):
-    picture = tmp_path / "sweep.svg"
-    code, text = plan(capsys, "--sweep", "--svg", picture, "--price-per-gpu-hour", 3, "--budget", 10)
+def test_sweep_table_page_and_budget(capsys, tmp_path):
+    page = tmp_path / "sweep.html"
+    words = ("--html", page, "--price-per-gpu-hour", 3)
+    code, text = plan(capsys, "--sweep", *words, "--budget", 10)
     assert code == 0
     assert "4096" in text
     assert "fastest within the budget" in text
-    assert picture.read_text().lstrip().startswith("<?xml")
+    cheapest, fastest = text.split("cheapest: ")[1].splitlines()[:2]
+    html = page.read_text()
+    assert html.count('<svg class="plot"') == 1
+    assert html.count('<th scope="row">4096</th>') == 1
+    assert f"cheapest: {cheapest}" in html
+    assert f"<strong>{fastest.split(', ')[2]}</strong>" in html  # the choice for the budget is the headline
     found = as_json(capsys, "--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
     assert len(found["sweep"]) == 13
     assert found["fastest"]["dollars"] <= 10
+
+
+def test_the_page_of_one_estimate(capsys, tmp_path):
+    """It has what limits the job, both bands, energy, the errors of held-out results, and MLCommons' sentence."""
+    page, words = tmp_path / "plan.html", ("--gpus", 64, "--watts-per-gpu", 1000)
+    found = as_json(capsys, *words)
+    code, text = plan(capsys, *words, "--html", page)
+    assert (code, text.splitlines()[-1]) == (0, f"page: {page}")
+    html = page.read_text()
+    assert "<svg" not in html
+    for part in (f"<dd>{found['limit']}</dd>", "nine of ten runs", "kWh a run", UNVERIFIED):
+        assert part.lower() in html.lower(), part
+    for name, error in held_out().items():
+        row = html.split(f">{name}</th>")[1].split("</tr>")[0]
+        assert [f"{100 * error[key]:.1f} %" in row for key in error] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -66,7 +89,6 @@ def test_sweep_table_picture_and_budget(capsys, tmp_path):
         (["--budget", "5"], "config.conflict", "--budget"),
         (["--sweep", "--gpus", "8"], "config.conflict", "--sweep"),
         (["--sweep", "--budget", "5"], "config.missing", "--budget"),
-        (["--sweep", "--svg", "plan.pdf"], "config.value", "plan.pdf"),
         (["--config", "config_x.sh"], "config.file", "config_x.sh"),
         (["--model", "base"], "plan.impossible", "--samples"),
         (["--calibrate", "/nowhere"], "file.unreadable", "/nowhere"),

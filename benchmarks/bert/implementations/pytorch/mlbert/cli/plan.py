@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mlbert.cli.report import as_table
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import split_arguments
 from mlbert.data.loading.config import DataConfig
@@ -21,7 +22,7 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.logs import read_log
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.programs.console import standard_output
+from mlbert.programs.console import standard_output, write_page
 from mlbert.report.planner import calibrate as calibration
 from mlbert.report.planner import request, timing
 from mlbert.report.planner.cost import Estimate, Prices, estimate
@@ -54,7 +55,7 @@ def plan(
     calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
     budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
-    picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Write a figure of --sweep.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
@@ -79,15 +80,31 @@ def plan(
     estimator = _Estimator(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
     estimator = estimator.with_measured(given, logs, efficiency)
     if to_4096:
-        return _run_sweep(replace(given, batch=None, batch_per_gpu=None), estimator, budget, picture, as_json)
-    if budget is not None or picture is not None:
-        option = "--budget" if picture is None else "--svg"
-        raise UserError("config.conflict", option, "needs --sweep", "Give --sweep too")
-    found = estimator(job_of(given, estimator))
-    if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2))
+        if budget is not None and price_per_gpu_hour is None:
+            raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
+        sweep = request.sweep(
+            lambda gpus, size: estimator(job_of(replace(given, gpus=gpus, nodes=None, batch=size), estimator))
+        )
+        chosen = None if budget is None else request.within(sweep, budget)
+        best = chosen[1] if chosen else min(sweep, key=lambda found: found.seconds)
+    elif budget is not None:
+        raise UserError("config.conflict", "--budget", "needs --sweep", "Give --sweep too")
     else:
-        standard_output().print(request.answers(found))
+        sweep, chosen, best = [], None, estimator(job_of(given, estimator))
+    words = request.choice(*chosen) if chosen else ""
+    if as_json:
+        choice = {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()} if chosen else {}
+        values = {"sweep": [found.as_dict() for found in sweep], **choice} if sweep else best.as_dict()
+        typer.echo(json.dumps(values, indent=2))
+    else:
+        title = f"{name}, each with its fastest batch" if sweep else f"{name}, estimate"
+        standard_output().print(as_table(title, request.table(sweep) if sweep else request.answers(best)))
+        typer.echo(words, nl=bool(words))
+    if html is not None:
+        from mlbert.report.page import plan_page  # matplotlib takes a second
+
+        write_page(html, plan_page(best, sweep, words))
+        typer.echo(f"page: {html}", err=as_json)
     return 0
 
 
@@ -160,27 +177,6 @@ class _Estimator:
             each = timing.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
             parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
         return replace(self, parameters=parameters, samples=samples)
-
-
-def _run_sweep(given: Given, estimator: _Estimator, budget: float | None, picture: Path | None, as_json: bool) -> int:
-    if budget is not None and estimator.prices.dollars_per_gpu_hour is None:
-        raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
-    if picture is not None:
-        request.check_picture(picture)
-    found = request.sweep(
-        lambda gpus, size: estimator(job_of(replace(given, gpus=gpus, nodes=None, batch=size), estimator))
-    )
-    chosen = None if budget is None else request.within(found, budget)
-    if picture is not None:
-        request.draw(picture, found)
-    if as_json:
-        choice = {} if chosen is None else {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()}
-        typer.echo(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
-        return 0
-    standard_output().print(request.table(found))
-    if chosen is not None:
-        typer.echo(request.choice(*chosen))
-    return 0
 
 
 def _gbps(text: str | None) -> float | None:

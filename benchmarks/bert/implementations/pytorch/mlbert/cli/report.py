@@ -55,22 +55,23 @@ def report(
 
 def _print(console: Console, results: Sequence[Result]) -> None:
     for result in results if len(results) == 1 else ():
-        console.print(_as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
+        console.print(as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
         for name, accuracy in result.system.baselines.items():
             console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
         for what, share in result.peak_shares.items():
             console.print(f"{tables.percent(share)} of the {what}")
         console.print(f"{tables.time_to_train(result)}: {tables.meaning(result)}")
     if len(results) > 1:
-        console.print(_as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
+        console.print(as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
     for result in results:
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
     console.print(tables.verdict(results))
 
 
-def _as_table(title: str, table: tables.ReportTable, headers: Mapping[str, str]) -> Table:
-    """Return some columns of a report's table, given with the shorter headers that a terminal has room for."""
+def as_table(title: str, table: tables.ReportTable, headers: Mapping[str, str] | None = None) -> Table:
+    """Return some columns of a report's table (default: all), given with headers that a terminal has room for."""
+    headers = headers or {name: name for name in table.columns}
     places = [table.columns.index(name) for name in headers]
     num_texts = sum(place < table.texts for place in places)
     found = new_table(safe(title), list(headers.values())[:num_texts], list(headers.values())[num_texts:])

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from mlbert.mlperf.rules import ReferencePoint
+from mlbert.report.planner.cost import Estimate
 from mlbert.report.results import FASTEST, MISSED, Result
 from mlbert.report.runs import Points, ReportedRun, finite, thin
 from mlbert.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
@@ -283,6 +284,24 @@ def paint_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     """Draw the accuracies of simple predictors."""
     for name, value in levels.items():
         _level(axes.axhline, value, f"{name} {value:.3f}")
+
+
+def sweep(found: Sequence[Estimate]) -> Chart:
+    """Draw a plan's time to train over GPUs with its band, and perfect scaling for comparison."""
+    gpus = [estimate.job.gpus for estimate in found]
+    minutes = [estimate.seconds / _MINUTE for estimate in found]
+    low, high = ([estimate.score_band[end] / _MINUTE for estimate in found] for end in (0, 1))
+    perfect = [minutes[0] * gpus[0] / count for count in gpus]
+
+    def paint(axes: Axes) -> None:
+        logarithmic(axes, "x", gpus)
+        logarithmic(axes, "y", minutes)
+        axes.fill_between(gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="nine of ten scores")
+        axes.plot(gpus, minutes, marker="o", markersize=4, color=COLOURS["s0"], label="time to train")
+        axes.plot(gpus, perfect, linestyle="--", linewidth=0.8, color=COLOURS["ink"], label="perfect scaling")
+        axes.set(xlabel=f"{found[0].job.gpu} GPUs", ylabel="minutes")
+
+    return draw("Time to train", paint)
 
 
 def _curves(results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]) -> list[Curve]:

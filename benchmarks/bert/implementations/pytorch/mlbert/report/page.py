@@ -19,12 +19,18 @@ from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.result_set import ResultSet
+from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report import charts, tables
+from mlbert.report.planner import request
+from mlbert.report.planner.cost import Estimate
+from mlbert.report.planner.timing import held_out
 from mlbert.report.results import TERAFLOPS_PER_SEQUENCE, Result
 from mlbert.report.svg import SERIES, Chart
 from mlbert.report.tables import ReportTable, count, percent, speed
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_ERRORS = ("mean", "median", "within_15", "worst")
 
 
 class Headline(NamedTuple):
@@ -109,6 +115,37 @@ def _findings(result: Result) -> list[Finding]:
     logs = [run.source.log for run in result.runs]
     findings = run_checks(ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name)
     return sorted(findings, key=lambda finding: -finding.severity)
+
+
+def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") -> str:
+    """Return the page of a plan: ``best`` as the headline, its sweep, and the choice for a budget."""
+    job = best.job
+    tiles = [
+        (request.band(best.score_band), "nine of ten scores: ten runs, olympic mean"),
+        (request.band(best.run_band), "nine of ten runs"),
+        (count(best.samples), "samples to the target on average"),
+        (count(job.batch), "sequences a batch"),
+        (count(best.sequences_per_second), "sequences/s while training"),
+        (percent(best.share_of_peak), "of the 16-bit peak"),
+        (f"{best.memory.total:.0f} GB", "memory of a GPU"),
+        (best.limit, "limits the speed most"),
+    ]
+    tiles += [] if best.dollars is None else [(f"{best.dollars:,.2f}", "dollars a run")]
+    tiles += [] if best.kilowatt_hours is None else [(f"{best.kilowatt_hours:,.2f}", "kWh a run")]
+    return _render(
+        "plan.html",
+        title=f"Plan: {job.gpus:,} {job.gpu} on {job.nodes:,} node{'s' * (job.nodes > 1)}",
+        words=f"An estimate, not a measurement. {UNVERIFIED}",
+        headline=Headline(request.duration(best.seconds), "estimated time to train", tiles),
+        charts=[charts.sweep(sweep)] if sweep else [],
+        sweep=request.table(sweep) if sweep else None,
+        choice=choice.splitlines(),
+        answers=request.answers(best),
+        errors=ReportTable(
+            ["fit without all results of the", "mean error", "median", "within 15 %", "largest"],
+            [[name, *(percent(error[key]) for key in _ERRORS)] for name, error in held_out().items()],
+        ),
+    )
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 from mlbert.mlperf import rules
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.result_set import samples_per_second
+from mlbert.report.planner.timing import published_peak
 from mlbert.report.runs import ReportedRun, System, finite, number, read_run
 
 _FILE = f"rcp_checker/training_{rules.RULESET}/rcps_bert.json"
@@ -46,16 +47,6 @@ def scaling(mean_samples: float, point: rules.ReferencePoint) -> float | None:
 FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
 _LEAST_RUNS = 3  # for an olympic mean
 
-# Dense 16-bit peak of one accelerator in TFLOP/s, from its data sheet; the first matching name counts.
-_PEAKS = (
-    ("GB200", 2500.0),
-    ("B200", 2250.0),
-    ("H200", 989.4),
-    ("H100-PCIe", 756.0),
-    ("H100 PCIe", 756.0),
-    ("H100", 989.4),
-    ("A100", 312.0),
-)
 # BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
 # square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
 TERAFLOPS_PER_SEQUENCE = 0.4986
@@ -170,8 +161,7 @@ class Result:
         measured = finite(number(run.source.summary.get("share_of_gemm_peak")) for run in self.runs)
         if measured:
             return {"measured matrix-product peak": statistics.median(measured)}
-        model = str((self.system.facts or {}).get("accelerator_model_name", "")).lower()
-        peak = next((peak for name, peak in _PEAKS if name.lower() in model), None)
+        peak = published_peak(str((self.system.facts or {}).get("accelerator_model_name", "")))
         if peak is None or not self.accelerators or not self.is_benchmark or self.samples_per_second is None:
             return {}
         rate = self.samples_per_second / self.accelerators * TERAFLOPS_PER_SEQUENCE

@@ -1,26 +1,22 @@
-"""Turn the user's options and a configuration into a job, sweep over 1 to 4,096 GPUs, and print the answers."""
+"""Turn the user's options and a configuration into a job, sweep over 1 to 4,096 GPUs, and put the answers in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from rich import box
-from rich.table import Table
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 from mlbert.report.planner.cost import Estimate
 from mlbert.report.planner.timing import GPUS, ModelShape, TrainingJob
+from mlbert.report.tables import ReportTable
 
 GPU_COUNTS = tuple(2**power for power in range(13))
 # The reference's batch sizes, and the one used by most published results.
 BATCHES = tuple(sorted({point.global_batch_size for point in rules.REFERENCE_POINTS} | {768}))
 FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
-PICTURES = (".svg", ".png")
 
 
 def fastest(gpus: int, ask: Callable[[int, int], Estimate]) -> Estimate | None:
@@ -48,34 +44,6 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
         raise UserError("plan.impossible", "--budget", reason, f"The cheapest costs {least:.2f}")
     cheapest = min(affordable, key=lambda pair: pair[0])[1]
     return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
-
-
-def check_picture(path: Path) -> Path:
-    """Return the path. Raises UserError if it is not a picture file or its folder does not exist."""
-    if path.suffix not in PICTURES:
-        raise UserError("config.value", path, "is not a picture file", f"Use the suffix {' or '.join(PICTURES)}")
-    if not path.parent.is_dir():
-        raise UserError("file.missing", path, "is in a folder that does not exist", "Create the folder first")
-    return path
-
-
-def draw(path: Path, found: Sequence[Estimate]) -> None:
-    """Draw the time to train over GPUs with its band, and perfect scaling for comparison."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.rcParams["svg.hashsalt"] = "plan"
-    figure = Figure(figsize=(5.5, 4), layout="tight")
-    axes = figure.add_subplot()
-    gpus = [estimate.job.gpus for estimate in found]
-    minutes = [estimate.seconds / 60 for estimate in found]
-    axes.plot(gpus, minutes, "o-", label="time to train")
-    low, high = ([estimate.score_band[end] / 60 for estimate in found] for end in (0, 1))
-    axes.fill_between(gpus, low, high, alpha=0.2, label="90 % of scores")
-    axes.plot(gpus, [minutes[0] * gpus[0] / count for count in gpus], "k--", linewidth=0.8, label="perfect scaling")
-    axes.set(xscale="log", yscale="log", xlabel=f"{found[0].job.gpu} GPUs", ylabel="minutes")
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 MOST_GPUS = 8192
@@ -143,9 +111,6 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     return found.job
 
 
-_QUESTION_WIDTH = 24  # columns
-
-
 def duration(seconds: float) -> str:
     """Format seconds below two minutes as seconds, else as minutes or hours."""
     if seconds < 120:
@@ -153,12 +118,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _band(band: tuple[float, float]) -> str:
-    return f"{duration(band[0])} to {duration(band[1])}"
+def band(ends: tuple[float, float]) -> str:
+    """Format the ends of a band, omitting the first unit if both are the same."""
+    low, high = map(duration, ends)
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
 
 
-def answers(found: Estimate) -> Table:
-    """Return the answers as a table, one row each."""
+def answers(found: Estimate) -> ReportTable:
+    """Return the answers, one row each."""
     job, step, held = found.job, found.step, found.memory
     parts = [("compute", step.compute), ("load imbalance", step.imbalance), ("constant part", step.constant)]
     parts += [("network, not hidden", step.network)]
@@ -173,8 +140,8 @@ def answers(found: Estimate) -> Table:
         f"step: {step.total:.1f} ms ({of_step})",
         f"speed: {found.sequences_per_second:,.0f} sequences/s, {100 * found.share_of_peak:.0f} % of the 16-bit peak",
         f"time to train: {duration(found.seconds)}",
-        f"nine of ten scores ({NUM_RESULT_FILES} runs, olympic mean): {_band(found.score_band)}; "
-        f"nine of ten runs: {_band(found.run_band)}",
+        f"nine of ten scores: {band(found.score_band)}, as the olympic mean of {NUM_RESULT_FILES} runs; "
+        f"nine of ten runs: {band(found.run_band)}",
         f"memory of a GPU: {held.total:.0f} GB (weights {held.weights:.1f}, gradient {held.gradients:.1f}, optimizer "
         f"{held.optimizer:.1f}, activations {held.activations:.0f}, context {held.context:.0f}); "
         f"up to {held.most_sequences} sequences fit at once",
@@ -184,33 +151,19 @@ def answers(found: Estimate) -> Table:
         lines.append(f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
     if found.kilowatt_hours is not None:
         lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh per run")
-    rows = Table.grid(padding=(0, 2, 0, 0))
-    rows.add_column(max_width=_QUESTION_WIDTH)
-    rows.add_column()
-    for line in lines:
-        question, _, words = line.partition(": ")
-        rows.add_row(question, words)
-    return rows
+    return ReportTable(["", "estimate"], [line.split(": ", 1) for line in lines], texts=2, is_long=True)
 
 
-def table(found: Sequence[Estimate]) -> Table:
+def table(found: Sequence[Estimate]) -> ReportTable:
     """Return a table with one row per number of GPUs."""
     has_price = any(item.dollars is not None for item in found)
-    rows = Table(title=f"{found[0].job.gpu}, each with its fastest batch", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("GPUs", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])):
-        rows.add_column(column, justify="right", no_wrap=True)
-    rows.add_column("limit")
+    columns = ["GPUs", "limit", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])]
+    rows = []
     for item in found:
         price = ["-" if item.dollars is None else f"{item.dollars:,.2f}"] if has_price else []
-        band = _short_band(item.score_band)
-        rows.add_row(str(item.job.gpus), str(item.job.batch), duration(item.seconds), band, *price, item.limit)
-    return rows
-
-
-def _short_band(band: tuple[float, float]) -> str:
-    """Format a band, omitting the first unit if both are the same."""
-    low, high = duration(band[0]), duration(band[1])
-    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
+        times = [duration(item.seconds), band(item.score_band)]
+        rows.append([str(item.job.gpus), item.limit, f"{item.job.batch:,}", *times, *price])
+    return ReportTable(columns, rows, texts=2)
 
 
 def choice(cheapest: Estimate, fastest: Estimate) -> str:

@@ -81,6 +81,14 @@ GPUS: Mapping[str, Gpu] = {
 ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 
 
+def published_peak(model: str) -> float | None:
+    """Return the dense 16-bit peak, TFLOP/s, of a GPU by its model name, such as NVIDIA H100 PCIe; None if unknown."""
+    for name, facts in reversed(list(GPUS.items())):  # GB200 before B200, PCIe before SXM
+        if name.split("-")[0] in model.lower() and (not name.endswith("-pcie") or "pcie" in model.lower()):
+            return facts.peak_tflops
+    return None
+
+
 @dataclass(frozen=True)
 class Parameters:
     """Fitted parameters; times in milliseconds, the others are factors.
@@ -126,6 +134,11 @@ class Parameters:
 def load() -> Parameters:
     """Return the fitted parameters of this version."""
     return with_unseen(Parameters(**json.loads(PATH.read_text(encoding="utf-8"))["parameters"]))
+
+
+def held_out() -> dict[str, dict[str, float]]:
+    """Return the errors of fits without the results that they are compared with, by what was left out."""
+    return json.loads(PATH.read_text(encoding="utf-8"))["provenance"]["held_out"]
 
 
 def with_unseen(p: Parameters) -> Parameters:
