@@ -15,6 +15,7 @@ import pytest
 from mlbert.cli.main import main
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.report.page import findings_page, report_page
+from mlbert.report.planner.cost import Prices
 from mlbert.report.results import read_result
 from mlbert.report.runs import read_systems
 from simple_logs import write_log
@@ -90,7 +91,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "many": [folder / "many"],
     }
     made = {
-        name: report_page([read_result(system) for system in read_systems(paths)]) for name, paths in sources.items()
+        name: report_page([read_result(system) for system in read_systems(paths)], Prices())
+        for name, paths in sources.items()
     }
     plans = {"plan": "--gpu a5000 --gpus 32", "sweep": "--gpu gb200 --sweep --price-per-gpu-hour 3 --budget 10"}
     for name, options in plans.items():

@@ -162,6 +162,20 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
     assert_error_line(text, "config.conflict", "--efficiency")
 
 
+def test_power_comes_from_the_summaries_of_the_logs(capsys, tmp_path):
+    log = write_log(tmp_path / "result_0.txt", 8, 768, 9000.0)
+    (tmp_path / "run_0").mkdir()
+    words = ("--gpu", "h200", "--gpus", 16, "--batch", 768, "--calibrate", log, "--co2-per-kwh", 0.5)
+    for summary, watts in (({}, None), ({"average_watts": 8000.0}, 1000), ({"average_watts": "8000"}, None)):
+        (tmp_path / "run_0" / "summary.json").write_text(json.dumps(summary))
+        found = as_json(capsys, *words)
+        hours = 16 * found["seconds"] / 3600
+        assert found["kilowatt_hours"] == (None if watts is None else pytest.approx(hours))
+        assert found["co2_kg"] == (None if watts is None else pytest.approx(hours / 2))
+    assert as_json(capsys, *words, "--watts-per-gpu", 500)["kilowatt_hours"] == pytest.approx(hours / 2)
+    assert "CO2: " in " ".join(plan(capsys, *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())
+
+
 def test_a_log_of_something_else(capsys, tmp_path):
     (tmp_path / "no.txt").write_text("nothing")
     code, text = plan(capsys, "--calibrate", tmp_path / "no.txt")

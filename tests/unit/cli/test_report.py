@@ -45,6 +45,26 @@ def test_runs_baselines_and_mean(tmp_path, capsys):
     assert "do not say whether MLCommons has verified" in out
 
 
+def test_energy_and_cost_need_a_measurement_and_a_rate(tmp_path, capsys):
+    write_runs(tmp_path, [90.0, 100.0])
+    assert "Energy and cost" not in report(capsys, tmp_path, "--co2-per-kwh", 0.4)[1]
+    for index, ranks in enumerate((4, 8)):
+        write_log(tmp_path / f"result_{index}.txt", [(100, 90.0, 0.73)], logged={"ranks": ranks})
+    (tmp_path / "run_1").mkdir()
+    summary = {"energy_joules": 7.2e6, "average_watts": 80_000.0, "gpu_joules": 7e6, "cpu_joules": 2e5}
+    (tmp_path / "run_1" / "summary.json").write_text(json.dumps(summary))
+    assert "dollars" not in report(capsys, tmp_path)[1].partition("Energy and cost")[0]
+    rates = ("--price-per-gpu-hour", 5, "--co2-per-kwh", 0.4)
+    text = report(capsys, tmp_path, *rates, "--html", tmp_path / "page.html")[1]
+    rows = [line.split() for line in text.partition("Energy and cost")[2].splitlines()]
+    assert ["0", "-", "-", "-", "0.50", "-"] in rows
+    assert ["1", "GPUs,", "processors", "7,200.0", "80,000.0", "1.00", "0.8000"] in rows
+    assert "7,200.0" in (tmp_path / "page.html").read_text()
+    first, second = json.loads(report(capsys, tmp_path, *rates, "--json")[1])[0]["runs"]
+    assert [first[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [None, None, 0.5, None]
+    assert [second[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [7.2e6, 8e4, 1.0, 0.8]
+
+
 def test_our_own_results_say_that_they_are_not_verified(tmp_path, capsys):
     log = write_log(tmp_path / "result_0.txt", logged={"recipe": "packed_lamb"})
     code, out = report(capsys, log)

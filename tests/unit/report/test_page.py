@@ -8,6 +8,7 @@ import pytest
 
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.report.page import findings_page, report_page
+from mlbert.report.planner.cost import Prices
 from mlbert.report.results import read_result
 from mlbert.report.runs import read_systems
 from simple_logs import line, write_log
@@ -40,7 +41,7 @@ class Page(html.parser.HTMLParser):
 
 
 def page_of(*paths):
-    text = report_page([read_result(system) for system in read_systems(list(paths))])
+    text = report_page([read_result(system) for system in read_systems(list(paths))], Prices())
     page = Page(text)
     assert "script" not in page.tags
     assert len(set(page.ids)) == len(page.ids), "every id once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
 from mlbert.mlperf import rules
-from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.logs import is_number, read_log
+from mlbert.mlperf.result_set import run_file
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.console import standard_output, write_page
@@ -52,6 +55,7 @@ def plan(
     efficiency: Annotated[float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
     watts_per_gpu: Annotated[float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)] = None,
+    co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
     calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
     budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
@@ -77,7 +81,9 @@ def plan(
     given = Given(
         name, shape, gpus, nodes, _gbps(network), batch, batch_per_gpu, precision or configured.precision, imbalance
     )
-    estimator = _Estimator(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
+    estimator = _Estimator(
+        shape, load(), Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh), samples, configured.sharing
+    )
     estimator = estimator.with_measured(given, logs, efficiency)
     if to_4096:
         if budget is not None and price_per_gpu_hour is None:
@@ -157,8 +163,8 @@ class _Estimator:
     def with_measured(
         self, given: Given, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
     ) -> _Estimator:
-        """Return a copy with the speed from logs or ``efficiency``, and the samples that the logs needed."""
-        parameters, samples = self.parameters, self.samples
+        """Return a copy with the speed from logs or ``efficiency``, and the samples and power that the logs needed."""
+        parameters, samples, prices = self.parameters, self.samples, self.prices
         if logs and efficiency is not None:
             raise UserError("config.conflict", "--efficiency", "conflicts with --calibrate", "Give one of the two")
         if logs:
@@ -173,10 +179,13 @@ class _Estimator:
                 parameters = replace(parameters, measured_samples=sum(ratios) / len(ratios))
             elif reached and samples is None:
                 samples = sum(reached) / len(reached)
+            watts = [log.watts for log in logs if log.watts is not None]
+            if watts and prices.watts_per_gpu is None:
+                prices = replace(prices, watts_per_gpu=statistics.median(watts))
         if efficiency is not None:
             each = timing.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
             parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
-        return replace(self, parameters=parameters, samples=samples)
+        return replace(self, parameters=parameters, samples=samples, prices=prices)
 
 
 def _gbps(text: str | None) -> float | None:
@@ -200,7 +209,10 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
     reached = evaluations[-1][2] if evaluations and log.status == "success" else None
     try:
-        return calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
+        found = calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
     except ValueError as error:
         reason = f"has no usable speed: {error}"
         raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None
+    summary = run_file(path, "summary.json")
+    watts = read_json(summary, "").get("average_watts") if summary else None
+    return replace(found, watts=watts / ranks if is_number(watts) and watts > 0 else None)

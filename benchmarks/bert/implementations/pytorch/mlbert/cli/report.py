@@ -13,6 +13,7 @@ from rich.table import Table
 
 from mlbert.programs.console import new_table, safe, standard_output, write_page
 from mlbert.report import tables
+from mlbert.report.planner.cost import Prices
 from mlbert.report.results import Result, read_result
 from mlbert.report.runs import read_systems
 
@@ -37,23 +38,26 @@ def report(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report with figures as an HTML page.")
     ] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
+    co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> int:
     """Print the results of runs, several systems in one table; exit with 1 if a run missed its target."""
     results = [read_result(system) for system in read_systems(paths)]
+    prices = Prices(price_per_gpu_hour, co2_per_kwh=co2_per_kwh)
     if is_json:
-        typer.echo(json.dumps(tables.as_json(results), indent=2))
+        typer.echo(json.dumps(tables.as_json(results, prices), indent=2))
     else:
-        _print(standard_output(), results)
+        _print(standard_output(), results, prices)
     if html is not None:
         from mlbert.report.page import report_page  # matplotlib takes a second
 
-        write_page(html, report_page(results))
+        write_page(html, report_page(results, prices))
         typer.echo(f"page: {html}", err=is_json)
     return 0 if all(run.succeeded for result in results for run in result.runs) else 1
 
 
-def _print(console: Console, results: Sequence[Result]) -> None:
+def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
     for result in results if len(results) == 1 else ():
         console.print(as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
         for name, accuracy in result.system.baselines.items():
@@ -64,6 +68,9 @@ def _print(console: Console, results: Sequence[Result]) -> None:
     if len(results) > 1:
         console.print(as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
     for result in results:
+        if (costs := tables.costs(result, prices)) is not None:
+            title = f"Energy and cost of {result.system.name}"
+            console.print(_as_table(title, costs, {column: column for column in costs.columns}))
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
     console.print(tables.verdict(results))

@@ -22,7 +22,7 @@ from mlbert.mlperf.result_set import ResultSet
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report import charts, tables
 from mlbert.report.planner import request
-from mlbert.report.planner.cost import Estimate
+from mlbert.report.planner.cost import Estimate, Prices
 from mlbert.report.planner.timing import held_out
 from mlbert.report.results import TERAFLOPS_PER_SEQUENCE, Result
 from mlbert.report.svg import SERIES, Chart
@@ -41,7 +41,7 @@ class Headline(NamedTuple):
     tiles: Sequence[tuple[str, str]]  # number and description
 
 
-def report_page(results: Sequence[Result]) -> str:
+def report_page(results: Sequence[Result], prices: Prices) -> str:
     """Return the HTML page for one or more systems."""
     lone = results[0] if len(results) == 1 else None
     hyperparameters = tables.hyperparameters(results)
@@ -54,6 +54,7 @@ def report_page(results: Sequence[Result]) -> str:
         colours=[f"s{index % SERIES}" for index in range(len(results))],
         charts=_charts(results),
         runs=[(result.system.name, tables.runs(result)) for result in results],
+        costs=[(r.system.name, table) for r in results if (table := tables.costs(r, prices)) is not None],
         hyperparameters=hyperparameters,
         marks={cell.mark for row in hyperparameters.rows for cell in row if isinstance(cell, tables.Cell)},
         peaks=[(r.system.name, percent(share), what) for r in results for what, share in r.peak_shares.items()],

@@ -11,8 +11,10 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from mlbert.mlperf.rules import UNVERIFIED
+from mlbert.report.planner.cost import Prices
 from mlbert.report.results import FASTEST, Result
-from mlbert.report.runs import ReportedRun
+from mlbert.report.runs import ReportedRun, number
+from mlbert.runs.energy import PARTS
 
 _PROVENANCE = (
     *("submission_org", "submission_platform", "submission_status", "commit", "tree_modified", "recipe"),
@@ -143,6 +145,33 @@ def _row(result: Result, run: ReportedRun) -> list[str | Cell]:
     ]
 
 
+def costs(result: Result, prices: Prices) -> ReportTable | None:
+    """Return energy, price and CO2 of each run, or None if nothing is known of any."""
+    columns = ["run", "measured", "energy, kJ", "average power, W", "dollars", "kg CO2"]
+    rows: list[Sequence[str | Cell]] = []
+    for run in result.runs:
+        numbers = _cost(run, prices)
+        if any(value is not None for value in numbers.values()):
+            measured = [words for part, words in PARTS.items() if f"{part}_joules" in run.source.summary]
+            joules = numbers["joules"]
+            kilojoules = count(None if joules is None else joules / 1e3, 1)
+            others = (count(numbers["watts"], 1), count(numbers["dollars"], 2), count(numbers["co2_kg"], 4))
+            rows.append([run.name, ", ".join(measured) or "-", kilojoules, *others])
+    return ReportTable(columns, rows, 2) if rows else None
+
+
+def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
+    """Return a run's joules and watts as measured, and its price and CO2 at the user's rates; None is unknown."""
+    summary, log = run.source.summary, run.source.log
+    joules, ranks = number(summary.get("energy_joules")), number(log.value("ranks"))
+    return {
+        "joules": joules,
+        "watts": number(summary.get("average_watts")),
+        "dollars": None if ranks is None or run.seconds is None else prices.dollars(ranks, run.seconds),
+        "co2_kg": prices.co2_kg(joules),
+    }
+
+
 def hyperparameters(results: Sequence[Result]) -> ReportTable:
     """Return one row per key; marks differences between runs of a system and from the reference point."""
     references = [result.reference_hyperparameters for result in results]
@@ -235,7 +264,7 @@ def reproduce_commands(result: Result) -> str:
     return "\n".join([*checkout, *begin, *extra, seed, run])
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+def as_json(results: Sequence[Result], prices: Prices) -> list[dict[str, Any]]:
     """Return systems as plain values; seconds are time to train, null means unknown or never."""
     return [
         {
@@ -258,20 +287,21 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "share_of_peak": dict(result.peak_shares),
             "hyperparameters": {key: value.text for key, value in result.hyperparameters.items()},
             "baselines": dict(result.system.baselines),
-            "runs": [_run(result, run) for run in result.runs],
+            "runs": [_run(result, run, prices) for run in result.runs],
             "notes": list(result.system.notes),
         }
         for result in results
     ]
 
 
-def _run(result: Result, run: ReportedRun) -> dict[str, Any]:
+def _run(result: Result, run: ReportedRun, prices: Prices) -> dict[str, Any]:
     numbers = ("status", "seconds", "samples", "samples_to_target", "accuracy", "samples_per_second")
     return {
         "run": run.name,
         "log": str(run.source.log.path),
         "mark": result.marks.get(run.name),
         **{name: getattr(run, name) for name in numbers},
+        **_cost(run, prices),
         "times": asdict(run.times) if run.times else None,
         "evaluations": [asdict(evaluation) for evaluation in run.evaluations],
         "speeds": [list(pair) for pair in run.speeds],

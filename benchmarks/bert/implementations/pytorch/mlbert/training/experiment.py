@@ -57,6 +57,7 @@ from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.runs import identity as run_identity
 from mlbert.runs import run_folder
+from mlbert.runs.energy import EnergyMeter, energy_words, summarize_energy
 from mlbert.runs.events import EventFanout, Events, MLPerfEvents
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
@@ -178,16 +179,14 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state, facts.hosts)
-        log.end("init_stop")
-        world.barrier()
         try:
-            outcome = train(run)
+            outcome, energy = _train_measured(run, log, say)
             method.optimizer.exact_weights()  # permanently: they are exported below
         finally:
             method.source.close()
             monitor.close()
     if world.rank == 0:
-        summary = summarize(outcome, data, config[EvaluationConfig], method, seed, world)
+        summary = summarize(outcome, data, config[EvaluationConfig], method, seed, world) | energy
         leave_behind(paths.folder, summary, asdict(identity), method)
     run.step.release()
     world.stop()
@@ -232,6 +231,22 @@ def _make_ready(
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
     if run.save_every_steps or run.pace:
         run.snapshots.prepare()
+
+
+def _train_measured(run: Run, log: MLPerfLogger, say: Callable[[str], None]) -> tuple[RunOutcome, dict[str, float]]:
+    """Train, and return the outcome and the energy used. All ranks call it together; one of each machine measures."""
+    world = run.world
+    meter = EnergyMeter(world.local_world_size if world.device.type == "cuda" else 0)
+    if run.state.step:
+        meter.reason = "the run was resumed, and earlier parts may have no measurement"
+    elif world.local_rank == 0:
+        meter.start()
+    log.end("init_stop")
+    world.barrier()
+    outcome = train(run)
+    energy = summarize_energy(world.all_reduce_sum(torch.tensor(meter.stop(), dtype=torch.float64)).tolist())
+    say(energy_words(energy, meter.reason))
+    return outcome, energy
 
 
 def build_fitting(

@@ -25,6 +25,7 @@ class MeasuredRun:
         sequences_per_second: median over the intervals between evaluations.
         evaluation_seconds: median; None if no evaluation finished.
         samples: samples to the target; None if the run did not reach it.
+        watts: average power per rank, None if the run did not measure it.
     """
 
     ranks: int
@@ -32,6 +33,7 @@ class MeasuredRun:
     sequences_per_second: float
     evaluation_seconds: float | None
     samples: float | None
+    watts: float | None = None
 
     @property
     def step_ms(self) -> float:

@@ -57,19 +57,30 @@ def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: boo
 
 ONE_SIDED_95 = 1.645  # standard deviations: 90 % lie within
 SECONDS_AN_HOUR = 3600
+JOULES_A_KWH = 3.6e6
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Price and power of a GPU."""
+    """Price and power of a GPU, and kg of CO2 per kWh."""
 
     dollars_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
+    co2_per_kwh: float | None = None
+
+    def dollars(self, gpus: float, seconds: float) -> float | None:
+        """Return the price of this many GPUs for a time, or None without a rate."""
+        rate = self.dollars_per_gpu_hour
+        return None if rate is None else gpus * seconds / SECONDS_AN_HOUR * rate
+
+    def co2_kg(self, joules: float | None) -> float | None:
+        """Return the kg of CO2 of an energy, or None if energy or rate are unknown."""
+        return None if joules is None or self.co2_per_kwh is None else joules / JOULES_A_KWH * self.co2_per_kwh
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh; bands contain 90 %.
+    """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh, kg; bands contain 90 %.
 
     Attributes:
         samples: mean samples to the target of a score's runs; samples_spread: standard deviation of one run.
@@ -99,6 +110,7 @@ class Estimate:
     limit: str
     dollars: float | None
     kilowatt_hours: float | None
+    co2_kg: float | None
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON-able values."""
@@ -140,7 +152,7 @@ def estimate(
     spread = samples * point.stdev_samples / point.mean_samples
     error = parameters.error_90 if GPUS[job.gpu].has_results else parameters.unseen_error_90
     score_band, run_band = _bands(seconds, spread / samples, error)
-    hours = job.gpus * seconds / SECONDS_AN_HOUR
+    joules = None if prices.watts_per_gpu is None else job.gpus * seconds * prices.watts_per_gpu
     rate = job.batch / step.total * 1e3
     return Estimate(
         job=job,
@@ -158,8 +170,9 @@ def estimate(
         memory=held,
         micro_batches=micro_batches,
         limit=_limit(job, step, samples, evaluation, seconds, micro_batches),
-        dollars=None if prices.dollars_per_gpu_hour is None else hours * prices.dollars_per_gpu_hour,
-        kilowatt_hours=None if prices.watts_per_gpu is None else hours * prices.watts_per_gpu / 1e3,
+        dollars=prices.dollars(job.gpus, seconds),
+        kilowatt_hours=None if joules is None else joules / JOULES_A_KWH,
+        co2_kg=prices.co2_kg(joules),
     )
 
 

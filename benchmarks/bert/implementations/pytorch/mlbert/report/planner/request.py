@@ -151,6 +151,8 @@ def answers(found: Estimate) -> ReportTable:
         lines.append(f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
     if found.kilowatt_hours is not None:
         lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh per run")
+    if found.co2_kg is not None:
+        lines.append(f"CO2: {found.co2_kg:,.2f} kg per run")
     return ReportTable(["", "estimate"], [line.split(": ", 1) for line in lines], texts=2, is_long=True)
 
 

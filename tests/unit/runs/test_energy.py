@@ -1,0 +1,154 @@
+"""The energy of a run: zeus on a RAPL tree made here, objects with its interface for GPUs, sums over machines."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+
+from mlbert.cli.main import main
+from mlbert.runs.energy import EnergyMeter, energy_words, summarize_energy
+from training_settings import train_arguments
+
+
+class Counters:
+    """Has what `mlbert.runs.energy` uses of zeus's managers; every reading adds 1 kJ to a GPU or 3 kJ to processors."""
+
+    def __init__(self):
+        self.readings = 0
+        self.cpus = [self]
+
+    def get_total_energy_consumption(self, index=None):
+        self.readings += 1
+        if index is not None:
+            return 1e6 * self.readings
+        return types.SimpleNamespace(cpu_mj=3e6 * self.readings, dram_mj=None)
+
+
+@pytest.fixture
+def counters(monkeypatch):
+    found = Counters()
+    module = types.ModuleType("zeus.device")
+    module.get_gpus = module.get_cpus = lambda: found
+    monkeypatch.setitem(sys.modules, "zeus.device", module)
+    return found
+
+
+def measure(num_gpus):
+    meter = EnergyMeter(num_gpus)
+    meter.start()
+    return meter, meter.stop()
+
+
+def without_seconds(numbers):
+    return [*numbers[:-2], numbers[-1]]
+
+
+def write_zone(folder, name, microjoules):
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, value in (("name", name), ("energy_uj", microjoules), ("max_energy_range_uj", 2**38)):
+        (folder / file).write_text(f"{value}\n")
+
+
+def test_zeus_reads_processors_and_memory_once(tmp_path, monkeypatch):
+    from zeus.device import cpu
+    from zeus.device.cpu import rapl
+
+    def write(base):
+        for number in (0, 1):
+            zone = tmp_path / f"intel-rapl:{number}"
+            write_zone(zone, f"package-{number}", base + number)
+            write_zone(zone / f"intel-rapl:{number}:0", "core", base)
+            write_zone(zone / f"intel-rapl:{number}:1", "dram", base // 10)
+        write_zone(tmp_path / "intel-rapl:2", "psys", 5 * base)
+
+    monkeypatch.setattr(rapl, "RAPL_DIR", str(tmp_path))
+    monkeypatch.setattr(cpu, "_cpus", None)
+    rapl.rapl_is_available.cache_clear()
+    write(10_000_000)
+    meter = EnergyMeter(0)
+    meter.start()
+    write(310_000_000)
+    sums = meter.stop()
+    for zone in cpu.get_cpus().cpus:
+        for file in filter(None, (zone.rapl_file, zone.dram)):
+            if file._wraparound_tracker is not None:
+                file._wraparound_tracker._stop()
+    rapl.rapl_is_available.cache_clear()
+    seconds = sums.pop(-2)
+    assert sums == pytest.approx([0, 600, 60, 0, 1, 1, 1])
+    assert seconds > 0
+    assert summarize_energy([*sums[:-1], 10.0, 1.0]) == pytest.approx(
+        {"energy_joules": 660, "average_watts": 66, "cpu_joules": 600, "dram_joules": 60}
+    )
+
+
+def test_gpus_that_cannot_be_read_give_no_figure(counters, monkeypatch):
+    assert without_seconds(measure(2)[1]) == [
+        6e3,
+        9e3,
+        0,
+        1,
+        1,
+        0,
+        1,
+    ]  # GPUs 1 + 2 kJ, then 4 + 5; processors 9 kJ, then 18
+    monkeypatch.setattr(counters, "get_total_energy_consumption", lambda index: 1 / 0)
+    meter, numbers = measure(2)
+    assert without_seconds(numbers) == [0] * 6 + [1]
+    assert energy_words(summarize_energy(numbers), meter.reason) == (
+        "energy: not measured: ZeroDivisionError: division by zero"
+    )
+
+
+@pytest.mark.parametrize(
+    ("machines", "parts"),
+    [
+        ([[100, 10, 1, 1, 1, 1, 1]] * 2, {"gpu_joules": 200, "cpu_joules": 20, "dram_joules": 2}),
+        ([[100, 10, 1, 1, 1, 1, 1], [100, 0, 0, 1, 0, 0, 1]], {"gpu_joules": 200}),
+        ([[100, 10, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1]], {}),
+        ([[0] * 7] * 2, {}),
+    ],
+)
+def test_only_what_every_machine_measured_counts(machines, parts):
+    others = [EnergyMeter(8).stop() for _ in range(3)]  # ranks that measure nothing
+    machines = [[*row[:-1], 4.0 * row[-1], row[-1]] for row in machines]
+    sums = torch.tensor([*machines, *others], dtype=torch.float64).sum(dim=0).tolist()
+    total = sum(parts.values())
+    expected = {"energy_joules": total, "average_watts": total / 4, **parts} if parts else {}
+    assert summarize_energy(sums) == expected
+
+
+def run(folder, capsys, **changes):
+    with pytest.raises(SystemExit):
+        main(train_arguments(folder, **changes))
+    summary = json.loads((folder / "out" / "run_0" / "summary.json").read_text())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("energy: ")]
+    log = (folder / "out" / "result_0.txt").read_text()
+    assert "power_" not in log, "MLPerf's keys are for meters of whole machines, in files of their own"
+    return lines, {name: value for name, value in summary.items() if "joules" in name or "watts" in name}
+
+
+def test_a_run_with_a_meter(tmp_path, capsys, counters):
+    lines, numbers = run(tmp_path, capsys)
+    assert counters.readings == 2
+    assert numbers.pop("average_watts") > 0
+    assert numbers == {"energy_joules": 3000, "cpu_joules": 3000}
+    assert len(lines) == 1
+    assert lines[0].startswith("energy: 3,000 J, ")
+    assert lines[0].endswith(" W on average (processors)")
+
+
+@pytest.mark.parametrize("missing", ["package", "meter"])
+def test_without_a_meter_there_is_one_line_and_no_figure(tmp_path, capsys, monkeypatch, missing):
+    if missing == "package":
+        monkeypatch.setitem(sys.modules, "zeus.device", None)
+        reason = "zeus is not installed. Run in the tree's root: pip install -c constraints.txt -e '.[energy]'"
+    else:
+        from zeus.device.cpu import rapl
+
+        monkeypatch.setattr(rapl, "RAPL_DIR", str(tmp_path / "none"))
+        rapl.rapl_is_available.cache_clear()
+        reason = "this machine has no meter that this user may read"
+    assert run(tmp_path, capsys) == ([f"energy: not measured: {reason}"], {})
