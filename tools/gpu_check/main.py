@@ -45,6 +45,7 @@ COMPILE_PROCESSES = 16
 # Parts whose rehearsal interprets the Triton kernels, if Triton is installed; the others take the CPU's own.
 INTERPRETED = ("checks",)
 MAX_RESTARTS = 4
+LINE_SECONDS = 20.0  # between two lines about a part
 DEVICE_LOST = 3
 LOG = "log.txt"
 ARCHIVE_BYTES = 15 << 20  # before compression, so that the archive has less than the 16 MiB that a runner returns
@@ -118,7 +119,8 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
     for line in missing:
         print(f"gpu_check: {line}", flush=True)
     for part, deadline in zip(parts, itertools.accumulate(parts.values()), strict=True):
-        print(f"gpu_check: {part}, {time.monotonic() - started:.0f} s after the start", flush=True)
+        seconds, most = time.monotonic() - started, sum(parts.values())
+        print(f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left", flush=True)
         command = [*PROGRAM, "--work", str(work.parent), "--run", str(run), "--run-part", part]
         command += ["--cpu-rehearsal"] if rehearsal else []
         commands = [[*command, "--share", share] for share in shares(part, rehearsal)]
@@ -196,17 +198,23 @@ def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variabl
             for command in commands:
                 options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
                 processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **options))
-        for process in processes:
-            try:
-                codes.append(process.wait(timeout=max(0.0, deadline - time.monotonic())))
-            except subprocess.TimeoutExpired:
-                codes.append(None)
+        codes += [wait_until(process, deadline) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return codes
+
+
+def wait_until(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+    """Return the exit code, or None at the deadline; meanwhile say how much time the part has."""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return process.wait(timeout=min(left, LINE_SECONDS))
+        except subprocess.TimeoutExpired:
+            print(f"gpu_check: this part has at most {left:.0f} s left", flush=True)
+    return process.poll()
 
 
 def run_part(part: str, share: str, work: Path, device: Any) -> int:

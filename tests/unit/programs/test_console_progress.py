@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -17,15 +19,30 @@ def recorded(terminal: bool) -> tuple[Console, io.StringIO]:
 
 
 def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 4.0, 10.0, 12.0, 25.0, 40.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    """Lines come without a report from the work, too, and what began after the last one does not change the end."""
+    now = [0.0]
+    shown: list[Callable[[], None]] = []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "_repeating", lambda show: nullcontext(shown.append(show)))
     console, stream = recorded(terminal=False)
     with console_progress(console).task("cleaning", 4_000_000, "bytes") as advance:
-        for _ in range(4):
-            advance(1_000_000)
+        for seconds, done in ((10, 0), (20, 2_000_000), (30, 0), (39, 2_000_000)):
+            now[0] = seconds
+            if done:
+                advance(done)
+            if seconds < 39:
+                shown[0]()
+    with console_progress(console).task("fetching", 0, "bytes") as advance:
+        now[0] = 49
+        advance(3000)
+        shown[1]()
     assert stream.getvalue().splitlines() == [
-        "cleaning: 50 % of 4 MB, 200 kB/s, 10 s left",
-        "cleaning: 4 MB in 40 s, 100 kB/s",
+        "cleaning: 0 % of 4 MB, 10 s so far",
+        "cleaning: 50 % of 4 MB, 100 kB/s, 20 s left",
+        "cleaning: 50 % of 4 MB, 100 kB/s, 10 s left",
+        "cleaning: 4 MB in 39 s, 103 kB/s",
+        "fetching: 3 kB, 10 s so far",
+        "fetching: 3 kB in 10 s, 300 B/s",
     ]
 
 

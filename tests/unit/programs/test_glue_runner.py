@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from mlbert.programs.mosaic.glue_runner import LOG, GlueJob, Runner, State, job_list, make_slots
+from mlbert.programs.mosaic import glue_runner
+from mlbert.programs.mosaic.glue_runner import LOG, GlueDisplay, GlueJob, Runner, State, job_list, make_slots
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")
@@ -72,6 +76,23 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
         running += 1 if what == "begin" else -1
         assert running <= 2
     assert {note[3] for note in jobs.notes} == {"0", "1"}
+
+
+def test_a_pipe_gets_a_line_for_each_change_and_the_steps_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glue_runner, "LINE_SECONDS", 0.0)
+    jobs, stream = Jobs(tmp_path), io.StringIO()
+    run = jobs.folder(FIRST) / "run_0"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text('{"config": {"max_steps": 400}}')
+    (run / "metrics.jsonl").write_text('{"step": 100}\n{"step": 120}\n')
+    runner, display = jobs.runner(), GlueDisplay(Console(file=stream, width=80), jobs.folder, {})
+    runner.run(lambda job: display.show(runner, job))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[0/5] mnli seed 1 running on GPU 0"
+    assert "[0/5] mnli seed 1 step 120/400, mnli seed 2 step starting" in lines
+    assert re.fullmatch(r"\[5/5\] \w+ seed \d done after \d s: ", lines[-2])
 
 
 def test_a_failed_job_is_named_and_the_others_continue(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf import compare, repeat
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.rules import UNVERIFIED
-from mlbert.programs.console import new_table, safe, standard_output
+from mlbert.programs.console import new_table, safe, short_duration, standard_output
 
 _LARGEST_SEED = 2**31 - 1
 _EXIT_TIMEOUT_SECONDS = 30.0  # for an interrupted child, before it is killed
@@ -56,6 +56,7 @@ def repeat_command(
         if note:
             console.print(safe(note))
         console.print(f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error")
+        console.print(f"The log's run took {short_duration(60 * (old.minutes or 0))}.")
         new = _train(plan, code, folder)
         rows = repeat.judge(old, new, siblings)
         notes = repeat.remarks(old, new, number == old.value("seed"))

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from mlbert.programs.console import waiting
+
 app = typer.Typer(
     help="Convert checkpoints of other programs to and from our format.", add_completion=False, rich_markup_mode=None
 )
@@ -83,6 +85,7 @@ def _convert(function: str, source: Path, target: Path, *config: Path | None) ->
     """Run a function of `mlbert.models.weights.convert` and print its report."""
     convert = importlib.import_module("mlbert.models.weights.convert")  # torch takes a second
     convert.check_target(target)
-    report = getattr(convert, function)(source, target, *config)
+    with waiting(f"converting {source}"):
+        report = getattr(convert, function)(source, target, *config)
     for line in [*report.lines(), f"wrote {target}"]:
         typer.echo(line)

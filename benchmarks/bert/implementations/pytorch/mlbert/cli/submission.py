@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mlbert.cli import compare
@@ -22,7 +21,7 @@ from mlbert.mlperf.new_system import new_system
 from mlbert.mlperf.seal import SUMS, seal
 from mlbert.mlperf.trace import Tracer
 from mlbert.mlperf.tree_export import export_tree
-from mlbert.programs.console import new_table, printable, safe, standard_output, write_page
+from mlbert.programs.console import new_table, printable, safe, standard_output, waiting, write_page
 
 app = typer.Typer(
     help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None
@@ -51,8 +50,8 @@ def check_command(
     Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
     """
     console = standard_output()
-    with Console(stderr=True).status("checking") as status:
-        checked = {path: check(path, division, status.update) for path in paths}
+    with waiting("checking") as update:
+        checked = {path: check(path, division, update) for path in paths}
     if json_file is not None:
         write_json(json_file, checked)
     if json_file != STANDARD_OUTPUT:

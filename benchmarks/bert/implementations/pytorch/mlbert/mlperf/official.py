@@ -75,9 +75,9 @@ def started(
 
     def collect(progress: Callable[[str], None]) -> list[Answer]:
         answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(calls)
-        for line in reports:
+        for number, line in enumerate(reports, 1):
             index, status = json.loads(line)
-            progress(names[index])
+            progress(f"{names[index]}, tool {number} of {len(calls)}")
             answers[index] = _read(folder / f"{index}.txt", status, seconds, renamed or {})
         return answers
 

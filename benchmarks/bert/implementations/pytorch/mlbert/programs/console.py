@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,45 @@ LINE_SECONDS = 10.0
 console = Console()  # shared by all preparation commands
 
 
+@contextmanager
+def _repeating(show: Callable[[], object]) -> Iterator[None]:
+    """Call a function every `LINE_SECONDS` in another thread during the block."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(LINE_SECONDS):
+            show()
+
+    thread = threading.Thread(target=repeat, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def waiting(words: str) -> Iterator[Callable[[str], None]]:
+    """Show on standard error that work of unknown size goes on; call the yielded function with each step's name.
+
+    On a terminal it is a spinner, otherwise a line every 10 s.
+    """
+    output, started, current = Console(stderr=True), time.monotonic(), words
+    if output.is_terminal:
+        with output.status(words) as status:
+            yield status.update
+        return
+
+    def update(step: str) -> None:
+        nonlocal current
+        current = f"{words}: {step}"
+
+    say = _Lines(output)
+    with _repeating(lambda: say(f"{current}, {short_duration(time.monotonic() - started)} so far")):
+        yield update
+
+
 def console_progress(output: Console = console) -> Progress:
     """Return a progress bar with rate and remaining time on a terminal; otherwise a line every 10 s and a last one."""
     return _Bars(output) if output.is_terminal else _Lines(output)
@@ -76,20 +116,26 @@ class _Lines(Progress):
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """See `mlbert.data.prepare.jobs.Progress.task`."""
-        started = printed = time.monotonic()
+        started = advanced = time.monotonic()
         done = 0
 
         def advance(units: int) -> None:
-            nonlocal done, printed
-            done += units
-            now = time.monotonic()
-            if now - printed >= LINE_SECONDS and done < total:
-                printed = now
-                rate = done / (now - started)
-                rest = f", {short_duration((total - done) / rate)} left" if rate else ""
-                self(f"{name}: {100 * done / total:.0f} % of {_amount(total, unit)}, {_amount(rate, unit)}/s{rest}")
+            nonlocal done, advanced
+            done, advanced = done + units, time.monotonic()
 
-        yield advance
+        def show() -> None:
+            seconds = time.monotonic() - started
+            share = f"{100 * done / total:.0f} % of {_amount(total, unit)}" if total else _amount(done, unit)
+            if not done or not total:
+                self(f"{name}: {share}, {short_duration(seconds)} so far")
+                return
+            # Work is reported in parts: what began after the last report would make the rate look too low.
+            rate = done / max(1e-9, advanced - started)
+            left = short_duration(max(0.0, total / rate - seconds))
+            self(f"{name}: {share}, {_amount(rate, unit)}/s, {left} left")
+
+        with _repeating(show):
+            yield advance
         seconds = time.monotonic() - started
         if seconds < 1:
             self(f"{name}: {_amount(done, unit)}")

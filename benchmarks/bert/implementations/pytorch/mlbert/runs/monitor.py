@@ -32,7 +32,6 @@ class Monitor(Events):
         log_every_steps: steps between log points.
         console: where progress is displayed.
         append: continue an existing metrics file, dropping the lines after the checkpoint.
-        is_shown: if False, write only the file.
     """
 
     def __init__(
@@ -42,12 +41,11 @@ class Monitor(Events):
         log_every_steps: int,
         console: Console,
         append: bool = False,
-        is_shown: bool = True,
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
         self._hosts: Sequence[str] = ()
         self.path, self.append = path, append
-        self.active = path is not None and is_shown
+        self.active = path is not None
         self._file: IO[str] | None = None
         self._progress: Progress | None = None
         self._started = self._last_line = time.monotonic()

@@ -101,17 +101,17 @@ _PARTS = "gradient_accumulation_steps"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of programs with their own display or schedule.
+    """Options of programs with their own schedule or listener.
 
     Attributes:
         pace: schedule by the clock, if any.
-        display: replaces the monitor's lines.
+        listener: receives the events, too.
         mlperf_log: write an MLPerf log.
         on_inspected: called when data and starting weights have been found.
     """
 
     pace: Pace | None = None
-    display: Events | None = None
+    listener: Events | None = None
     mlperf_log: bool = True
     on_inspected: Callable[[], None] = lambda: None
 
@@ -170,8 +170,8 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor, shown = _monitor(config, paths, world, console, how), [how.display] if how.display else []
-        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
+        monitor, more = _monitor(config, paths, world, console), [how.listener] if how.listener else []
+        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *more]
         if world.rank == 0:
             listeners += _loggers(config, record, paths.folder, world, method)
         events = EventFanout(listeners)
@@ -198,10 +198,9 @@ def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> No
         say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will not measure other text")
 
 
-def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: RunOptions) -> Monitor:
-    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
-    settings, limits = config[RunConfig], _limits(config)
-    return Monitor(path, limits, settings.log_freq, console, append=settings.resume, is_shown=is_shown)
+def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console) -> Monitor:
+    path, settings = paths.folder / "metrics.jsonl" if world.rank == 0 else None, config[RunConfig]
+    return Monitor(path, _limits(config), settings.log_freq, console, append=settings.resume)
 
 
 def _limits(config: Configuration) -> Limits:

@@ -25,7 +25,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.programs import custom_task
-from mlbert.programs.console import new_table
+from mlbert.programs.console import new_table, waiting
 from mlbert.programs.mosaic import finetuning_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
@@ -115,7 +115,8 @@ def _predict(file: Path, model: Path, out: Path) -> int:
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = task_model.predict(weights, card, rows, load_tokenizer(weights), device)
+    with waiting(f"predicting {len(rows)} rows"):
+        found = task_model.predict(weights, card, rows, load_tokenizer(weights), device)
     task_model.write_predictions(out, [rows], found, card)
     print(f"wrote {len(rows)} predictions to {out}")
     return SUCCEEDED

@@ -239,9 +239,12 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
     """Return whether all files of a finished folder are intact; report that there is nothing to do, or what is rebuilt.
     ``check`` returns the files' checksums and raises UserError if one is missing or has another size."""
     try:
-        for file in check():
-            if problem := file.problem():
-                raise problem
+        sums = list(check())
+        with progress.task(f"checking {out}", len(sums), "files") as advance:
+            for file in sums:
+                if problem := file.problem():
+                    raise problem
+                advance(1)
     except UserError as problem:
         progress(f"{problem.subject}: {problem.problem}: rebuilding it")
         return False

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
@@ -38,8 +37,7 @@ from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, mak
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.report.page import own_text_page
 from mlbert.runs.events import Events
-from mlbert.runs.progress import RunOutcome, TrainState
-from mlbert.training.config import RunConfig
+from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
 
 TOP = 5
@@ -333,14 +331,14 @@ class _Run:
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
         seconds = self._asked.seconds
         resolved = resolve_settings(self._folder, plan.settings, seconds, facts.train_sequences, resume)
-        display = Display(self._console, seconds, facts.baselines, resolved.config[RunConfig].log_freq)
-        options = RunOptions(pace_of(seconds, plan), display, self._asked.mlperf)
+        warnings = BaselineWarnings(self._say, seconds, facts.baselines)
+        options = RunOptions(pace_of(seconds, plan), warnings, self._asked.mlperf)
         if self._start and not resume:
             quiet = Console(quiet=True)
             accuracy = evaluate_only(resolved.config, resolved.recipe, world, quiet)
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
-            with display, _signals_save():
+            with _signals_save():
                 outcome = run_experiment(resolved, world, self._console, options)
         except Terminated as end:
             saved = "a checkpoint is saved" if self._folder.has_checkpoint() else "nothing was trained yet"
@@ -377,86 +375,39 @@ class _Run:
 _EARLY, _LATE = 0.3, 0.6  # fractions of the time after which accuracy is compared with the baselines
 
 
-class Display(Events):
-    """Show the progress of a run.
+class BaselineWarnings(Events):
+    """Warn if the model is no better than a simple predictor, and have slow steps shown every 10 s.
 
     Args:
         seconds: duration of the whole run.
         baselines: held-out accuracies of the most frequent token and of the bigram model.
     """
 
-    def __init__(self, console: Console, seconds: float, baselines: Mapping[str, Any], log_every_steps: int) -> None:
-        self._console, self._seconds, self._every = console, seconds, log_every_steps
-        self._most_frequent = float(baselines["most_frequent_accuracy"])
-        self._bigram = float(baselines["bigram_accuracy"])
-        self._accuracy: float | None = None
-        self._last_print = time.monotonic()
+    def __init__(self, say: Callable[[str], None], seconds: float, baselines: Mapping[str, float]) -> None:
+        self._say, self._seconds, self._baselines = say, seconds, baselines
+        self._shown = time.monotonic()
         self._warned = 0
-        self._bar: Progress | None = None
-
-    def opened(self, state: TrainState) -> None:
-        """Start the bar."""
-        if self._console.is_terminal:
-            text = "{task.fields[words]}"
-            self._bar = Progress(
-                TextColumn("{task.percentage:3.0f} %"), BarColumn(), TextColumn(text), console=self._console
-            )
-            self._bar.add_task("train", total=1.0, words="")
-            self._bar.start()
 
     def should_log(self, step: int) -> bool:
-        """Return True for steps to show: every ``log_every_steps``, or after 10 s."""
-        return step % self._every == 0 or time.monotonic() - self._last_print >= LINE_SECONDS
+        """Return True 10 s after the last log point."""
+        return time.monotonic() - self._shown >= LINE_SECONDS
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
-        """Show loss, accuracy and speed."""
-        share = min(1.0, state.due_seconds / self._seconds)
-        left = short_duration(max(0.0, self._seconds - state.due_seconds))
-        parts = [f"{left} left", f"loss {loss:.2f}"]
-        if self._accuracy is not None:
-            parts.append(f"accuracy {self._accuracy:.3f}")
-        parts.append(f"{state.tokens / max(state.train_seconds, 1e-9):,.0f} tokens/s")
-        words = ", ".join(parts)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=share, words=words)
-        if time.monotonic() - self._last_print >= LINE_SECONDS:
-            self._last_print = time.monotonic()
-            if self._bar is None:
-                self.say(f"{share:4.0%}  {words}")
+        """Note the time of a log point."""
+        self._shown = time.monotonic()
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """Print the accuracy on held-out text and compare it with the baselines."""
-        accuracy = self._accuracy = state.accuracy
-        self.say(f"held-out accuracy {accuracy:.4f} after {short_duration(seconds)}")
-        share = seconds / self._seconds
-        if self._warned < 1 and share >= _EARLY and accuracy <= self._most_frequent + 0.005:
+        """Compare the accuracy on held-out text with the baselines."""
+        share, accuracy = seconds / self._seconds, state.accuracy
+        most_frequent, bigram = (self._baselines[f"{name}_accuracy"] for name in ("most_frequent", "bigram"))
+        if self._warned < 1 and share >= _EARLY and accuracy <= most_frequent + 0.005:
             self._warned = 1
-            what = f"always guessing the most frequent token ({self._most_frequent:.4f})"
-            self.say(f"warning: no better than {what}: the model has learnt nothing else yet")
-        elif self._warned < 2 and share >= _LATE and accuracy <= self._bigram:
+            what = f"always guessing the most frequent token ({most_frequent:.4f})"
+            self._say(f"warning: no better than {what}: the model has learnt nothing else yet")
+        elif self._warned < 2 and share >= _LATE and accuracy <= bigram:
             self._warned = 2
-            what = f"guessing from one neighbour ({self._bigram:.4f})"
-            self.say(f"warning: no better than {what}: use more --minutes, or a smaller --size")
-
-    def skipped(self, state: TrainState) -> None:
-        """Print a step that was skipped because its gradient was not finite."""
-        self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
-
-    def stop(self, outcome: RunOutcome | None) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop(None)
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            what = f"guessing from one neighbour ({bigram:.4f})"
+            self._say(f"warning: no better than {what}: use more --minutes, or a smaller --size")
 
 
 _caught: list[int] = []

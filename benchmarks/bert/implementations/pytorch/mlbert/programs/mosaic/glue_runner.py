@@ -20,6 +20,7 @@ from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
 from mlbert.data.prepare.jobs import sigterm_raises
+from mlbert.programs.console import LINE_SECONDS
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
@@ -232,26 +233,36 @@ Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 
 class GlueDisplay:
-    """Show a live table on a terminal; otherwise print a line per event."""
+    """Show a live table on a terminal; otherwise print a line per event, and every 10 s the steps of running jobs."""
 
     def __init__(self, console: Console, folder: Callable[[GlueJob], Path], metrics: Metrics) -> None:
         self._console, self._folder, self._metrics = console, folder, metrics
+        self._printed = time.monotonic()
         self.live = Live(console=console, refresh_per_second=2) if console.is_terminal else contextlib.nullcontext()
 
     def show(self, runner: Runner, job: GlueJob | None) -> None:
         """Show a job's new state; None refreshes the table. Call it inside ``with display.live``."""
         if isinstance(self.live, Live):
             self.live.update(self._table(runner))
-        elif job is not None:
-            self._console.print(self._line(runner, job), markup=False, highlight=False, soft_wrap=True)
+        elif job is not None or time.monotonic() - self._printed >= LINE_SECONDS:
+            self._printed = time.monotonic()
+            line = self._running(runner) if job is None else self._line(runner, job)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _count(self, runner: Runner) -> str:
+        done = sum(state in (State.DONE, State.FAILED, State.BLOCKED) for state in runner.states.values())
+        return f"[{done}/{len(runner.states)}]"
+
+    def _running(self, runner: Runner) -> str:
+        jobs = [(one.job, progress(self._folder(one.job))) for one in runner.running]
+        return f"{self._count(runner)} {', '.join(f'{job.task} seed {job.seed} step {step}' for job, step in jobs)}"
 
     def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]
-        done = sum(state in (State.DONE, State.FAILED, State.BLOCKED) for state in runner.states.values())
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
-        time = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
+        seconds = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
         result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
-        return f"[{done}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{time}{result}"
+        return f"{self._count(runner)} {job.task} seed {job.seed} {state.value}{place}{seconds}{result}"
 
     def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:
