@@ -134,8 +134,9 @@ def test_mended_text_starts_again_where_nothing_was_trained(
     status, output = run(capsys, *words)
     assert status == 2
     assert f"{folder / 'bad.txt'}: line 1 is not UTF-8. Convert" in output
-    status, output = run(capsys, folder, "--skip-bad", "--dry-run")
-    assert (status, "files: 1 read (1 .txt); skipped:" in output) == (0, True)
+    (folder / "rows.csv").write_text('id,body\n1,"some,\nmore"\n')
+    status, output = run(capsys, folder, "--skip-bad", "--dry-run", "--text", "body")
+    assert (status, "files: 2 read (1 .txt, 1 .csv, column body); skipped:" in output) == (0, True)
     (folder / "bad.txt").write_text("mended")
     status, output = run(capsys, *words)
     assert status == 0, output
@@ -159,7 +160,7 @@ def test_mended_text_starts_again_where_nothing_was_trained(
         (["TEXT", "--out", "OUT", "--from", "FOLDER"], "checkpoint.missing", "FOLDER"),
         (["TEXT", "--out", "OUT", "--size", "huge"], None, "'--size'"),
         (["TEXT", "--out", "OUT", "--vocab-size", "5"], "config.range", "--vocab-size"),
-        (["TEXT", "--out", "OUT", "--encoding", "nope"], "config.choice", "--encoding nope"),
+        (["TEXT", "--out", "OUT", "--encoding", "hex"], "config.choice", "--encoding hex"),
         (["TEXT", "--out", "OUT", "--cased", "--vocab", "TEXT"], "config.conflict", "--cased/--lower-case"),
         (["nope.txt", "--out", "OUT"], "file.missing", "nope.txt"),
         (["nope.yaml"], "file.unreadable", "nope.yaml"),

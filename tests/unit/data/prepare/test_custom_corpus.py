@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -23,7 +24,7 @@ from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import corpus_sequences, custom_corpus, pipeline
+from mlbert.data.prepare import corpus_files, corpus_sequences, custom_corpus, pipeline
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
@@ -61,6 +62,12 @@ def parquet_of(columns: dict[str, list]) -> bytes:
     return sink.getvalue()
 
 
+def table_of(texts: list[str], **form: str) -> str:
+    sink = io.StringIO()
+    csv.writer(sink, **form).writerows([["id", " body "], *enumerate(texts)])
+    return sink.getvalue()
+
+
 def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
     lines = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
     for name in ("a.jsonl", "a.json"):
@@ -90,6 +97,78 @@ def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
     for form in (*forms, tmp_path / "saved", tmp_path / "splits"):
         found = [text for source in find_sources([form], tmp_path / "out") for text in documents(source, 500, False)]
         assert sorted(found) == sorted(texts), form
+
+
+def texts_at(path: Path, column: str | None = None, encoding: str = "utf-8-sig") -> list[str]:
+    sources = [replace(source, encoding=encoding) for source in find_sources([path], path / "out", column=column)]
+    return [text for source in sources for text in documents(source, 500, False)]
+
+
+def test_rows_of_a_named_column(tmp_path: Path) -> None:
+    texts = ['He said "no; never", twice.', "two\nlines\n\nand a blank one", "größer, 中文", "x" * 200_000]
+    one_line = [text.replace("\n", " ").replace('"', "") for text in texts]
+    tabs = "".join(f"{number}\t{text}\r\n" for number, text in enumerate(["body", *one_line]))
+    objects = "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    for name, content, expected in (
+        ("a.csv", table_of(texts), texts),
+        ("b.csv", "\ufeff" + table_of(texts, delimiter=";", lineterminator="\n"), texts),
+        ("c.tsv", tabs, one_line),
+        ("d.jsonl", objects, texts),
+    ):
+        (tmp_path / name).write_bytes(content.encode())
+        assert texts_at(tmp_path / name, "body") == expected, name
+    (tmp_path / "e.parquet").write_bytes(parquet_of({"body": texts, "text": [""] * len(texts)}))
+    assert texts_at(tmp_path / "e.parquet", "body") == texts
+    (tmp_path / "f.csv").write_bytes(table_of([*texts[:1], "schön"]).encode("cp1252"))
+    assert texts_at(tmp_path / "f.csv", "body", "cp1252")[1] == "schön"
+    others: Counter[str] = Counter()
+    assert len(find_sources([tmp_path], tmp_path / "out", others)) == 2
+    assert others == {".csv": 3, ".tsv": 1}, "tables in folders need the name of the column"
+    assert len(find_sources([tmp_path], tmp_path / "out", column="body")) == 6
+
+
+PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake</title>
+<style>p { color: red }</style><script>if (a < b) document.write("<p>never</p>");</script></head>
+<body><nav><ul><li><a href="/">Home</a></li></ul></nav><![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
+<h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
+   d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table><tr><td>one</td><td>two</td></tr>
+</table><noscript>Enable JavaScript</noscript></p></body>"""
+SHOWN = ["Tea & cake", "A page", "Freshly brewed, déjà 中 vu", "5 < 6 && 7 > 6", "next line", "one two"]
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_visible_text_of_html(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_files, "_CHUNK", chunk)
+    (tmp_path / "a.HTML").write_text(PAGE, encoding="utf-8")
+    blocks = "".join(texts_at(tmp_path / "a.HTML")).split("\n\n")
+    assert [" ".join(block.split()) for block in blocks if block.strip()] == SHOWN
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored", "asked"),
+    [
+        ('charset="utf-8"', "utf-8", "utf-8-sig"),
+        ("charset=ISO-8859-1", "cp1252", "utf-8-sig"),
+        ("charset='shift_jis'", "shift_jis", "utf-8-sig"),
+        ("charset=hex", "utf-8", "utf-8-sig"),
+        ("charset=utf-8", "gb18030", "gb18030"),
+        ("", "utf-16", "utf-16"),
+    ],
+)
+def test_encoding_of_html(tmp_path: Path, declared: str, stored: str, asked: str) -> None:
+    word = "größer…" if stored == "cp1252" else "中国"
+    (tmp_path / "a.htm").write_bytes(f"<meta {declared}><p>{word}".encode(stored))
+    assert [text.strip() for text in texts_at(tmp_path / "a.htm", encoding=asked)] == [word]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<", ">", "!", "[", "]", "--", "/", "script", "nav", "p", " a='", "&#", ";", "?", "x"]))
+)
+def test_any_html_is_read(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    path = tmp_path_factory.mktemp("html") / "a.html"
+    path.write_text("".join(["<p>before</p>", *parts]))
+    assert texts_at(path)[0].split()[0].startswith("before")
 
 
 @settings(max_examples=60)
@@ -259,7 +338,7 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     with user_error("data.row", folder / "rows.jsonl"):
         take_inventory(replace(request, encoding="cp1252"))
     files, text, markup = take_inventory(replace(request, encoding="cp1252", skip_bad=True))
-    assert files.startswith("files: 6 read (5 .txt, 1 .md); not read: 2 .pdf, ")
+    assert files.startswith("files: 7 read (5 .txt, 1 .html, 1 .md); not read: 2 .pdf, 1 .csv, ")
     assert files.endswith(f"skipped: {folder / 'rows.jsonl'}")
     assert "letters: 100% Latin" in text
     assert int(text.split(" documents, ")[1].split()[0]) >= 0.4 * int(text.split(" in ")[1].split()[0].replace(",", ""))
@@ -314,6 +393,10 @@ BAD = [
     ("no.parquet", b"no Parquet at all", "data.damaged", ""),
     ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has columns body,"),
     ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in text"),
+    ("other.csv", b"id,body\n1,a\n", "data.columns", "has columns id, body, and no text in text. Name the column"),
+    ("short.csv", b"\nid,text\n1,a\n2\n", "data.row", "line 4 has 1 fields, the header has 2"),
+    ("open.csv", b'id,text\n1,"a\n2,b\n', "data.row", "line 3: unexpected end of data"),
+    ("latin.csv", b"text\ncaf\xe9\n", "data.encoding", "line 2 "),
     ("cut.parquet", parquet_of({"text": [LONG] * 9})[:-9], "data.damaged", ""),
 ]
 OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}

@@ -5,7 +5,6 @@ If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead 
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +23,8 @@ def pretrain(
     texts: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TEXT", help="Files (txt, md, jsonl, parquet, also .gz), folders, or sets of the datasets library."
+            metavar="TEXT",
+            help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or sets of the datasets library.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")] = None,
@@ -46,6 +46,9 @@ def pretrain(
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option("--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files.")
     ] = None,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252.")
@@ -77,7 +80,9 @@ def pretrain(
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
     out, reading = out or Path("model"), (encoding, skip_bad)
-    asked = run.Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, *reading, start, mlperf, dry_run)
+    asked = run.Asked(
+        texts, out, seconds, size, vocab, vocab_size, cased, held_out, column, *reading, start, mlperf, dry_run
+    )
     return run.pretrain(asked)
 
 
@@ -93,12 +98,11 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
 
 
 def _check_encoding(encoding: str | None) -> None:
-    if encoding is not None:
-        try:
-            codecs.lookup(encoding)
-        except LookupError:
-            remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
-            raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy) from None
+    from mlbert.data.prepare.corpus_files import is_encoding
+
+    if encoding is not None and not is_encoding(encoding):
+        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
+        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:

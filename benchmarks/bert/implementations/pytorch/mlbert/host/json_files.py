@@ -47,15 +47,16 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def text_in_line(path: Path, number: int, line: str, remedy: str) -> str:
-    """Return the "text" of a JSON object in one line of a file. Raises UserError if it is not JSON or has no text."""
+def text_in_line(path: Path, number: int, line: str, remedy: str, name: str = "text") -> str:
+    """Return the text of this name in a JSON object, one line of a file. Raises UserError if it is not JSON or has no
+    such text."""
     try:
         value = parse_json(line)
     except ValueError as error:
         raise UserError("data.row", path, f"line {number} is not JSON ({error})", remedy) from None
-    text = value.get("text") if isinstance(value, dict) else None
+    text = value.get(name) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        raise UserError("data.row", path, f'line {number} has no "text"', remedy)
+        raise UserError("data.row", path, f'line {number} has no "{name}"', remedy)
     return whole_characters(text)
 
 

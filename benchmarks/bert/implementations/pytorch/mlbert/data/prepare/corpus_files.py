@@ -1,26 +1,33 @@
-"""Documents from the user's text: plain, JSON and compressed files, folders of them, and saved Hugging Face data sets.
+"""Documents from the user's text: plain, HTML, table, JSON and compressed files, and saved Hugging Face data sets.
 
 =================================  ===============================================================================
 ``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document
+``.csv``, ``.tsv``                 one document per row; in a folder only if their column is named
 ``.parquet``                       one document per row, in the column ``text``; needs the package pyarrow
 a folder saved by ``datasets``     one document per row, in the same way; needs the package
+``.html``, ``.htm``, ``.xhtml``    a file is a document or several, of the visible text without navigation
 other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``: a file is a document or several
 =================================  ===============================================================================
 
-Files may be compressed (``.gz``, ``.zst``). Reads are bounded, whatever the size of a file, a line or a text.
+Another column than ``text`` can be named. Files may be compressed (``.gz``, ``.zst``). Reads are bounded, whatever the
+size of a file, a line or a text.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import gzip
 import io
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,15 +38,19 @@ from mlbert.host.json_files import text_in_line
 
 PLAIN_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".gz", ".zst")
 ROW_SUFFIXES = (".jsonl", ".json", ".parquet")
+TABLE_SUFFIXES, HTML_SUFFIXES = (".csv", ".tsv"), (".html", ".htm", ".xhtml")
 SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
 TEXT, TRAIN = "text", "train"
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
 _ROWS = 1024  # of a Parquet file, read at a time
-_MOST_LINE = 64 << 20  # maximum bytes of a JSON line
-_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
-_REMEDY = f"Give text: {_KINDS}, or a folder of such files"
+_MOST_LINE = 64 << 20  # maximum bytes of a JSON line, characters of a table's line
+_HTML_HEAD = 1024  # bytes with the declaration of the encoding
+_QUOTING = "Quote fields as spreadsheets do"
+_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
+_REMEDY = f"Give text: {_KINDS}, or a folder of such files; or .csv or .tsv with --text COLUMN"
+UTF8 = "utf-8-sig"
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,14 @@ class CorpusSource:
     path: Path
     num_bytes: int  # on disk
     modified: int  # nanoseconds since 1970
-    encoding: str = "utf-8-sig"  # of a plain file
+    column: str = TEXT  # of the text, in a file of rows
+    encoding: str = UTF8  # of a plain file, a table or HTML
 
     @property
     def identity(self) -> list[str | int]:
         """JSON-serializable identifier that changes with the file."""
-        return [str(self.path.resolve()), self.num_bytes, self.modified]
+        column = [] if self.column == TEXT else [self.column]
+        return [str(self.path.resolve()), self.num_bytes, self.modified, *column]
 
     @property
     def suffix(self) -> str:
@@ -68,24 +81,26 @@ def suffix_of(name: str) -> str:
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
-def find_sources(paths: Sequence[Path], without: Path, others: Counter[str] | None = None) -> list[CorpusSource]:
+def find_sources(
+    paths: Sequence[Path], without: Path, others: Counter[str] | None = None, column: str | None = None
+) -> list[CorpusSource]:
     """Return the files and saved sets at these paths, each once, in order. Skips hidden files and everything below the
-    folder ``without``; counts other files by suffix in ``others``. Raises UserError: a path does not exist, is neither
-    a file nor a folder, or holds no text."""
+    folder ``without``, and tables in folders if no ``column`` is named; counts other files by suffix in ``others``.
+    Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text."""
     others = Counter() if others is None else others
     found: dict[Path, CorpusSource] = {}
     for path in paths:
         with reading(path, _REMEDY):
             if not path.exists():
                 raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
-            places = _of_folder(path, without.resolve(), others) if path.is_dir() else [path]
+            places = _of_folder(path, without.resolve(), others, column is not None) if path.is_dir() else [path]
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places:
             found_instead = f", only {format_counts(others)}" if others else ""
             raise UserError("data.empty", path, f"holds no text{found_instead}", _REMEDY)
         for place in places:
-            found.setdefault(place.resolve(), _source(place))
+            found.setdefault(place.resolve(), _source(place, column or TEXT))
     if not sum(source.num_bytes for source in found.values()):
         raise UserError("data.empty", paths[0], "is empty" if len(found) == 1 else "all files are empty", "Give text")
     return list(found.values())
@@ -96,14 +111,16 @@ def format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common())
 
 
-def _of_folder(folder: Path, without: Path, others: Counter[str]) -> list[Path]:
+def _of_folder(folder: Path, without: Path, others: Counter[str], with_tables: bool) -> list[Path]:
     if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
         return [folder]
+    # A .json file in a mixed folder is rarely text.
+    known = {*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES, *(TABLE_SUFFIXES if with_tables else ())} - {".json"}
     places = []
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without)
         for name in (name for name in names if not name.startswith(".")):
-            if _is_text(name):
+            if suffix_of(name) in known:
                 places.append(Path(place, name))
             else:
                 others[Path(name.lower()).suffix] += 1
@@ -114,18 +131,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _is_text(name: str) -> bool:
-    # A .json file in a mixed folder is rarely text.
-    return suffix_of(name) in (*PLAIN_SUFFIXES, *ROW_SUFFIXES) and suffix_of(name) != ".json"
-
-
-def _source(path: Path) -> CorpusSource:
+def _source(path: Path, column: str) -> CorpusSource:
     with reading(path):
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         states = [file.stat() for file in files]
         if not path.is_dir():
             path.open("rb").close()  # fail now, not after an hour of other files
-    return CorpusSource(path, sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0))
+    modified = max((state.st_mtime_ns for state in states), default=0)
+    return CorpusSource(path, sum(state.st_size for state in states), modified, column)
 
 
 def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
@@ -135,15 +148,24 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
         piece: characters after which a large plain file is cut, at a blank line.
         is_cut: also cut small files and records.
 
-    Raises UserError: not UTF-8 or not JSON (names the line), no ``text``, damaged, or unreadable.
+    Raises UserError: not UTF-8 or not JSON (names the line), no such column, damaged, or unreadable.
     """
     limit = piece if is_cut else MOST_DOCUMENT
-    if source.path.is_dir() or source.suffix in ROW_SUFFIXES:
-        texts = _rows(source.path) if source.path.is_dir() else row_texts(source.path)
+    if source.path.is_dir() or source.suffix in (*ROW_SUFFIXES, *TABLE_SUFFIXES):
+        if source.path.is_dir():
+            texts = _rows(source.path, source.column)
+        elif source.suffix in TABLE_SUFFIXES:
+            texts = _table_texts(source)
+        else:
+            texts = row_texts(source.path, source.column)
         return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
     if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
         limit = piece
-    return (part for part in _pieces(_characters(source.path, source.encoding), limit) if part.strip())
+    if source.suffix in HTML_SUFFIXES:
+        characters = _html_text(_characters(source.path, _html_encoding(source)))
+    else:
+        characters = _characters(source.path, source.encoding)
+    return (part for part in _pieces(characters, limit) if part.strip())
 
 
 def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
@@ -225,7 +247,7 @@ def _characters(path: Path, encoding: str) -> Iterator[str]:
                 return
 
 
-def _not_text(path: Path, line: int, raw: bytes, encoding: str = "utf-8-sig") -> UserError:
+def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserError:
     name = encoding.removesuffix("-sig").upper()
     if b"\0" in raw:
         return UserError("data.encoding", path, f"is binary or not encoded as {name}", _REMEDY)
@@ -233,31 +255,141 @@ def _not_text(path: Path, line: int, raw: bytes, encoding: str = "utf-8-sig") ->
     return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
 
 
-def row_texts(path: Path) -> Iterator[str]:
-    """Yield the ``text`` of every row of a Parquet file, or of every JSON line of another file. Raises UserError, which
+class _HtmlText(HTMLParser):
+    """Collects the visible text in ``parts``."""
+
+    _HIDDEN = frozenset(("script", "style", "template", "noscript", "nav", "svg"))
+    _INLINE = re.compile(
+        "a|abbr|b|bdi|bdo|cite|code|data|del|dfn|em|font|i|img|ins|kbd|mark|q|s|samp|small|span|strong|sub|sup|time|tt"
+        "|u|var|wbr"
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self._hidden_by: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        del attrs
+        if self._hidden_by is None and tag in self._HIDDEN:
+            self._hidden_by = tag
+        self._separate(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._hidden_by:
+            self._hidden_by = None
+        self._separate(tag)
+
+    def _separate(self, tag: str) -> None:
+        if not self._INLINE.fullmatch(tag):
+            self.parts.append(" " if tag in ("td", "th") else "\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden_by is None:
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+    def parse_marked_section(self, start: int, report: bool = True) -> int:
+        """Skip to the next ``>``, as browsers do; the base class fails for ``<![unknown[``."""
+        return self.parse_bogus_comment(start, report)
+
+
+def _html_text(chunks: Iterator[str]) -> Iterator[str]:
+    """Yield the visible text of HTML, with a blank line between its blocks."""
+    parser = _HtmlText()
+    for chunk in chunks:
+        parser.feed(chunk)
+        if not chunk:
+            parser.close()
+        text = re.sub(" +", " ", "".join(parser.parts))
+        parser.parts.clear()
+        yield re.sub(r" ?\n[\n ]*", "\n\n", text)
+
+
+def _html_encoding(source: CorpusSource) -> str:
+    """Return the encoding that a file declares, unless it is asked for another one."""
+    with opened(source.path) as file:
+        found = re.search(rb"""(?:charset|encoding)\s*=\s*["']?([\w:.-]+)""", file.read(_HTML_HEAD))
+    if source.encoding != UTF8 or found is None or not is_encoding(name := found[1].decode(errors="replace")):
+        return source.encoding
+    name = codecs.lookup(name).name
+    return {"utf-8": UTF8, "iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers do
+
+
+def is_encoding(name: str) -> bool:
+    """Return True for an encoding of text that Python knows."""
+    try:
+        b"text".decode(name, "ignore")
+    except (LookupError, UnicodeError):
+        return False
+    return True
+
+
+def _table_texts(source: CorpusSource) -> Iterator[str]:
+    """Yield the text of each row of a table: quoted as by spreadsheets, with commas or semicolons, or with tabs."""
+    path, column = source.path, source.column
+    csv.field_size_limit(_MOST_LINE)
+    lines = _lines(source)
+    first = next(lines, "")
+    separator = "\t" if source.suffix == ".tsv" else max(",;", key=first.count)
+    reader = csv.reader(
+        chain([first], lines),
+        delimiter=separator,
+        quoting=csv.QUOTE_NONE if source.suffix == ".tsv" else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    rows = filter(None, reader)
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        if column not in names:
+            reason = f"has columns {', '.join(names)}, and no text in {column}"
+            raise UserError("data.columns", path, reason, "Name the column: --text COLUMN")
+        for fields in rows:
+            if len(fields) != len(names):
+                reason = f"line {reader.line_num} has {len(fields)} fields, the header has {len(names)}"
+                raise UserError("data.row", path, reason, _QUOTING)
+            yield fields[names.index(column)]
+    except csv.Error as error:
+        raise UserError("data.row", path, f"line {reader.line_num}: {error}", _QUOTING) from None
+
+
+def _lines(source: CorpusSource) -> Iterator[str]:
+    rest = ""
+    for chunk in _characters(source.path, source.encoding):
+        *lines, rest = (rest + chunk).split("\n")
+        yield from (f"{line}\n" for line in lines)
+        if len(rest) > _MOST_LINE:
+            raise UserError("data.row", source.path, f"has a line longer than {_MOST_LINE >> 20} MiB", _QUOTING)
+    if rest:
+        yield rest
+
+
+def row_texts(path: Path, column: str = TEXT) -> Iterator[str]:
+    """Yield the text of every row of a Parquet file, or of every JSON line of another file. Raises UserError, which
     names the line that is not UTF-8 or JSON, or has no text."""
     if suffix_of(path.name) == ".parquet":
-        yield from _parquet_texts(path)
+        yield from _parquet_texts(path, column)
         return
-    remedy = 'Give one JSON object per line, with its text as "text"'
+    remedy = f'Give one JSON object per line, with its text as "{column}"'
     for number, line in enumerate(text_lines(path, remedy), 1):
         if line.strip():
-            yield text_in_line(path, number, line, remedy)
+            yield text_in_line(path, number, line, remedy, column)
 
 
-def _parquet_texts(path: Path) -> Iterator[str]:
+def _parquet_texts(path: Path, column: str) -> Iterator[str]:
     import_package("pyarrow", path, "bert")
     from pyarrow import ArrowException, parquet, types
 
-    remedy = f"Give Parquet with a column {TEXT} of text"
+    remedy = f"Give Parquet with a column {column} of text"
     with opened(path) as file:
         try:
             rows = parquet.ParquetFile(file)
             names = rows.schema_arrow.names
-            kind = rows.schema_arrow.field(TEXT).type if TEXT in names else None
+            kind = rows.schema_arrow.field(column).type if column in names else None
             if kind is None or not (types.is_string(kind) or types.is_large_string(kind)):
-                raise UserError("data.columns", path, f"has columns {', '.join(names)}, and no text in {TEXT}", remedy)
-            for batch in rows.iter_batches(_ROWS, columns=[TEXT]):
+                raise UserError(
+                    "data.columns", path, f"has columns {', '.join(names)}, and no text in {column}", remedy
+                )
+            for batch in rows.iter_batches(_ROWS, columns=[column]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
         except (ArrowException, OSError) as error:
             raise UserError("data.damaged", path, f"cannot be read by pyarrow ({error})", remedy) from None
@@ -277,11 +409,11 @@ def text_lines(path: Path, remedy: str) -> Iterator[str]:
                 raise _not_text(path, number, raw) from None
 
 
-def _rows(folder: Path) -> Iterator[str]:
+def _rows(folder: Path, column: str) -> Iterator[str]:
     """Yield the text of each row of a folder saved by ``datasets``: of the training split, or of all splits if there is
     none."""
     datasets = import_package("datasets", folder, "bert")
-    remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
+    remedy = f"Save a set with a column {column} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets raises many types
@@ -290,9 +422,9 @@ def _rows(folder: Path) -> Iterator[str]:
     if isinstance(loaded, datasets.DatasetDict):
         sets = [loaded[TRAIN]] if TRAIN in loaded else list(loaded.values())
     for one in sets:
-        if TEXT not in one.column_names:
-            raise UserError("data.columns", folder, f"has columns {', '.join(one.column_names)}, not {TEXT}", remedy)
-        for row in one.select_columns([TEXT]):
-            if not isinstance(row[TEXT], str):
-                raise UserError("data.row", folder, f"has a row whose {TEXT} is {type(row[TEXT]).__name__}", remedy)
-            yield row[TEXT]
+        if column not in one.column_names:
+            raise UserError("data.columns", folder, f"has columns {', '.join(one.column_names)}, not {column}", remedy)
+        for row in one.select_columns([column]):
+            if not isinstance(row[column], str):
+                raise UserError("data.row", folder, f"has a row whose {column} is {type(row[column]).__name__}", remedy)
+            yield row[column]

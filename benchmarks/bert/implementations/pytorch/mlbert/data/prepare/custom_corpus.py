@@ -38,7 +38,7 @@ from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import CJK_RANGES, MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
-from mlbert.data.prepare.corpus_files import CorpusSource, documents, format_counts
+from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import SequenceStream, has_next, run_hashes
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
@@ -303,10 +303,12 @@ class _Scan:
     def inventory(self, request: Request) -> list[str]:
         """Return lines about the files and their text."""
         read = Counter(source.suffix for source in request.sources)
+        columns = {source.column for source in request.sources} - {TEXT}
+        column = f", column {', '.join(columns)}" if columns else ""
         others = f"; not read: {format_counts(request.others)}" if request.others else ""
         skipped = f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
         lines = [
-            f"files: {len(request.sources):,} read ({format_counts(read)}){others}{skipped}",
+            f"files: {len(request.sources):,} read ({format_counts(read)}{column}){others}{skipped}",
             f"text: {self.characters:,} characters in {self.documents:,} documents, "
             f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts}",
         ]

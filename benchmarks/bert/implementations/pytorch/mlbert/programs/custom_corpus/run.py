@@ -151,6 +151,7 @@ class Asked:
         vocab_size: entries of a new vocabulary; None: by the size.
         cased: keep case and accents in a new vocabulary; None: by the text.
         held_out: text to evaluate on; None: a part of the text.
+        column: of the text, in files of rows; None: "text", and folders' tables are not read.
         encoding, skip_bad: what to do with files that are not UTF-8 or cannot be read.
         start: weights to start from.
         mlperf: write an MLPerf log.
@@ -165,6 +166,7 @@ class Asked:
     vocab_size: int | None
     cased: bool | None
     held_out: Path | None
+    column: str | None
     encoding: str | None
     skip_bad: bool
     start: Path | None
@@ -177,7 +179,7 @@ class Asked:
         given = {
             "--size": None if self.size == AUTO else self.size,
             **{"--vocab": self.vocab, "--vocab-size": self.vocab_size, "--eval": self.held_out},
-            **{"--encoding": self.encoding, "--from": self.start},
+            **{"--text": self.column, "--encoding": self.encoding, "--from": self.start},
         }
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         flags = {"--cased": self.cased, "--lower-case": self.cased is False, "--skip-bad": self.skip_bad}
@@ -205,8 +207,9 @@ class _Run:
         self._folder, self._console, self._asked = folder, console, asked
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._others: Counter[str] = Counter()
-        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path, self._others)
-        self._held_out = find_sources([asked.held_out], folder.path) if asked.held_out else []
+        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path, self._others, asked.column)
+        held_out = [asked.held_out] if asked.held_out else []
+        self._held_out = find_sources(held_out, folder.path, column=asked.column) if held_out else []
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
         if asked.start is not None:
@@ -253,6 +256,7 @@ class _Run:
     def _identity(self) -> dict[str, Any]:
         """Return the options and text that all calls for one folder must share."""
         return {
+            "--text": self._asked.column,
             "sources": [source.identity for source in self._sources],
             "--eval": [source.identity for source in self._held_out],
             "--size": self._asked.size,
