@@ -393,9 +393,9 @@ BAD = [
     ("no.parquet", b"no Parquet at all", "data.damaged", ""),
     ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has columns body,"),
     ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in text"),
-    ("other.csv", b"id,body\n1,a\n", "data.columns", "has columns id, body, and no text in text. Name the column"),
+    ("other.csv", b"id,body\n1,a\n", "data.columns", "has no column 'text'. Its columns are id, body"),
     ("short.csv", b"\nid,text\n1,a\n2\n", "data.row", "line 4 has 1 fields, the header has 2"),
-    ("open.csv", b'id,text\n1,"a\n2,b\n', "data.row", "line 3: unexpected end of data"),
+    ("open.csv", b'id,text\n1,"a\n2,b\n', "data.row", "line 2: unexpected end of data"),
     ("latin.csv", b"text\ncaf\xe9\n", "data.encoding", "line 2 "),
     ("cut.parquet", parquet_of({"text": [LONG] * 9})[:-9], "data.damaged", ""),
 ]

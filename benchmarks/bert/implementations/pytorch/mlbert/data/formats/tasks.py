@@ -3,7 +3,7 @@
 A label is a class or a number. Classes are numbered in sorted order (integers by value) from the training file; other
 files of the task may have no other classes. The suffix determines the file format:
 
-.csv           comma-separated, quoted as by spreadsheets; quoted fields may have line breaks
+.csv           separated by commas or semicolons, quoted as by spreadsheets; quoted fields may have line breaks
 .tsv .txt      tab-separated without quoting, like GLUE's official files
 .jsonl .json   one JSON object per line, or one list of objects
 
@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from mlbert.host.json_files import parse_json, shown, whole_characters
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
 _OBJECT_SUFFIXES = (".jsonl", ".json")
+Row = tuple[int, list[str] | None]  # line, and the wanted fields; None if there is a wrong number of fields
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
 
 
@@ -68,8 +70,10 @@ def read_columns(
     """
     if path.suffix not in SUFFIXES:
         raise UserError("data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}")
-    has_objects = path.suffix in _OBJECT_SUFFIXES
-    found = list(_object_rows(path, wanted) if has_objects else _record_rows(path, wanted, header, lenient))
+    if path.suffix in _OBJECT_SUFFIXES:
+        found: list[Row] = list(_object_rows(path, wanted))
+    else:
+        found = list(table_rows(path, _lines_of(path), path.suffix == ".csv", wanted, header, lenient))
     kept = {line: fields for line, fields in found if fields is not None}
     if not kept:
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
@@ -81,7 +85,9 @@ def column_names(path: Path) -> list[str]:
     """Return the column names in the file's first row or object, of which there must be one. Raises UserError as
     `read_columns`."""
     has_objects = path.suffix in _OBJECT_SUFFIXES
-    rows: Iterator[tuple[int, Iterable[str]]] = _objects(path) if has_objects else _records(path)
+    rows: Iterator[tuple[int, Iterable[str]]] = (
+        _objects(path) if has_objects else _records(path, _lines_of(path), path.suffix == ".csv")
+    )
     if not (names := [name if has_objects else name.strip() for name in next(rows, (0, []))[1]]):
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
     return names
@@ -97,16 +103,20 @@ def _text_of(path: Path) -> str:
         raise UserError("data.encoding", path, reason, "Convert the file to UTF-8") from None
 
 
-def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _lines_of(path: Path) -> Iterator[str]:
+    return io.StringIO(_text_of(path), newline="" if path.suffix == ".csv" else "\n")
+
+
+def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and fields of each line with fields."""
-    text = _text_of(path)
-    if path.suffix != ".csv":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line := line.rstrip("\r"):
+    if not is_quoted:
+        for number, line in enumerate(lines, 1):
+            if line := line.rstrip("\r\n"):
                 yield number, line.split("\t")
         return
     csv.field_size_limit(_LONGEST_FIELD)
-    reader, begins = csv.reader(io.StringIO(text, newline=""), strict=True), 1
+    first = next(lines, "")
+    reader, begins = csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True), 1
     try:
         for fields in reader:
             if fields:
@@ -116,11 +126,16 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError("data.row", path, f"line {begins}: {error}", "Quote fields as spreadsheets do") from None
 
 
-def _record_rows(
-    path: Path, wanted: Sequence[str], header: Sequence[str] | None, lenient: bool
-) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield line number and wanted fields; None for a row with a wrong number of fields if ``lenient``."""
-    records = _records(path)
+def table_rows(
+    path: Path,
+    lines: Iterator[str],
+    is_quoted: bool,
+    wanted: Sequence[str],
+    header: Sequence[str] | None = None,
+    lenient: bool = False,
+) -> Iterator[Row]:
+    """Yield the rows of a table's lines, quoted as in .csv or not as in .tsv; other arguments as of `read_columns`."""
+    records = _records(path, lines, is_quoted)
     names = list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
     if not names:
         raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")

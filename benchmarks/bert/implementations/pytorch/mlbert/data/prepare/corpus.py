@@ -20,10 +20,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from mlbert.data.formats.manifest import file_sha256, no_folder, reading
+from mlbert.data.prepare.corpus_files import text_lines
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
@@ -277,7 +278,7 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
     not UTF-8 (names the line), or all files are empty."""
     empty = True
     for path in text_files(folder):
-        for document in _documents(_read(path), one_per_line):
+        for document in _documents(text_lines(path, "Cut it into several"), one_per_line):
             empty = False
             yield document
     if empty:
@@ -293,19 +294,9 @@ def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
     return {"kind": "text", "sha256": state.hexdigest(), "one_per_line": one_per_line}
 
 
-def _read(path: Path) -> str:
-    with reading(path):
-        data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError("data.encoding", path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None
-
-
-def _documents(text: str, one_per_line: bool) -> Iterator[list[str]]:
+def _documents(lines: Iterable[str], one_per_line: bool) -> Iterator[list[str]]:
     blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
+    for line in chain.from_iterable(map(str.splitlines, lines)):
         if line.strip():
             blocks[-1].append(line.strip())
         elif blocks[-1]:

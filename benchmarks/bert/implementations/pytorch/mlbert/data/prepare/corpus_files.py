@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import gzip
 import io
 import os
@@ -27,12 +26,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds_files import zstandard_module
+from mlbert.data.formats.tasks import table_rows
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import text_in_line
 
@@ -45,9 +44,8 @@ WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
 _ROWS = 1024  # of a Parquet file, read at a time
-_MOST_LINE = 64 << 20  # maximum bytes of a JSON line, characters of a table's line
+_MOST_LINE = 64 << 20  # maximum characters of a line
 _HTML_HEAD = 1024  # bytes with the declaration of the encoding
-_QUOTING = "Quote fields as spreadsheets do"
 _KINDS = f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files; or .csv or .tsv with --text COLUMN"
 UTF8 = "utf-8-sig"
@@ -151,21 +149,19 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
     Raises UserError: not UTF-8 or not JSON (names the line), no such column, damaged, or unreadable.
     """
     limit = piece if is_cut else MOST_DOCUMENT
-    if source.path.is_dir() or source.suffix in (*ROW_SUFFIXES, *TABLE_SUFFIXES):
-        if source.path.is_dir():
-            texts = _rows(source.path, source.column)
-        elif source.suffix in TABLE_SUFFIXES:
-            texts = _table_texts(source)
-        else:
-            texts = row_texts(source.path, source.column)
-        return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
-    if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
-        limit = piece
-    if source.suffix in HTML_SUFFIXES:
-        characters = _html_text(_characters(source.path, _html_encoding(source)))
+    if source.path.is_dir():
+        texts = _rows(source.path, source.column)
+    elif source.suffix in ROW_SUFFIXES:
+        texts = row_texts(source.path, source.column)
+    elif source.suffix in TABLE_SUFFIXES:
+        texts = _table_texts(source)
     else:
-        characters = _characters(source.path, source.encoding)
-    return (part for part in _pieces(characters, limit) if part.strip())
+        if source.path.suffix.lower() in PACKED or source.num_bytes > WHOLE:
+            limit = piece
+        is_html = source.suffix in HTML_SUFFIXES
+        characters = _html_text(source) if is_html else _characters(source.path, source.encoding)
+        return (part for part in _pieces(characters, limit) if part.strip())
+    return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
 
 
 def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
@@ -270,7 +266,6 @@ class _HtmlText(HTMLParser):
         self._hidden_by: str | None = None
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        del attrs
         if self._hidden_by is None and tag in self._HIDDEN:
             self._hidden_by = tag
         self._separate(tag)
@@ -293,10 +288,10 @@ class _HtmlText(HTMLParser):
         return self.parse_bogus_comment(start, report)
 
 
-def _html_text(chunks: Iterator[str]) -> Iterator[str]:
+def _html_text(source: CorpusSource) -> Iterator[str]:
     """Yield the visible text of HTML, with a blank line between its blocks."""
     parser = _HtmlText()
-    for chunk in chunks:
+    for chunk in _characters(source.path, _html_encoding(source)):
         parser.feed(chunk)
         if not chunk:
             parser.close()
@@ -325,42 +320,9 @@ def is_encoding(name: str) -> bool:
 
 
 def _table_texts(source: CorpusSource) -> Iterator[str]:
-    """Yield the text of each row of a table: quoted as by spreadsheets, with commas or semicolons, or with tabs."""
-    path, column = source.path, source.column
-    csv.field_size_limit(_MOST_LINE)
-    lines = _lines(source)
-    first = next(lines, "")
-    separator = "\t" if source.suffix == ".tsv" else max(",;", key=first.count)
-    reader = csv.reader(
-        chain([first], lines),
-        delimiter=separator,
-        quoting=csv.QUOTE_NONE if source.suffix == ".tsv" else csv.QUOTE_MINIMAL,
-        strict=True,
-    )
-    rows = filter(None, reader)
-    try:
-        names = [name.strip() for name in next(rows, [])]
-        if column not in names:
-            reason = f"has columns {', '.join(names)}, and no text in {column}"
-            raise UserError("data.columns", path, reason, "Name the column: --text COLUMN")
-        for fields in rows:
-            if len(fields) != len(names):
-                reason = f"line {reader.line_num} has {len(fields)} fields, the header has {len(names)}"
-                raise UserError("data.row", path, reason, _QUOTING)
-            yield fields[names.index(column)]
-    except csv.Error as error:
-        raise UserError("data.row", path, f"line {reader.line_num}: {error}", _QUOTING) from None
-
-
-def _lines(source: CorpusSource) -> Iterator[str]:
-    rest = ""
-    for chunk in _characters(source.path, source.encoding):
-        *lines, rest = (rest + chunk).split("\n")
-        yield from (f"{line}\n" for line in lines)
-        if len(rest) > _MOST_LINE:
-            raise UserError("data.row", source.path, f"has a line longer than {_MOST_LINE >> 20} MiB", _QUOTING)
-    if rest:
-        yield rest
+    lines = text_lines(source.path, "Cut it into several", source.encoding)
+    rows = table_rows(source.path, lines, source.suffix == ".csv", [source.column])
+    return (fields[0] for _, fields in rows if fields)
 
 
 def row_texts(path: Path, column: str = TEXT) -> Iterator[str]:
@@ -395,18 +357,17 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
             raise UserError("data.damaged", path, f"cannot be read by pyarrow ({error})", remedy) from None
 
 
-def text_lines(path: Path, remedy: str) -> Iterator[str]:
-    """Yield the lines of a file. Raises UserError, which names the line that is not UTF-8 or too long."""
-    with opened(path) as file:
-        number = 0
-        while raw := file.readline(_MOST_LINE):
-            number += 1
-            if len(raw) == _MOST_LINE:
-                raise UserError("data.row", path, f"line {number} is longer than {_MOST_LINE >> 20} MiB", remedy)
-            try:
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise _not_text(path, number, raw) from None
+def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
+    """Yield the lines of a file. Raises UserError, which names the line that is not in the encoding or too long."""
+    number, rest = 0, ""
+    for chunk in _characters(path, encoding):
+        *lines, rest = (rest + chunk).split("\n")
+        yield from (f"{line}\n" for line in lines)
+        number += len(lines)
+        if len(rest) > _MOST_LINE:
+            raise UserError("data.row", path, f"line {number + 1} is longer than {_MOST_LINE >> 20} MiB", remedy)
+    if rest:
+        yield rest
 
 
 def _rows(folder: Path, column: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import shlex
 import shutil
 import signal
 import time
@@ -173,19 +172,6 @@ class Asked:
     mlperf: bool
     dry_run: bool
 
-    @property
-    def command(self) -> str:
-        """The command line without the training time."""
-        given = {
-            "--size": None if self.size == AUTO else self.size,
-            **{"--vocab": self.vocab, "--vocab-size": self.vocab_size, "--eval": self.held_out},
-            **{"--text": self.column, "--encoding": self.encoding, "--from": self.start},
-        }
-        options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        flags = {"--cased": self.cased, "--lower-case": self.cased is False, "--skip-bad": self.skip_bad}
-        options += [name for name, is_given in flags.items() if is_given]
-        return shlex.join(["mlbert", "pretrain", *map(str, self.texts), "--out", str(self.out), *options])
-
 
 def pretrain(asked: Asked) -> int:
     """Run the whole command and return the exit status."""
@@ -237,7 +223,7 @@ class _Run:
             if not self._folder.report.exists():  # the last call was interrupted while writing the model
                 self._finish(self._prepare(self._plan(notes)))
             self._say(f"{self._folder.path} is finished; trained for {short_duration(trained)}")
-            self._say(f"To train it longer: {self._asked.command} --minutes {2 * trained / 60:.3g}")
+            self._say(f"To train it longer, repeat the command with --minutes {2 * trained / 60:.3g}")
             return SUCCEEDED
         plan = self._plan(notes)
         facts = self._prepare(plan)
