@@ -108,6 +108,7 @@ _MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]
 _MUCH_MARKUP = 0.02
 _SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
 _SHARD_BYTES = 8 << 20
+_SAMPLES = 256  # whose neighbours are counted together
 _FACTS = "text.json"
 
 
@@ -450,9 +451,11 @@ def _write_sets(
     train = SequenceStream(tokenizer, request.length, known)
 
     def counted() -> Iterator[np.ndarray]:
-        for one in train.samples(text for text in texts if _digest(text) not in scan.held_out):
-            neighbours.add(one, has_next(one, tokenizer))
-            yield one
+        samples = train.samples(text for text in texts if _digest(text) not in scan.held_out)
+        while several := list(islice(samples, _SAMPLES)):
+            tokens = np.concatenate(several)
+            neighbours.add(tokens, has_next(tokens, tokenizer))
+            yield from several
         yield from train.rest()
 
     with progress.task("tokenising", sum(s.num_bytes for s in request.sources), "bytes") as advance:

@@ -133,6 +133,7 @@ class Neighbours:
         self._tokens = np.zeros(vocab_size, np.int64)
         self._pairs, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
         self._waiting: list[np.ndarray] = []  # pairs not yet counted
+        self._num_waiting = 0
 
     def add(self, tokens: np.ndarray, has_next: np.ndarray) -> None:
         """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbour, False for the
@@ -142,14 +143,15 @@ class Neighbours:
         if self._most_pairs is not None and len(self._pairs) >= self._most_pairs:
             return
         self._waiting.append((tokens[:-1] * self._size + tokens[1:])[has_next[:-1]])
-        if sum(map(len, self._waiting)) > _TOGETHER:
+        self._num_waiting += len(self._waiting[-1])
+        if self._num_waiting > _TOGETHER:
             self._count()
 
     def _count(self) -> None:
         found, counts = np.unique(np.concatenate([np.empty(0, np.int64), *self._waiting]), return_counts=True)
         self._pairs, places = np.unique(np.concatenate([self._pairs, found]), return_inverse=True)
         sums = np.bincount(places, np.concatenate([self._counts, counts]), minlength=len(self._pairs))
-        self._counts, self._waiting = sums.astype(np.int64), []
+        self._counts, self._waiting, self._num_waiting = sums.astype(np.int64), [], 0
 
     def accuracies(self, evaluation: Ragged) -> Accuracies:
         """Return the accuracies that `baselines` describes."""
