@@ -132,8 +132,8 @@ PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake
 <body><nav><ul><li><a href="/">Home</a></li></ul></nav><![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
 <h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
    d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table><tr><td>one</td><td>two</td></tr>
-</table><noscript>Enable JavaScript</noscript></p></body>"""
-SHOWN = ["Tea & cake", "A page", "Freshly brewed, déjà 中 vu", "5 < 6 && 7 > 6", "next line", "one two"]
+</table><noscript>Enable JavaScript</noscript></p></body>&copy"""
+SHOWN = ["Tea & cake", "A page", "Freshly brewed, déjà 中 vu", "5 < 6 && 7 > 6", "next line", "one two", "©"]
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])

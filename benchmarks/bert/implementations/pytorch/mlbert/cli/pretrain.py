@@ -76,7 +76,11 @@ def pretrain(
         reason = "already sets the vocabulary and the size"
         raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
     _check_vocabulary(vocab is None and start is None, cased, vocab_size)
-    _check_encoding(encoding)
+    from mlbert.data.prepare.corpus_files import is_encoding
+
+    if encoding is not None and not is_encoding(encoding):
+        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
+        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
     out, reading = out or Path("model"), (encoding, skip_bad)
@@ -95,14 +99,6 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
         from mlbert.data.prepare.pipeline import check_vocab_size
 
         check_vocab_size(vocab_size)
-
-
-def _check_encoding(encoding: str | None) -> None:
-    from mlbert.data.prepare.corpus_files import is_encoding
-
-    if encoding is not None and not is_encoding(encoding):
-        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
-        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
-import io
 import os
 import re
 import zlib
@@ -26,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -179,25 +179,6 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
     yield rest
 
 
-class _Chunks(io.RawIOBase):
-    """A file of the bytes that an iterator yields."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            if (chunk := next(self._chunks, None)) is None:
-                return 0
-            self._left = chunk
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
-
-
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:
     """Decompress Zstandard frames; EOFError if the last is cut off, which the package's own reader does not notice."""
     frame: Any = None
@@ -211,36 +192,40 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, decompressed. Raises UserError also for what is read later: damaged or unreadable."""
+    """Open a file, decompressed if it ends in .gz. Raises UserError also for what is read later: damaged or
+    unreadable."""
     with reading(path), contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         broken: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
         if path.suffix.lower() == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
         elif path.suffix.lower() == ".zst":
-            file, broken = io.BufferedReader(_Chunks(_unpacked(file)), _CHUNK), (*broken, zstandard_module().ZstdError)
+            broken = (*broken, zstandard_module().ZstdError)
         try:
             yield file
         except broken as error:
             raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or remove the file") from None
 
 
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, decompressed, in parts that are not empty."""
+    with opened(path) as file:
+        packed = path.suffix.lower() == ".zst"
+        yield from filter(None, _unpacked(file)) if packed else iter(lambda: file.read(_CHUNK), b"")
+
+
 def _characters(path: Path, encoding: str) -> Iterator[str]:
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 0
-    with opened(path) as file:
-        while True:
-            raw = file.read(_CHUNK)
-            try:
-                text = decoder.decode(raw, final=not raw)
-            except UnicodeError as error:  # the UTF-16 decoder raises the base class
-                before = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
-                raise _not_text(path, lines + before.count(b"\n") + 1, raw, encoding) from None
-            if "\0" in text:
-                raise _not_text(path, lines + text[: text.index("\0")].count("\n") + 1, raw)
-            lines += raw.count(b"\n")
-            yield text.replace("\r\n", "\n")
-            if not raw:
-                return
+    for raw in chain(_chunks(path), [b""]):
+        try:
+            text = decoder.decode(raw, final=not raw)
+        except UnicodeError as error:  # the UTF-16 decoder raises the base class
+            before = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
+            raise _not_text(path, lines + before.count(b"\n") + 1, raw, encoding) from None
+        if "\0" in text:
+            raise _not_text(path, lines + text[: text.index("\0")].count("\n") + 1, raw)
+        lines += raw.count(b"\n")
+        yield text.replace("\r\n", "\n")
 
 
 def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserError:
@@ -252,7 +237,7 @@ def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserEr
 
 
 class _HtmlText(HTMLParser):
-    """Collects the visible text in ``parts``."""
+    """Collects visible text, with a blank line between blocks."""
 
     _HIDDEN = frozenset(("script", "style", "template", "noscript", "nav", "svg"))
     _INLINE = re.compile(
@@ -262,7 +247,7 @@ class _HtmlText(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[str] = []
+        self._parts: list[str] = []
         self._hidden_by: str | None = None
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
@@ -277,11 +262,17 @@ class _HtmlText(HTMLParser):
 
     def _separate(self, tag: str) -> None:
         if not self._INLINE.fullmatch(tag):
-            self.parts.append(" " if tag in ("td", "th") else "\n")
+            self._parts.append(" " if tag in ("td", "th") else "\n")
 
     def handle_data(self, data: str) -> None:
         if self._hidden_by is None:
-            self.parts.append(re.sub(r"\s+", " ", data))
+            self._parts.append(re.sub(r"\s+", " ", data))
+
+    def take(self) -> str:
+        """Return the text since the last call."""
+        text = re.sub(" +", " ", "".join(self._parts))
+        self._parts.clear()
+        return re.sub(r" ?\n[\n ]*", "\n\n", text)
 
     def parse_marked_section(self, start: int, report: bool = True) -> int:
         """Skip to the next ``>``, as browsers do; the base class fails for ``<![unknown[``."""
@@ -289,21 +280,18 @@ class _HtmlText(HTMLParser):
 
 
 def _html_text(source: CorpusSource) -> Iterator[str]:
-    """Yield the visible text of HTML, with a blank line between its blocks."""
     parser = _HtmlText()
     for chunk in _characters(source.path, _html_encoding(source)):
         parser.feed(chunk)
-        if not chunk:
-            parser.close()
-        text = re.sub(" +", " ", "".join(parser.parts))
-        parser.parts.clear()
-        yield re.sub(r" ?\n[\n ]*", "\n\n", text)
+        yield parser.take()
+    parser.close()
+    yield parser.take()
 
 
 def _html_encoding(source: CorpusSource) -> str:
     """Return the encoding that a file declares, unless it is asked for another one."""
-    with opened(source.path) as file:
-        found = re.search(rb"""(?:charset|encoding)\s*=\s*["']?([\w:.-]+)""", file.read(_HTML_HEAD))
+    head = next(_chunks(source.path), b"")[:_HTML_HEAD]
+    found = re.search(rb"""(?:charset|encoding)\s*=\s*["']?([\w:.-]+)""", head)
     if source.encoding != UTF8 or found is None or not is_encoding(name := found[1].decode(errors="replace")):
         return source.encoding
     name = codecs.lookup(name).name

@@ -304,8 +304,7 @@ class _Scan:
     def inventory(self, request: Request) -> list[str]:
         """Return lines about the files and their text."""
         read = Counter(source.suffix for source in request.sources)
-        columns = {source.column for source in request.sources} - {TEXT}
-        column = f", column {', '.join(columns)}" if columns else ""
+        column = "".join(f", column {name}" for name in {source.column for source in request.sources} - {TEXT})
         others = f"; not read: {format_counts(request.others)}" if request.others else ""
         skipped = f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
         lines = [

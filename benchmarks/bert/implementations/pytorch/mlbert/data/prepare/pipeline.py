@@ -52,10 +52,7 @@ MAX_ALPHABET = 500
 
 def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
     """Count the basic words of sentences, split like the benchmark's tokenizer does."""
-    raw: Counter[str] = Counter()
-    for sentence in sentences:
-        raw.update(clean_words(sentence))
-    return split_words(raw, lower_case)
+    return split_words(Counter(word for sentence in sentences for word in clean_words(sentence)), lower_case)
 
 
 def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
