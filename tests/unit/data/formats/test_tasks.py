@@ -49,6 +49,9 @@ def test_quotes_hold_separators_and_line_breaks(tmp_path: Path) -> None:
     table = read_columns(write(tmp_path, text), ("text",))
     assert table.columns == [['one, "two"\nthree', "four", "five"]]
     assert table.lines == [2, 4, 6]
+    assert read_columns(write(tmp_path, 'text;label\n"one; two, three";yes\n'), ("text",)).columns == [
+        ["one; two, three"]
+    ]
 
 
 def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
