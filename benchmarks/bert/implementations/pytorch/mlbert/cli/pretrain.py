@@ -15,6 +15,8 @@ from mlbert.host.errors import UserError
 LEAST_MINUTES, MOST_MINUTES, USUAL_MINUTES = 0.05, 525_600.0, 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
 
+_COLUMN_HELP = "Column of the text in csv, jsonl and parquet files."
+Column = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help=_COLUMN_HELP)]
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -23,8 +25,7 @@ def pretrain(
     texts: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TEXT",
-            help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or sets of the datasets library.",
+            metavar="TEXT", help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
         ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")] = None,
@@ -47,9 +48,7 @@ def pretrain(
     held_out: Annotated[
         Path | None, typer.Option("--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text.")
     ] = None,
-    column: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files.")
-    ] = None,
+    column: Column = None,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252.")
     ] = None,
@@ -76,17 +75,11 @@ def pretrain(
         reason = "already sets the vocabulary and the size"
         raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
     _check_vocabulary(vocab is None and start is None, cased, vocab_size)
-    from mlbert.data.prepare.corpus_files import is_encoding
-
-    if encoding is not None and not is_encoding(encoding):
-        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
-        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
+    _check_encoding(encoding)
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
-    out, reading = out or Path("model"), (encoding, skip_bad)
-    asked = run.Asked(
-        texts, out, seconds, size, vocab, vocab_size, cased, held_out, column, *reading, start, mlperf, dry_run
-    )
+    out, reading = out or Path("model"), (column, encoding, skip_bad)
+    asked = run.Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, *reading, start, mlperf, dry_run)
     return run.pretrain(asked)
 
 
@@ -99,6 +92,14 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
         from mlbert.data.prepare.pipeline import check_vocab_size
 
         check_vocab_size(vocab_size)
+
+
+def _check_encoding(encoding: str | None) -> None:
+    from mlbert.data.prepare.corpus_files import is_encoding
+
+    if encoding is not None and not is_encoding(encoding):
+        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
+        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:

@@ -4,8 +4,7 @@
     text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
     text/text.json                          written last: input, counts, baselines, masked example sentences
 
-The text is read twice: once to count words and choose the held-out documents, once to tokenise. Memory does not grow
-with its size.
+The text is read twice, to count words and choose the held-out documents, and to tokenise, in constant memory.
 
 Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
 SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat one are dropped:
@@ -108,7 +107,6 @@ _MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]
 _MUCH_MARKUP = 0.02
 _SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
 _SHARD_BYTES = 8 << 20
-_SAMPLES = 256  # whose neighbours are counted together
 _FACTS = "text.json"
 
 
@@ -163,8 +161,7 @@ class Request:
         """Return a JSON-serializable description; equal descriptions produce equal data."""
         files = [[source.identity for source in sources] for sources in (self.sources, self.held_out)]
         reading = [self.encoding, self.skip_bad]
-        new = [self.vocab_size, self.lower_case]
-        vocabulary = self.vocabulary.identity if self.vocabulary else new
+        vocabulary = self.vocabulary.identity if self.vocabulary else [self.vocab_size, self.lower_case]
         return {
             **{"sources": files, "reading": reading, "vocabulary": vocabulary},
             **{"length": self.length, "eval_rate": self.eval_rate},
@@ -446,12 +443,11 @@ def _write_sets(
     _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
-
     train = SequenceStream(tokenizer, request.length, known)
 
     def counted() -> Iterator[np.ndarray]:
         samples = train.samples(text for text in texts if _digest(text) not in scan.held_out)
-        while several := list(islice(samples, _SAMPLES)):
+        while several := list(islice(samples, 256)):
             tokens = np.concatenate(several)
             neighbours.add(tokens, has_next(tokens, tokenizer))
             yield from several
