@@ -97,13 +97,25 @@ def plan(
         raise UserError("config.conflict", "--budget", "needs --sweep", "Give --sweep too")
     else:
         sweep, chosen, best = [], None, estimator(job_of(given, estimator))
+    _show(best, sweep, chosen, html, as_json)
+    return 0
+
+
+def _show(
+    best: Estimate,
+    sweep: Sequence[Estimate],
+    chosen: tuple[Estimate, Estimate] | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the estimate or the sweep, and write the page."""
     words = request.choice(*chosen) if chosen else ""
     if as_json:
         choice = {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()} if chosen else {}
         values = {"sweep": [found.as_dict() for found in sweep], **choice} if sweep else best.as_dict()
         typer.echo(json.dumps(values, indent=2))
     else:
-        title = f"{name}, each with its fastest batch" if sweep else f"{name}, estimate"
+        title = f"{best.job.gpu}, each with its fastest batch" if sweep else f"{best.job.gpu}, estimate"
         standard_output().print(as_table(title, request.table(sweep) if sweep else request.answers(best)))
         typer.echo(words, nl=bool(words))
     if html is not None:
@@ -111,7 +123,6 @@ def plan(
 
         write_page(html, plan_page(best, sweep, words))
         typer.echo(f"page: {html}", err=as_json)
-    return 0
 
 
 @dataclass(frozen=True)
