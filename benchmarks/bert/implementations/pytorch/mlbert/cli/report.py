@@ -70,7 +70,7 @@ def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
     for result in results:
         if (costs := tables.costs(result, prices)) is not None:
             title = f"Energy and cost of {result.system.name}"
-            console.print(_as_table(title, costs, {column: column for column in costs.columns}))
+            console.print(as_table(title, costs))
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
     console.print(tables.verdict(results))

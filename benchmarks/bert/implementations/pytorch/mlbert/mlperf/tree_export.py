@@ -142,7 +142,7 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
             reason = "has a space in its name, which the repository checker rejects"
             raise UserError("submission.file-name", str(name), reason, "Rename it")
         if not path.is_file():
-            problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
-            raise UserError("submission.file-name", str(name), problem, "Replace it by a regular file")
+            reason = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
+            raise UserError("submission.file-name", str(name), reason, "Replace it by a regular file")
         if problem := too_large(path):
             raise UserError("file.too-large", str(name), problem, "Leave it out: the repository checker rejects it")
