@@ -197,7 +197,6 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
         (GOOD, None, ("--label", "text", "--text", "text"), "config.conflict", "--label text"),
         (GOOD.replace(",b", ",a"), None, (), "data.labels", "train.csv"),
-        (GOOD.replace(",", ";"), None, (), "data.columns", "train.csv"),
         ("id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)), None, (), "config.ambiguous", "train.csv"),
         (GOOD, "text,label\nsome,c\n", (), "data.labels", "eval.csv"),
         (GOOD, "text,kind\nsome,a\n", (), "data.columns", "eval.csv"),
