@@ -16,7 +16,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlbert.optim.compiled import CompiledOptimizer, Formulas
-from mlbert.optim.optimizer import Event
 
 
 class ACClip(CompiledOptimizer):
@@ -26,20 +25,11 @@ class ACClip(CompiledOptimizer):
         exp_avg, exp_avg_abs: float32 [n], m and tau of the shard.
     """
 
-    name = "acclip"
+    name = LOGGED_AS = "acclip"
     STATE = ("exp_avg", "exp_avg_abs")
     FORMULAS = Formulas.ACCLIP
     exp_avg: Tensor
     exp_avg_abs: Tensor
-
-    def hyperparameters(self, event: Event) -> None:
-        """Log the hyperparameters under keys like the benchmark's."""
-        event("opt_name", self.name)
-        event("opt_acclip_epsilon", self.eps)
-        event("opt_acclip_beta_1", self.betas[0])
-        event("opt_acclip_beta_2", self.betas[1])
-        event("opt_acclip_weight_decay", self.weight_decay)
-        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         m, tau = self.exp_avg, self.exp_avg_abs

@@ -36,7 +36,6 @@ from torch import Tensor
 
 from mlbert.optim.compiled import CompiledOptimizer, Formulas, UpdateScaling
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.optimizer import Event
 from mlbert.optim.shared_weights import Layout
 
 
@@ -86,17 +85,7 @@ class AdamW(Adam):
     The native implementation moves 32 bytes per parameter and step: the gradient for its norm, then everything once.
     """
 
-    name = "adamw"
-    _decay_as_set: float | None = None
-
-    def hyperparameters(self, event: Event) -> None:
-        """Log the hyperparameters under the benchmark's Adam keys, with the weight decay as configured."""
-        event("opt_name", self.name)
-        event("opt_adamw_epsilon", self.eps)
-        event("opt_adamw_beta_1", self.betas[0])
-        event("opt_adamw_beta_2", self.betas[1])
-        event("opt_adamw_weight_decay", self.weight_decay if self._decay_as_set is None else self._decay_as_set)
-        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
+    name = LOGGED_AS = "adamw"
 
 
 class DecoupledAdamW(AdamW):

@@ -21,7 +21,7 @@ from torch import Tensor
 from mlbert.host import native
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.flat import Blocks, FlatParameters, Piece
-from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.optim.optimizer import Event, FlatOptimizer
 from mlbert.optim.shared_weights import Layout
 
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ class CompiledOptimizer(FlatOptimizer):
     IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain", "native", "triton")
     FORMULAS: ClassVar[Formulas]
     SCALING: ClassVar[UpdateScaling] = UpdateScaling.NONE
+    LOGGED_AS: ClassVar[str]  # in the keys of the hyperparameters
+    LOGGED: ClassVar[tuple[str, ...]] = ("epsilon", "beta_1", "beta_2", "weight_decay")
 
     def __init__(
         self,
@@ -213,9 +215,19 @@ class CompiledOptimizer(FlatOptimizer):
         **settings: Any,
     ) -> None:
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self._decay_as_set = weight_decay
         self._native: NativeUpdate | None = None
         self._triton: TritonUpdate | None = None
         super().__init__(flat, layout, **settings)
+
+    def hyperparameters(self, event: Event) -> None:
+        """Log the hyperparameters under the benchmark's keys or keys like them, with the weight decay as configured."""
+        values = {"epsilon": self.eps, "beta_1": self.betas[0], "momentum": self.betas[0], "beta_2": self.betas[1]}
+        values["weight_decay"] = self._decay_as_set
+        event("opt_name", self.name)
+        for key in self.LOGGED:
+            event(f"opt_{self.LOGGED_AS}_{key}", values[key])
+        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
 
     @property
     def _numbers(self) -> dict[str, Any]:

@@ -134,5 +134,4 @@ class Lamb(Adam):
         """Return ||weight|| / ||update|| of each decayed parameter, else 1."""
         decayed = [piece for piece in self._pieces if piece.decay]
         weight_norms, update_norms = (self._norms_of(values, decayed) for values in (weight, update))
-        usable = (weight_norms > 0) & (update_norms > 0)
-        return torch.where(usable, weight_norms / update_norms, 1.0).float()
+        return torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0).float()

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from mlbert.optim.compiled import CompiledOptimizer, Formulas
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.optimizer import Event
 from mlbert.optim.shared_weights import Layout
 
 
@@ -34,7 +33,8 @@ class Madgrad(CompiledOptimizer):
         start: float32 [n], x of the shard: the weights at construction, or those of a loaded state.
     """
 
-    name = "madgrad"
+    name = LOGGED_AS = "madgrad"
+    LOGGED = ("epsilon", "momentum", "weight_decay")
     STATE = ("grad_sum", "grad_sum_sq", "start")
     FORMULAS = Formulas.MADGRAD
     grad_sum: Tensor
@@ -45,14 +45,6 @@ class Madgrad(CompiledOptimizer):
         super().__init__(flat, layout, **settings)
         self.start.copy_(self.weights.shard)
         self._lambda = 0.0
-
-    def hyperparameters(self, event: Event) -> None:
-        """Log the hyperparameters under keys like the benchmark's."""
-        event("opt_name", self.name)
-        event("opt_madgrad_epsilon", self.eps)
-        event("opt_madgrad_momentum", self.betas[0])
-        event("opt_madgrad_weight_decay", self.weight_decay)
-        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         self._lambda = lr * math.sqrt(self._num_updates)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlbert.optim.compiled import CompiledOptimizer, Formulas
-from mlbert.optim.optimizer import Event
 
 
 class SGD(CompiledOptimizer):
@@ -25,17 +24,11 @@ class SGD(CompiledOptimizer):
         momentum_buffer: float32 [n], m of the shard.
     """
 
-    name = "sgd"
+    name = LOGGED_AS = "sgd"
+    LOGGED = ("momentum", "weight_decay")
     STATE = ("momentum_buffer",)
     FORMULAS = Formulas.SGD
     momentum_buffer: Tensor
-
-    def hyperparameters(self, event: Event) -> None:
-        """Log the hyperparameters under keys like the benchmark's."""
-        event("opt_name", self.name)
-        event("opt_sgd_momentum", self.betas[0])
-        event("opt_sgd_weight_decay", self.weight_decay)
-        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         update = self.momentum_buffer.mul_(self.betas[0]).add_(grad).clone()
