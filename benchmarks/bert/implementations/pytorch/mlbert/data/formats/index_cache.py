@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlbert.data.formats.manifest import make_folder
+from mlbert.data.formats.manifest import json_sha256, make_folder
 from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -121,4 +121,4 @@ def name_of(folder: Path, path: Path) -> str:
 def _place(folder: Path, states: Mapping[Path, list[int]]) -> Path:
     """Return the file for the digest of some files in these states."""
     named = sorted([name_of(folder, path), *state] for path, state in states.items())
-    return cache_folder() / "content" / hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    return cache_folder() / "content" / json_sha256(named)

@@ -185,6 +185,11 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
+def json_sha256(value: object) -> str:
+    """Return the sha256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document atomically as indented JSON."""
     write_atomically(path, json.dumps(document, indent=1) + "\n")

@@ -8,8 +8,6 @@ Legend: N records of all files, F files, S requested sequences.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ import numpy as np
 from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
+from mlbert.data.formats.manifest import json_sha256
 from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import (
@@ -69,7 +68,7 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     return StoreInfo(
         folder=folder,
         kind="tfrecord",
-        identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
+        identity=json_sha256(named),
         max_seq_length=most.max_seq_length,
         max_predictions=most.max_predictions,
         num_sequences=listed.num_sequences if listed else None,

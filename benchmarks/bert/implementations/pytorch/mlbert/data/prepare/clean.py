@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.checksums import FileSum, file_xxh3
-from mlbert.data.formats.manifest import no_folder, reading, write_json
+from mlbert.data.formats.manifest import json_sha256, no_folder, reading, write_json
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import jobs, wiki_text
@@ -62,12 +62,12 @@ def clean(folder: Path, out: Path, options: CleanOptions, executor: Executor = L
     wanted = {
         "form": FORM,
         "splitter": wiki_text.splitter_name(),
-        "input": _sha256_of([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
+        "input": json_sha256([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
         "num_parts": options.num_parts,
         "eval": options.eval_articles,
     }
     if options.eval_md5:
-        wanted["eval"] = _sha256_of(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
+        wanted["eval"] = json_sha256(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
     if found := _finished(out, wanted, progress):
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         return found
@@ -215,8 +215,7 @@ class Catalogue:
 def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -> np.ndarray:
     if options.eval_md5 is None:
         return drawn_articles(catalogue.per_file.tolist(), options.eval_articles)
-    empty = hashlib.md5(b"", usedforsecurity=False).digest()
-    hashes = read_hashes(options.eval_md5) - {empty}
+    hashes = read_hashes(options.eval_md5) - {hashlib.md5(b"", usedforsecurity=False).digest()}
     # Half of each hash finds the candidates without creating a Python object per article.
     halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
     candidates = np.flatnonzero(np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves))
@@ -310,10 +309,6 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         (out / SCRATCH).mkdir(parents=True)
     write_atomically(plan, wanted_bytes)
-
-
-def _sha256_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 _LOOKED_AT = 65_536  # bytes

@@ -6,9 +6,7 @@ Legend: S sequences, R rows (sequences, or packs in the packed layout).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from mlbert.data.formats.manifest import make_folder
+from mlbert.data.formats.manifest import json_sha256, make_folder
 from mlbert.data.formats.nvidia_shard import item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.padded import NAMES, Widths, padded
@@ -57,7 +55,7 @@ class NvidiaExportJob:
         """Return whether an earlier run wrote the file with the same fingerprint."""
         try:
             with h5py.File(self.out / wanted.name, "r") as file:
-                return bool(file.attrs[_ATTRIBUTE] == _digest(wanted.fingerprint))
+                return bool(file.attrs[_ATTRIBUTE] == json_sha256(wanted.fingerprint))
         except (OSError, KeyError):
             return False
 
@@ -77,7 +75,7 @@ class NvidiaExportJob:
             columns = fixed_columns(rows, Widths(longest, store.info.max_predictions))
         else:
             columns = variable_columns(rows, counts, self.layout == "packed")
-        write_hdf5(self.out / wanted.name, {_ATTRIBUTE: _digest(wanted.fingerprint)}, columns)
+        write_hdf5(self.out / wanted.name, {_ATTRIBUTE: json_sha256(wanted.fingerprint)}, columns)
 
     def run(self, files: Sequence[NvidiaExportFile], name: str, executor: Executor) -> None:
         """Write the files; ``name`` is for the progress bar."""
@@ -103,10 +101,6 @@ def check_layout(layout: str, known: Sequence[str]) -> None:
     """Raise UserError if ``layout`` is not one of ``known``."""
     if layout not in known:
         raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(known)}")
-
-
-def _digest(fingerprint: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(list(fingerprint)).encode()).hexdigest()
 
 
 def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ checked against the vocabulary. Shards are written atomically and kept on a reru
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed
-from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, vocabulary_sha256
+from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, json_sha256, vocabulary_sha256
 from mlbert.data.formats.nvidia_index import ShardLimits, bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
@@ -156,8 +155,7 @@ class NvidiaImportJob:
             check_listed(part.path, self.source)
         store = self._open(part)  # refuses a damaged file before all of it is hashed
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
-        named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
-        fingerprint = hashlib.sha256(named.encode()).hexdigest()
+        fingerprint = json_sha256([part.name, part.first, part.end, sha256, self.options()])
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
         skipped = self.left_out.read(index) if self.skip_bad else []
         if skipped is None or not writer.is_written(index):

@@ -15,9 +15,7 @@ Legend: N sequences, S sequences of a job.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -28,7 +26,7 @@ import numpy as np
 
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BinnedStore
-from mlbert.data.formats.manifest import Manifest, make_folder
+from mlbert.data.formats.manifest import Manifest, json_sha256, make_folder
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.permutation import Permutation
@@ -92,8 +90,7 @@ class Shuffle:
         """Hash of input and options."""
         shards = [[target.num_shards, target.shortest, target.longest] for target in self.targets]
         packing = [self.packing.max_tokens, self.packing.max_sequences] if self.packing else None
-        named = [self.identity, shards, self.counts, self.seed, packing, PIECE]
-        return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+        return json_sha256([self.identity, shards, self.counts, self.seed, packing, PIECE])
 
     @property
     def bounds(self) -> np.ndarray:
