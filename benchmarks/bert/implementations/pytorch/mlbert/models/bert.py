@@ -340,10 +340,9 @@ class BertForSequenceClassification(BertBase):
         config: BertConfig,
         num_labels: int,
         dtype: torch.dtype = torch.float32,
-        sparse_last_layer: bool = True,
         fp8_products: Products | None = None,
     ) -> None:
-        super().__init__(config, dtype, sparse_last_layer, fp8_products)
+        super().__init__(config, dtype, fp8_products=fp8_products)
         self.num_labels = num_labels
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
@@ -353,8 +352,7 @@ class BertForSequenceClassification(BertBase):
         pooled_SD = self._pooled(self._hidden(batch, keys, first))
         if keys is not None:
             rows = batch.dropout_rows.index_select(0, first)
-            probability = self.config.hidden_dropout_prob
-            pooled_SD = ops.apply_dropout(pooled_SD, probability, keys[0][SITE_CLASSIFIER], rows)
+            pooled_SD = ops.apply_dropout(pooled_SD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows)
         return SequenceLogits(self._linear(pooled_SD, self.classifier))
 
     def _forward_flops(self, work: flops.BatchWork) -> int:

@@ -32,6 +32,7 @@ from mlbert.models.weights.load import load_weights
 
 TASK = "task.json"
 PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
+_BATCH = 32  # rows predicted at a time
 _MOST_NAMES = 40  # classes whose names fit the axes of a figure
 Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
 
@@ -74,15 +75,13 @@ def read_card(weights: Path) -> TaskCard:
 
 
 @torch.no_grad()
-def predict(
-    weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer, device: torch.device, batch_size: int = 32
-) -> np.ndarray:
+def predict(weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer, device: torch.device) -> np.ndarray:
     """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression."""
     model = BertForSequenceClassification(BertConfig.from_json(weights / "bert_config.json"), card.num_labels)
     model.initialize(0)
     load_weights(model.to(device), weights)
     model.train(False)
-    batches = TaskEvalSet([rows], tokenizer, max_seq_length=card.max_seq_length, batch_size=batch_size)
+    batches = TaskEvalSet([rows], tokenizer, max_seq_length=card.max_seq_length, batch_size=_BATCH)
     batches.open()
     found = []
     for batch in batches:
@@ -149,8 +148,7 @@ def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: 
     if card.classes:
         counts = confusion(predicted, labels, card.num_labels)
         share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues")
-        figure.colorbar(image, label="share of the label's rows")
+        figure.colorbar(axes.imshow(share, vmin=0, vmax=1, cmap="Blues"), label="share of the label's rows")
         if card.num_labels <= _MOST_NAMES:
             places = range(card.num_labels)
             axes.set_xticks(places, card.classes, rotation=45, ha="right")

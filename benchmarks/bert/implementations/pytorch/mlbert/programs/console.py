@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.filesize import pick_unit_and_suffix
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -175,12 +176,8 @@ class _Rate(ProgressColumn):
 
 def _amount(count: float, unit: str) -> str:
     """Format a count with a decimal prefix, such as ``1.5 GB`` or ``12.3 M sequences``."""
-    prefix = ""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(count) < 1000 or prefix == "T":
-            break
-        count /= 1000
-    number = f"{count:.0f}" if prefix == "" and count == int(count) else f"{count:.3g}"
+    size, prefix = pick_unit_and_suffix(count, ["", "k", "M", "G", "T"], 1000)  # type: ignore[arg-type]
+    number = f"{count:.0f}" if not prefix and count == int(count) else f"{count / size:.3g}"
     return f"{number} {prefix}B" if unit == "bytes" else f"{number} {prefix} {unit}".replace("  ", " ")
 
 
