@@ -19,18 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.formats import checksums
 from mlbert.data.formats.base import Store, StoreInfo, by_part, gather_parts
 from mlbert.data.formats.checks import first_problem
-from mlbert.data.formats.checksums import (
-    FileChecks,
-    FileSum,
-    check_files,
-    check_size,
-    file_sums,
-    file_xxh3,
-    remove_unfinished,
-    write_checksums,
-)
 from mlbert.data.formats.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -83,7 +74,7 @@ class ShardWriter:
     def clear_leftovers(self) -> None:
         """Remove files of earlier runs: the manifest (which makes the set unfinished), the checksums, temporary files,
         and shards of another count."""
-        remove_unfinished(self.folder, MANIFEST, SHARD_NAME, self.num_shards)
+        checksums.remove_unfinished(self.folder, MANIFEST, SHARD_NAME, self.num_shards)
 
     def is_written(self, index: int) -> bool:
         """Return True if an earlier, interrupted run left shard ``index`` with the same fingerprint."""
@@ -100,7 +91,7 @@ class ShardWriter:
         written."""
         path = self.path(index)
         shard = map_file(path)
-        xxh3 = file_xxh3(path)
+        xxh3 = checksums.file_xxh3(path)
         if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
             reason = "differs from what was written to it"
             raise UserError("data.checksum", path, reason, "Check the disk, remove the file and try again")
@@ -154,7 +145,7 @@ class ShardWriter:
             slots = num_packs * packs["max_tokens"]
             fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
             document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
-        write_checksums(self.folder, {entry.values["file"]: entry.xxh3 for entry in entries})
+        checksums.write_checksums(self.folder, {entry.values["file"]: entry.xxh3 for entry in entries})
         write_json(self.folder / MANIFEST, document)
         return read_manifest(self.folder)
 
@@ -217,7 +208,9 @@ class ShardSet(Store):
             raise UserError("data.damaged", self.info.folder, f"is damaged: {error}", remedy) from None
 
     @classmethod
-    def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:
+    def open(
+        cls, folder: Path | str, verify: bool | None = None, checks: checksums.FileChecks | None = None
+    ) -> ShardSet:
         """Open a prepared set and check it.
 
         Always checks that the folder has exactly the manifest's shards with the listed sizes (with ``checks``, this
@@ -227,11 +220,11 @@ class ShardSet(Store):
         naming the first bad file.
         """
         manifest = read_manifest(folder)
-        check_files(manifest, *(checks.share if checks else ()))
+        checksums.check_files(manifest, *(checks.share if checks else ()))
         count = len(manifest.shards)
         if verify is False:
             return cls(manifest, [None] * count)
-        sums = file_sums(manifest)
+        sums = checksums.file_sums(manifest)
         if verify or manifest.num_bytes <= VERIFY_BYTES:
             return cls(manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)])
 
@@ -361,7 +354,7 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     entry = manifest.shards[index]
     path = manifest.path.parent / entry.file
     shard = map_file(path)
-    check_size(path, entry)
+    checksums.check_size(path, entry)
     if entry.content_sha256 not in (None, shard.content_sha256):
         raise UserError("data.mixed", path, "does not belong to the same set as the manifest", REMAKE)
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
@@ -372,12 +365,12 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     return shard
 
 
-def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = None) -> Shard:
+def verified_shard(manifest: Manifest, index: int, expected: checksums.FileSum | None = None) -> Shard:
     """Map shard ``index`` as `matching_shard`, and check its checksum and every value. ``expected`` is its `file_sums`
     entry, if already known. Raises UserError naming the file and the first bad sequence."""
-    expected = expected or file_sums(manifest)[index]
+    expected = expected or checksums.file_sums(manifest)[index]
     if expected.path.exists():
-        check_size(expected.path, manifest.shards[index])
+        checksums.check_size(expected.path, manifest.shards[index])
         if problem := expected.problem():
             raise problem
     shard = matching_shard(manifest, index)

@@ -22,16 +22,7 @@ import numpy as np
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of, sizes_of
 from mlbert.data.formats.wordpiece import BLOCK_BYTES, NativeWordPiece, Parsed, WordPieceTokenizer, addresses, no_memory
-from mlbert.data.prepare.instances import (
-    REMEDY,
-    Document,
-    InstanceOptions,
-    create_instances,
-    decoded_lines,
-    masking_rule,
-    read_documents,
-    without_text,
-)
+from mlbert.data.prepare import instances
 from mlbert.host import native
 
 
@@ -45,7 +36,7 @@ class Generator(Protocol):
         """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the
         line), or holds no text."""
 
-    def rows(self, documents: Any, options: InstanceOptions) -> Ragged:
+    def rows(self, documents: Any, options: instances.InstanceOptions) -> Ragged:
         """Return all instances of the documents in the benchmark's order. Does not change the documents."""
 
 
@@ -57,13 +48,13 @@ class PlainGenerator:
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def read(self, path: Path) -> list[Document]:
+    def read(self, path: Path) -> list[instances.Document]:
         """See `Generator.read`."""
-        return read_documents(path, self.tokenizer)
+        return instances.read_documents(path, self.tokenizer)
 
-    def rows(self, documents: list[Document], options: InstanceOptions) -> Ragged:
+    def rows(self, documents: list[instances.Document], options: instances.InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
-        return Ragged.from_rows(create_instances(list(documents), self.tokenizer, options))
+        return Ragged.from_rows(instances.create_instances(list(documents), self.tokenizer, options))
 
 
 @dataclass(frozen=True)
@@ -74,14 +65,14 @@ class FlatDocuments(Parsed):
         return len(self.documents) - 1
 
     @classmethod
-    def from_lists(cls, documents: Sequence[Document]) -> FlatDocuments:
+    def from_lists(cls, documents: Sequence[instances.Document]) -> FlatDocuments:
         """Flatten lists of documents."""
         sentences = [sentence for document in documents for sentence in document]
         tokens = np.asarray([token for sentence in sentences for token in sentence], np.uint16)
         return cls(tokens, offsets_of([*map(len, sentences)]), offsets_of([*map(len, documents)]))
 
 
-def flat(documents: FlatDocuments | list[Document]) -> FlatDocuments:
+def flat(documents: FlatDocuments | list[instances.Document]) -> FlatDocuments:
     """Return the documents of either generator as flat arrays."""
     return documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
 
@@ -111,11 +102,11 @@ class NativeGenerator:
 
     def read(self, path: Path) -> FlatDocuments:
         """See `Generator.read`."""
-        with reading(path, REMEDY):
+        with reading(path, instances.REMEDY):
             data = path.read_bytes()
         documents = self.parse(data, path)
         if not len(documents):
-            raise without_text(path)
+            raise instances.without_text(path)
         return documents
 
     def parse(self, data: bytes, path: Path, block_bytes: int = BLOCK_BYTES) -> FlatDocuments:
@@ -123,15 +114,15 @@ class NativeGenerator:
         try:
             found = self._words.parse(data.replace(b"\r", b""), str(path), block_bytes)  # as `decoded_lines`
         except UnicodeDecodeError:
-            for _ in decoded_lines(path, io.BytesIO(data)):
+            for _ in instances.decoded_lines(path, io.BytesIO(data)):
                 pass  # raises an error that names the line
             raise AssertionError("a chunk is not UTF-8, but every line is") from None
         return FlatDocuments(found.tokens, found.sentences, found.documents)
 
-    def rows(self, documents: FlatDocuments, options: InstanceOptions) -> Ragged:
+    def rows(self, documents: FlatDocuments, options: instances.InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
         settings = _Options(
-            **asdict(masking_rule(self.tokenizer.vocabulary, options)),
+            **asdict(instances.masking_rule(self.tokenizer.vocabulary, options)),
             short_seq_prob=options.short_seq_prob,
             max_seq_length=options.max_seq_length,
             dupe_factor=options.dupe_factor,

@@ -24,20 +24,9 @@ from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tfrecord_plain import LIST
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, lower_cases
 from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.prepare import jobs
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    Executor,
-    Progress,
-    TextPart,
-    finished_list,
-    finished_manifest,
-    inspect_part,
-    inspect_parts,
-    keep_apart,
-    tool_name,
-)
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host import native
@@ -80,7 +69,7 @@ class _Work:
     """The job as sent to the worker processes."""
 
     job: InstanceJob
-    parts: tuple[TextPart, ...]
+    parts: tuple[jobs.TextPart, ...]
     vocabulary_sha256: str
 
     def fingerprint(self, index: int) -> str:
@@ -145,7 +134,7 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 
 def make_instances(
-    job: InstanceJob, parts: list[TextPart], provenance: dict[str, Any], executor: Executor = LOCAL
+    job: InstanceJob, parts: list[jobs.TextPart], provenance: dict[str, Any], executor: jobs.Executor = jobs.LOCAL
 ) -> SetDescription:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
@@ -193,7 +182,7 @@ def _check_case(job: InstanceJob) -> None:
         raise UserError("config.conflict", config, reason)
 
 
-def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:
+def _report(parts: list[jobs.TextPart], outcomes: list[_Outcome], progress: jobs.Progress) -> list[dict[str, str]]:
     """Report what deserves attention; return the skipped parts."""
     kept = sum(outcome.kept for outcome in outcomes)
     if kept:
@@ -213,24 +202,25 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
-def prepare_instances(job: InstanceJob, executor: Executor = LOCAL) -> SetDescription:
+def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) -> SetDescription:
     """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
     Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
-    keep_apart(job.out, job.parts)
+    jobs.keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
     share = executor.share
     if not share.merges and not any((job.out / name).exists() for name in (MANIFEST, LIST)):
         # Reads its own parts only.
-        own = [inspect_part(path) if share.has(n) else TextPart(path, 0, "") for n, path in enumerate(job.parts)]
+        own = [
+            jobs.inspect_part(path) if share.has(n) else jobs.TextPart(path, 0, "") for n, path in enumerate(job.parts)
+        ]
         return make_instances(job, own, {}, executor)
-    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
+    parts = jobs.inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
     finished = job.out, options, executor.progress
-    if made := finished_manifest(*finished) or finished_list(*finished):
+    if made := jobs.finished_manifest(*finished) or jobs.finished_list(*finished):
         return made
-    provenance = {"tool": tool_name(), "options": options}
-    return make_instances(job, parts, provenance, executor)
+    return make_instances(job, parts, {"tool": jobs.tool_name(), "options": options}, executor)
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:

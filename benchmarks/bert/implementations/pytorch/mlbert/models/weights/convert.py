@@ -32,26 +32,12 @@ from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import read_plain
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
+from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
 from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.models.weights.export import weights_folder, write_huggingface
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
-from mlbert.models.weights.weight_files import (
-    PYTORCH_WEIGHTS,
-    architecture_of,
-    check_target,
-    composer_shape,
-    own_state,
-    padded,
-    parameters_in,
-    read_composer,
-    read_nvidia_pt,
-    read_safetensors,
-    read_weights,
-    write_composer,
-    write_pt,
-)
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
@@ -78,7 +64,7 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
 
 def read_weights_folder(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a folder's ``model.safetensors``. Raise UserError if it is missing or damaged."""
-    return read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
+    return weight_files.read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
 
 
 def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
@@ -87,7 +73,7 @@ def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
     ``own_heads``: return the heads that it has, including a classifier, not those of pre-training.
     """
     shape, tensors = BertConfig.from_json(source / CONFIG), read_weights_folder(source)
-    return _own(tensors, shape, source / WEIGHTS, parameters_in(tensors, shape) if own_heads else None)
+    return _own(tensors, shape, source / WEIGHTS, weight_files.parameters_in(tensors, shape) if own_heads else None)
 
 
 def _own(
@@ -95,13 +81,13 @@ def _own(
 ) -> ReadCheckpoint:
     """Return the tensors of a file as a complete checkpoint; ``known`` as in `with_heads`. Raise UserError as
     `own_state`."""
-    state, report = own_state(tensors, shape, str(file), known=known)
+    state, report = weight_files.own_state(tensors, shape, str(file), known=known)
     return with_heads(ReadCheckpoint(shape, state, report, file.parent), known)
 
 
 def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
     """Write our format into a new folder and return the checkpoint's report; ``known`` as in `with_heads`."""
-    check_target(target)
+    weight_files.check_target(target)
     _refuse_cut_vocabulary(checkpoint)
     complete, vocabulary = with_heads(checkpoint, known), checkpoint.folder / VOCAB_FILE
     given = vocabulary if vocabulary.exists() else None
@@ -139,17 +125,17 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
     configuration in the checkpoint, else of ``bert_config.json`` in its folder, with MosaicBERT's parts if the
     tensors have them. Raise UserError if the file is damaged,
     contains a forbidden object, or has another architecture."""
-    weights = read_composer(source)
+    weights = weight_files.read_composer(source)
     given = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
-    shape = composer_shape(given, weights.tensors)
-    known = parameters_in(weights.tensors, shape)
+    shape = weight_files.composer_shape(given, weights.tensors)
+    known = weight_files.parameters_in(weights.tensors, shape)
     return write_own(_own(weights.tensors, shape, source, known), target, known)
 
 
 def torch_to_composer(source: Path, target: Path) -> Report:
     """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
     checkpoint = read_own(source, own_heads=True)
-    write_composer(checkpoint.state, checkpoint.shape, target)
+    weight_files.write_composer(checkpoint.state, checkpoint.shape, target)
     report = checkpoint.report
     for own in (name for name in checkpoint.state if name.startswith("cls.seq_relationship.")):
         report.missing.pop(own, None)
@@ -161,9 +147,9 @@ def torch_to_composer(source: Path, target: Path) -> Report:
 def huggingface_to_torch(source: Path, target: Path) -> Report:
     """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
     shape = read_config(source / "config.json")
-    is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
-    file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
-    tensors = read_weights(file).tensors if is_old else read_weights_folder(source)
+    is_old = (source / weight_files.PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
+    file = source / (weight_files.PYTORCH_WEIGHTS if is_old else WEIGHTS)
+    tensors = weight_files.read_weights(file).tensors if is_old else read_weights_folder(source)
     checkpoint = _own(tensors, shape, file)
     with TemporaryDirectory() as made:
         folder = _vocabulary_of(source / TOKENIZER_JSON, Path(made)) or source
@@ -184,7 +170,7 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
     """Convert our format to a folder that transformers loads; see `mlbert.models.weights.export.write_huggingface`."""
-    check_target(target)
+    weight_files.check_target(target)
     checkpoint = read_own(source, own_heads=True)
     _refuse_cut_vocabulary(checkpoint)
     vocabulary = source / VOCAB_FILE
@@ -192,7 +178,7 @@ def torch_to_huggingface(source: Path, target: Path) -> Report:
         target,
         checkpoint.state,
         checkpoint.shape,
-        architecture_of(checkpoint.state),
+        weight_files.architecture_of(checkpoint.state),
         {"weights": source.name},
         vocabulary if vocabulary.exists() else None,
         read_card(source).classes if (source / TASK).exists() else (),
@@ -219,8 +205,7 @@ def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> Re
     index = prefix.with_name(f"{prefix.name}.index")
     if not index.is_file():
         raise UserError("file.missing", index, "does not exist", REMEDY)
-    tf = _tensorflow(prefix)
-    arrays, report = read_variables(tf.train.load_checkpoint, str(prefix), shape, object_based)
+    arrays, report = read_variables(_tensorflow(prefix).train.load_checkpoint, str(prefix), shape, object_based)
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ReadCheckpoint(shape, state, report, prefix.parent)
 
@@ -242,7 +227,7 @@ def _tensorflow(prefix: Path) -> Any:
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
     """Convert a ``.pt`` file to our format. Raise UserError as `read_nvidia_pt` and `own_state`."""
     shape = find_shape(config, source.parent)
-    return write_own(_own(read_nvidia_pt(source), shape, source), target)
+    return write_own(_own(weight_files.read_nvidia_pt(source), shape, source), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
@@ -260,8 +245,8 @@ def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
     why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no separate decoder weights")
     if why_not:
         raise UserError("model.unsupported", "NVIDIA", why_not, "Keep the weights in our own form")
-    state = padded(checkpoint.state, shape)
+    state = weight_files.padded(checkpoint.state, shape)
     content = {name: state[name] for name in parameter_names(shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]
-    write_pt(target, {"model": content})
+    weight_files.write_pt(target, {"model": content})
     return checkpoint.report

@@ -26,27 +26,18 @@ from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
 from mlbert.models.weights.huggingface import read_config, to_huggingface
 from mlbert.models.weights.modernbert import is_modernbert, own_tensors
-from mlbert.models.weights.weight_files import (
-    PYTORCH_WEIGHTS,
-    Weights,
-    architecture_of,
-    check_target,
-    load_state,
-    new_path,
-    read_safetensors,
-    read_weights,
-)
 from mlbert.runs.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.runs.step_folders import read_step
 
 _WEIGHTS = "weights"  # of the tensors, as `mlbert.training.checkpoint` names it
 
 
-def read_checkpoint(folder: Path) -> Weights:
+def read_checkpoint(folder: Path) -> weight_files.Weights:
     """Return a run checkpoint's parameters by name, vocabulary rows padded, and the shape. Raise UserError if it is
     damaged, or was written by an earlier version or another program, and so lacks names or shape."""
     identity, state = read_step(folder)
@@ -63,7 +54,7 @@ def read_checkpoint(folder: Path) -> Weights:
         reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
         remedy = "Give a checkpoint that this version of mlbert train wrote"
         raise UserError("checkpoint.format", folder, reason, remedy) from None
-    return Weights(tensors, shape)
+    return weight_files.Weights(tensors, shape)
 
 
 def vocabulary_of_run(folder: Path) -> tuple[Path, bool | None] | None:
@@ -103,25 +94,26 @@ def load_weights(model: AnyBert, path: Path | str) -> Report:
     weights = read_file(file)
     if weights.shape:
         check_unseen(weights.shape, model.config, str(file))
-    report = load_state(model, weights.tensors, str(file))
+    report = weight_files.load_state(model, weights.tensors, str(file))
     report.is_checked = weights.is_checked
     return report
 
 
-def read_file(file: Path) -> Weights:
+def read_file(file: Path) -> weight_files.Weights:
     """Return the tensors and, if known, the shape of a file that `load_weights` accepts. Raise UserError as it does."""
     if file.name == CHECKPOINT_TENSORS:
         return read_checkpoint(file.parent)
     if file.suffix == ".safetensors":
         remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
-        tensors, is_checked = read_safetensors(file, remedy)
-        weights = Weights(tensors, is_checked=is_checked)
-    elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
-        weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # its records have checksums
+        tensors, is_checked = weight_files.read_safetensors(file, remedy)
+        weights = weight_files.Weights(tensors, is_checked=is_checked)
+    elif file.suffix == ".pt" or file.name == weight_files.PYTORCH_WEIGHTS:
+        # The records of a zip file have checksums.
+        weights = replace(weight_files.read_weights(file), is_checked=zipfile.is_zipfile(file))
     else:
         remedy = "Convert it first: mlbert convert --help"
         raise UserError("checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy)
-    if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
+    if file.name in (WEIGHTS, weight_files.PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):
         weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
@@ -152,18 +144,18 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path, bool | None]:
     weights = read_file(file)
     model = _model_of(weights, file)
     model.initialize(0)  # heads may be missing
-    report = load_state(model, weights.tensors, str(file))
+    report = weight_files.load_state(model, weights.tensors, str(file))
     expected = file.with_name(VOCAB_FILE)
     of_run = vocabulary_of_run(file.parent) if file.name == CHECKPOINT_TENSORS else None
     return model, report, *(of_run or (expected, None))
 
 
-def _model_of(weights: Weights, file: Path) -> AnyBert:
+def _model_of(weights: weight_files.Weights, file: Path) -> AnyBert:
     """Return a model with the heads that the weights have."""
     if weights.shape is None:
         reason = "has no model configuration next to it"
         raise UserError("checkpoint.incomplete", file, reason, "Put its config.json there")
-    architecture = architecture_of(weights.tensors)
+    architecture = weight_files.architecture_of(weights.tensors)
     if architecture == "BertForSequenceClassification":
         return BertForSequenceClassification(weights.shape, len(weights.tensors["classifier.weight"]))
     return BertForPreTraining(weights.shape) if architecture == "BertForPreTraining" else BertForMaskedLM(weights.shape)
@@ -171,11 +163,11 @@ def _model_of(weights: Weights, file: Path) -> AnyBert:
 
 def export_to_huggingface(source: Path, target: Path) -> None:
     """Write a folder that `transformers` loads. Raise UserError if there are no weights, or the target exists."""
-    check_target(target)
+    weight_files.check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     finished = source / HUGGINGFACE
     if finished.is_dir():
-        with new_path(target) as partial:
+        with weight_files.new_path(target) as partial:
             shutil.copytree(finished, partial)
         return
     model, _, vocabulary, lower_case = open_saved(source)
