@@ -122,8 +122,7 @@ class ShardedReducer(GradientReducer):
         in_bf16: bool = False,
     ) -> None:
         self._layout = layout
-        buckets = layout.buckets(offsets)
-        super().__init__(params, flat_grad, offsets, world, buckets, clip_before, loss_scale, in_bf16)
+        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before, loss_scale, in_bf16)
 
     def warm_up(self) -> None:
         """See `GradientReducer`. Also runs the collectives of a sharded optimizer once."""

@@ -62,8 +62,7 @@ def attention(
     Returns:
         [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.
     """
-    implementation = registry.implementation("attention", qkv)
-    return implementation(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    return registry.implementation("attention", qkv)(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
 
 
 def capture_obstacle(

@@ -102,8 +102,7 @@ def tune(
         device_cache.store(CACHE, device, found)
     chosen = [library.choices[problem] for problem in problems]
     how = f"{chosen.count(APART)} apart from their epilogue, {sum(choice > 1 for choice in chosen)} not with the first"
-    seconds = time.perf_counter() - started
-    say(f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; {how} algorithm")
+    say(f"cublasLt: {len(problems)} products, {timed} timed, {time.perf_counter() - started:.1f} s; {how} algorithm")
 
 
 def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
@@ -240,8 +239,7 @@ class _Operands:
         return storage[skip : skip + size].view(dtype).view(shape)
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> Tensor:
-        room = self._room(shape, dtype, alignment)
-        return room.copy_(torch.randn(shape, device=self._device, dtype=torch.bfloat16))
+        return self._room(shape, dtype, alignment).copy_(torch.randn(shape, device=self._device, dtype=torch.bfloat16))
 
 
 def _agree(result: Tensor, expected: Tensor, allowed: float) -> bool:

@@ -58,8 +58,7 @@ def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str
 
 
 def _file(name: str, device: torch.device, facts: tuple[str, ...]) -> Path:
-    everything = [*_software(), *facts, *_hardware(device)]
-    digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([*_software(), *facts, *_hardware(device)]).encode()).hexdigest()
     return native.cache_folder() / f"{name}-{digest[:32]}.json"
 
 

@@ -160,8 +160,7 @@ def form(op: str, name: str) -> Form:
 
 def select_each(names: Mapping[str, str], device: torch.device | str = "cpu") -> None:
     """Use these implementations (op -> name) on `device`, plain for other ops, until the next `select`."""
-    everything = {op: names.get(op, "plain") for op in _implementations}
-    _selections[torch.device(device).type] = _Selection(everything, {})
+    _selections[torch.device(device).type] = _Selection({op: names.get(op, "plain") for op in _implementations}, {})
 
 
 def _selection(kind: str) -> _Selection:

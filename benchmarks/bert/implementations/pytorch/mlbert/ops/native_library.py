@@ -105,6 +105,5 @@ def sum_tokens(x: Tensor) -> Tensor:
     num_tokens, columns = x.shape
     partial = torch.empty(token_chunks(num_tokens), columns)
     chunk = token_chunk(num_tokens)
-    threads = torch.get_num_threads()
-    library().sum_tokens(pointer(x), num_tokens, columns, chunk, is_bf16(x), threads, pointer(partial))
+    library().sum_tokens(pointer(x), num_tokens, columns, chunk, is_bf16(x), torch.get_num_threads(), pointer(partial))
     return partial.sum(0)

@@ -149,8 +149,7 @@ class Problems:
     def _feed_forward(self, draw: int) -> tuple[Any, ...]:
         x, bias = self._random(draw, TOKENS, self._hidden, dtype=None), self._random(draw, self._inner)
         w1 = self._random(draw, self._inner, self._hidden) * self._hidden**-0.5
-        w2 = self._random(draw, self._hidden, self._inner) * self._inner**-0.5
-        return (x, w1, bias, w2, False)
+        return (x, w1, bias, self._random(draw, self._hidden, self._inner) * self._inner**-0.5, False)
 
     def not_differentiable(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
         """Return functions that create the arguments of the other ops; FP8 ops modify some arguments."""

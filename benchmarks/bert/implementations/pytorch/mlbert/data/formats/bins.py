@@ -143,5 +143,4 @@ def open_bins(folder: Path, verify: bool | None = None, checks: FileChecks | Non
     """Open and check a folder of bins; see `mlbert.data.formats.prepared.ShardSet.open` for ``verify`` and
     ``checks``."""
     info = describe_bins(folder)
-    bins = read_bins(folder).bins
-    return BinnedStore(info, [ShardSet.open(folder / entry.folder, verify, checks) for entry in bins])
+    return BinnedStore(info, [ShardSet.open(folder / entry.folder, verify, checks) for entry in read_bins(folder).bins])

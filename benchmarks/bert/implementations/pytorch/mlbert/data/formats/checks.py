@@ -55,8 +55,7 @@ def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
 def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> dict[str, np.ndarray]:
     """Find packs (int64 [P+1] offsets into ``rows``) that are empty, not adjacent or too large. Returns {problem: int64
     pack numbers}."""
-    borders = np.clip(pack_offsets, 0, len(rows))
-    tokens = np.diff(rows.offsets[borders])
+    tokens = np.diff(rows.offsets[np.clip(pack_offsets, 0, len(rows))])
     wrong = np.diff(pack_offsets) < 1
     if len(pack_offsets) == 0 or pack_offsets[0] != 0 or pack_offsets[-1] != len(rows):
         wrong[:] = True

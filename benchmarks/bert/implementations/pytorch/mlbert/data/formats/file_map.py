@@ -43,8 +43,7 @@ class FileMap:
         self.starts: np.ndarray = np.cumsum(slots) - slots
         self.ends: np.ndarray = self.starts + sizes
         libc = _libc()
-        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-        address = libc.mmap(None, total, _PROT_READ, flags, -1, 0)
+        address = libc.mmap(None, total, _PROT_READ, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
         if address == _FAILED:
             reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
             remedy = "Raise the limit `ulimit -v`"

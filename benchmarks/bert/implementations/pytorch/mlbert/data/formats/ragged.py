@@ -60,8 +60,7 @@ class Ragged:
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]]) -> Ragged:
         """Build from rows of (tokens, first length, random next, masked positions, masked labels)."""
-        columns = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
-        tokens, first, random_next, positions, labels = columns
+        tokens, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
         return cls(
             tokens=_concatenate(tokens),
             offsets=offsets_of([len(row) for row in tokens]),

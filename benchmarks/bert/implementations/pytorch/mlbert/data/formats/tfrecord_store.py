@@ -64,11 +64,10 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     elif listed:
         listed.check_sizes(files)
         most = Widths(listed.max_seq_length, listed.max_predictions)
-    named = [(file.name, plain_size(file)) for file in files]
     return StoreInfo(
         folder=folder,
         kind="tfrecord",
-        identity=json_sha256(named),
+        identity=json_sha256([(file.name, plain_size(file)) for file in files]),
         max_seq_length=most.max_seq_length,
         max_predictions=most.max_predictions,
         num_sequences=listed.num_sequences if listed else None,

@@ -187,8 +187,7 @@ class TokenShards:
                 made = self._tokenised(number)
                 body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
                 sizes = len(made.offsets) - 1, len(made.tokens)
-                head = _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body))
-                write_atomically(path, head + body)
+                write_atomically(path, _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body)) + body)
                 if (found := self._kept(number)) is not None:
                     return found
         except UserError as error:

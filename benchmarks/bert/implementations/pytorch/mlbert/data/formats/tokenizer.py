@@ -102,8 +102,7 @@ class Tokenizer:
         """
         if self._native is None:
             data = records.tobytes()
-            edges = starts.tolist()
-            return self.encode_all([data[first + 4 : end].decode() for first, end in pairwise(edges)])
+            return self.encode_all([data[first + 4 : end].decode() for first, end in pairwise(starts.tolist())])
         lines = np.frombuffer(bytearray(records.tobytes().translate(_BLANKED)), np.uint8)
         for place, byte in enumerate(b"\n" + _FIRST.encode() + b"  "):
             lines[starts[:-1] + place] = byte

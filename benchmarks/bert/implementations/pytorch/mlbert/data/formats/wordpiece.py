@@ -84,8 +84,7 @@ def basic_split(word: str, lower_case: bool = True) -> list[str]:
     if lower_case:
         decomposed = unicodedata.normalize("NFD", word.lower())
         word = "".join(char for char in decomposed if unicodedata.category(char) != "Mn")
-    spaced = "".join(f" {char} " if is_punctuation(char) else char for char in word)
-    return spaced.split()
+    return "".join(f" {char} " if is_punctuation(char) else char for char in word).split()
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:

@@ -252,8 +252,7 @@ class TextEvalSet(EvaluationBatches):
         or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
         readers = open_texts(texts.streams)
-        shards = TokenShards(readers, texts.tokenizer)
-        pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
+        pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
         _, chosen_texts = texts.mixture(readers, _SEED, is_shuffled=False)(0)
         counts = np.ones(self.info.num_texts, np.int64)
         if texts.long_texts == SPLIT:
@@ -273,6 +272,5 @@ class TextEvalSet(EvaluationBatches):
 
     def _set_num_examples(self, available: int) -> None:
         if available < 1:
-            reason = "holds no text"
-            raise UserError("data.empty", self._texts.name, reason, "Give texts to evaluate on")
+            raise UserError("data.empty", self._texts.name, "holds no text", "Give texts to evaluate on")
         self._num_examples = min(available, self._num_examples or available)

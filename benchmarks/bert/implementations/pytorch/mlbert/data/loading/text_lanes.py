@@ -351,8 +351,7 @@ class Pieces:
             cut = tokens[piece * self._most : (piece + 1) * self._most]
             parts += (self._before, cut, self._after)
             lengths.append(len(cut))
-        added = len(self._before) + len(self._after)
-        return np.concatenate(parts), offsets_of(np.asarray(lengths) + added)
+        return np.concatenate(parts), offsets_of(np.asarray(lengths) + len(self._before) + len(self._after))
 
 
 class Ahead:

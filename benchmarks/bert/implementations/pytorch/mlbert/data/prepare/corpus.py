@@ -134,8 +134,7 @@ def _nearly_repeats(sentence: str, held_out: set[tuple[str, ...]]) -> bool:
 
 def write_text(path: Path, documents: list[list[str]]) -> None:
     """Write one sentence per line and a blank line between documents, like the benchmark's text parts."""
-    text = "\n\n".join("\n".join(document) for document in documents) + "\n"
-    write_atomically(path, text)
+    write_atomically(path, "\n\n".join("\n".join(document) for document in documents) + "\n")
 
 
 MIN_WORDS = 4

@@ -249,8 +249,7 @@ class _Scan:
 
     def add(self, text: str, may_hold_out: bool) -> None:
         """Count a document, unless its letters are those of an earlier one."""
-        letters = "".join(_LETTERS.findall(text.casefold()))
-        number, key = self.documents, _digest(letters or text)
+        number, key = self.documents, _digest("".join(_LETTERS.findall(text.casefold())) or text)
         self.documents += 1
         self.characters += len(text)
         if key in self._known:

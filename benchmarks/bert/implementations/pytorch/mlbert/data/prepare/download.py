@@ -282,5 +282,4 @@ def _pieces(source: IO[bytes], archive: Path) -> Iterator[bytes]:
 
 
 def _damaged(archive: Path, error: Exception) -> UserError:
-    reason = f"cannot be unpacked ({error})"
-    return UserError("data.damaged", archive, reason, "Remove it and fetch it again")
+    return UserError("data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again")

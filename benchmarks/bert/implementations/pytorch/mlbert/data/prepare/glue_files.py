@@ -103,8 +103,7 @@ def make(folder: Path, size: float = 1.0) -> None:
         files = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv") if task == "mnli" else ("train.tsv", "dev.tsv")
         for file in files:
             count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
-            generator = random.Random(f"{task} {file}")
-            rows_of_file = _rows(task, generator, list(sides[file].values()), count)
+            rows_of_file = _rows(task, random.Random(f"{task} {file}"), list(sides[file].values()), count)
             write_file(folder / TASKS[task].folder / file, TASKS[task], rows_of_file)
 
 

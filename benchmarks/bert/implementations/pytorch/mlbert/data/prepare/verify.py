@@ -307,8 +307,7 @@ def verify(folders: Sequence[Path], *, md5: Md5List | None = None, executor: Exe
         results.append(SetReport(folder, info, files, problems))
         _keep_sums(folder, results[-1])
     if md5:
-        present = {job.path.name for job in jobs}
-        absent = sorted({*md5.files, *md5.rows} - present)
+        absent = sorted({*md5.files, *md5.rows} - {job.path.name for job in jobs})
         results[0].problems.extend(f"{md5.path}: lists {name}, which is not there" for name in absent)
     return results
 

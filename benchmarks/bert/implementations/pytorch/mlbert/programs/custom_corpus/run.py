@@ -206,8 +206,7 @@ class _Run:
 
     def describe(self) -> int:
         """Print what would be read and return the exit status."""
-        request = self._request(0, rules.SEQUENCE_LENGTH)
-        for line in take_inventory(request, console_progress(self._console)):
+        for line in take_inventory(self._request(0, rules.SEQUENCE_LENGTH), console_progress(self._console)):
             self._say(line)
         return SUCCEEDED
 
@@ -324,8 +323,7 @@ class _Run:
         warnings = BaselineWarnings(self._say, seconds, facts.baselines)
         options = RunOptions(pace_of(seconds, plan), warnings, self._asked.mlperf)
         if self._start and not resume:
-            quiet = Console(quiet=True)
-            accuracy = evaluate_only(resolved.config, resolved.recipe, world, quiet)
+            accuracy = evaluate_only(resolved.config, resolved.recipe, world, Console(quiet=True))
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
             with _signals_save():

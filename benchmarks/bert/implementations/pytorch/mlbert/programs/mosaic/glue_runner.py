@@ -119,8 +119,7 @@ def make_slots(num_gpus: int, visible: str | None, cores: Sequence[int], most: i
         share = list(cores[index::count]) or list(cores)
         environ = {"OMP_NUM_THREADS": str(len(share)), "TOKENIZERS_PARALLELISM": "false"}
         environ["CUDA_VISIBLE_DEVICES"] = names[index] if num_gpus else ""
-        place = f"GPU {names[index]}" if num_gpus else f"CPU {index}"
-        slots.append(Slot(place, environ, frozenset(share)))
+        slots.append(Slot(f"GPU {names[index]}" if num_gpus else f"CPU {index}", environ, frozenset(share)))
     return slots
 
 
