@@ -52,7 +52,6 @@ A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The ex
 when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
 
 """
-USUAL_STATUS = 2
 PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with one, which would be an HTML tag
 
 
@@ -106,12 +105,7 @@ def merged(defaults: list[str]) -> list[str]:
 def errors_text() -> str:
     """Return the text of errors.md."""
     codes = sorted(ERROR_CODES.items())
-    return ERRORS_HEADER + "".join(f"* `{code}`: {one.help}{status_words(one.exit_status)}\n" for code, one in codes)
-
-
-def status_words(status: int) -> str:
-    """Return words about an exit status other than the usual one."""
-    return "" if status == USUAL_STATUS else f" Exit status {status}."
+    return ERRORS_HEADER + "".join(f"* `{code}`: {text}\n" for code, text in codes)
 
 
 def recipes() -> list[Recipe]:

@@ -69,8 +69,7 @@ def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
         console.print(as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
     for result in results:
         if (costs := tables.costs(result, prices)) is not None:
-            title = f"Energy and cost of {result.system.name}"
-            console.print(as_table(title, costs))
+            console.print(as_table(f"Energy and cost of {result.system.name}", costs))
         for note in result.system.notes:
             console.print(safe(f"{result.system.name}: {note}"))
     console.print(tables.verdict(results))

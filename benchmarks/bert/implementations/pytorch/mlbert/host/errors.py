@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mlbert.host.error_codes import ERROR_CODES
+from mlbert.host.error_codes import ERROR_CODES, WRONG_INPUT
 
 
 class UserError(ValueError):
-    """A mistake that the user can fix. A command prints it as one line and exits with the code's status.
+    """A mistake that the user can fix. A command prints it as one line and exits with `exit_status`.
 
     Args:
         code: short stable identifier, one of `ERROR_CODES`.
@@ -21,6 +21,8 @@ class UserError(ValueError):
         problem: what is wrong with it.
         remedy: how to fix it; empty only if the problem already says so.
     """
+
+    exit_status = WRONG_INPUT  # of a command that fails with this error
 
     def __init__(self, code: str, subject: str | Path, problem: str, remedy: str = "") -> None:
         assert code in ERROR_CODES, f"{code} is not in ERROR_CODES"
@@ -30,11 +32,6 @@ class UserError(ValueError):
         self.remedy = _one_line(remedy).rstrip(".")
         text = f"{self.subject}: {self.problem}."
         super().__init__(f"{text} {self.remedy}." if self.remedy else text)
-
-    @property
-    def exit_status(self) -> int:
-        """Exit status of a command that fails with this error."""
-        return ERROR_CODES[self.code].exit_status
 
     def as_line(self) -> str:
         """Return the line that a command prints: the message, then the code in brackets."""
