@@ -27,17 +27,6 @@ app = typer.Typer(
 )
 
 
-def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
-    """Return the sbatch command of each job; ``{}`` in all but the first stands for the previous job's number.
-
-    A job starts when the previous one ends for any reason: time limit, node failure, or finished training (the new job
-    then ends at once).
-    """
-    first = ["sbatch", "--parsable", *sbatch_words]
-    later = ["sbatch", "--parsable", "--dependency=afterany:{}", *sbatch_words]
-    return [first, *([later] * (num_jobs - 1))]
-
-
 @app.command("chain", context_settings={"ignore_unknown_options": True})
 def chain(
     num_jobs: Annotated[int, typer.Argument(metavar="N", help="Number of jobs.", min=1)],
@@ -58,8 +47,9 @@ def chain(
     if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
         raise UserError("config.conflict", "TIMED", "is set, and a timed run cannot be resumed", "Unset it for a chain")
     number = ""
-    for command in chain_commands(num_jobs, sbatch_words):
-        words = [word.format(number) if word.startswith("--dependency") else word for word in command]
+    for _ in range(num_jobs):
+        dependency = [f"--dependency=afterany:{number}"] if number else []
+        words = ["sbatch", "--parsable", *dependency, *sbatch_words]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"})
         except FileNotFoundError:

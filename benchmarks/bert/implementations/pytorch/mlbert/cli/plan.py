@@ -22,7 +22,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.mlperf import rules
 from mlbert.mlperf.logs import is_number, read_log
-from mlbert.mlperf.result_set import run_file
+from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.console import standard_output, write_page
@@ -69,22 +69,20 @@ def plan(
         remedy = "Remove --gpus, --nodes and --batch"
         raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
     logs = [read_measured(path) for path in calibrate or ()]
-    configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
         raise UserError("config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
-    shape = configured.shape or timing.named("large") if model is None else timing.named(model)
-    if gpus is None and nodes is None:
-        gpus, nodes = configured.gpus, configured.nodes
-    if batch is None and batch_per_gpu is None and configured.packs is not None:
-        batch_per_gpu = configured.packs
-    given = Given(
-        name, shape, gpus, nodes, _gbps(network), batch, batch_per_gpu, precision or configured.precision, imbalance
-    )
-    estimator = _Estimator(
-        shape, load(), Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh), samples, configured.sharing
-    )
-    estimator = estimator.with_measured(given, logs, efficiency)
+    given = Given(name, timing.named(model or "large"), port_gbps=_gbps(network), imbalance=imbalance)
+    if config is not None or environment().get("CONFIG_FILE"):
+        configured = _configured(given, config)
+        given = configured if model is None else replace(configured, shape=given.shape)
+    if gpus or nodes:
+        given = replace(given, gpus=gpus, nodes=nodes)
+    if batch or batch_per_gpu:
+        given = replace(given, batch=batch, batch_per_gpu=batch_per_gpu)
+    given = replace(given, precision=precision or given.precision)
+    estimator = _Estimator(given, load(), Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh), samples)
+    estimator = estimator.with_measured(logs, efficiency)
     if to_4096:
         if budget is not None and price_per_gpu_hour is None:
             raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
@@ -125,20 +123,8 @@ def _show(
         typer.echo(f"page: {html}", err=as_json)
 
 
-@dataclass(frozen=True)
-class _Configured:
-    """Values read from a configuration; ``packs`` are nominal sequences per GPU and step."""
-
-    shape: timing.ModelShape | None = None
-    gpus: int | None = None
-    nodes: int | None = None
-    packs: int | None = None
-    precision: str | None = None
-    sharing: str = "off"
-
-
-def _configured(file: Path | None) -> _Configured:
-    """Read a YAML file, or the sourced exports if ``file`` is None."""
+def _configured(given: Given, file: Path | None) -> Given:
+    """Add the values of a YAML file, or of the sourced exports if ``file`` is None."""
     from mlbert.cli.train import resolve_run
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
@@ -147,13 +133,14 @@ def _configured(file: Path | None) -> _Configured:
     model, data, precision = config[ModelConfig], config[DataConfig], config[ComputeConfig].precision
     exports = environment()
     ranks = planned_world_size(exports)
-    return _Configured(
-        timing.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
-        ranks,
-        None if ranks is None else int(exports["DGXNNODES"]),
-        rules.global_batch_size(data.train_batch_size, 1, data.average_packing_rate),
-        None if precision == "auto" else precision,
-        config[DistributedConfig].sharded_optimizer,
+    return replace(
+        given,
+        shape=timing.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
+        gpus=ranks,
+        nodes=None if ranks is None else int(exports["DGXNNODES"]),
+        batch_per_gpu=rules.global_batch_size(data.train_batch_size, 1, data.average_packing_rate),
+        precision=None if precision == "auto" else precision,
+        sharing=config[DistributedConfig].sharded_optimizer,
     )
 
 
@@ -161,32 +148,29 @@ def _configured(file: Path | None) -> _Configured:
 class _Estimator:
     """Estimate jobs that share a model, parameters and prices."""
 
-    shape: timing.ModelShape
+    given: Given
     parameters: Parameters
     prices: Prices
     samples: float | None
-    sharing: str
 
     def __call__(self, job: TrainingJob) -> Estimate:
-        sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.sharing]
-        return estimate(job, self.shape, self.parameters, self.prices, self.samples, sharers)
+        sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.given.sharing]
+        return estimate(job, self.given.shape, self.parameters, self.prices, self.samples, sharers)
 
-    def with_measured(
-        self, given: Given, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
-    ) -> _Estimator:
+    def with_measured(self, logs: Sequence[calibration.MeasuredRun], efficiency: float | None) -> _Estimator:
         """Return a copy with the speed from logs or ``efficiency``, and the samples and power that the logs needed."""
         parameters, samples, prices = self.parameters, self.samples, self.prices
         if logs and efficiency is not None:
             raise UserError("config.conflict", "--efficiency", "conflicts with --calibrate", "Give one of the two")
         if logs:
-            like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
+            like = replace(self.given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
             job = job_of(like, self)
             parameters = calibration.calibrated(parameters, job, logs)
             ratios = [
                 log.samples / timing.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
             ]
             reached = [log.samples for log in logs if log.samples is not None]
-            if ratios and self.shape.is_large:  # scale the reference samples of every batch size alike
+            if ratios and self.given.shape.is_large:  # scale the reference samples of every batch size alike
                 parameters = replace(parameters, measured_samples=sum(ratios) / len(ratios))
             elif reached and samples is None:
                 samples = sum(reached) / len(reached)
@@ -194,8 +178,9 @@ class _Estimator:
             if watts and prices.watts_per_gpu is None:
                 prices = replace(prices, watts_per_gpu=statistics.median(watts))
         if efficiency is not None:
-            each = timing.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
-            parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
+            gpu = self.given.gpu
+            each = timing.named("large").flops / (efficiency * GPUS[gpu].peak_tflops * 1e12) * 1e3
+            parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, gpu: each})
         return replace(self, parameters=parameters, samples=samples, prices=prices)
 
 
@@ -216,11 +201,10 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
         reason = "does not record ranks, batch and run start"
         raise UserError("log.incomplete", path, reason, "Give a log that mlbert train wrote")
-    triples = zip(log.all("eval_start"), log.all("eval_stop"), log.evaluations, strict=False)
-    evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
-    reached = evaluations[-1][2] if evaluations and log.status == "success" else None
+    triples = zip(log.all("eval_start"), log.all("eval_stop"), evaluations_of(log), strict=False)
+    evaluations = [(begin.time_ms / 1e3, end.time_ms / 1e3, one.samples) for begin, end, one in triples]
     try:
-        found = calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
+        found = calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, samples_to_target(log))
     except ValueError as error:
         reason = f"has no usable speed: {error}"
         raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None

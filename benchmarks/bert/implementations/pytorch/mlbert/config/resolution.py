@@ -303,7 +303,9 @@ def _layers(environ: Mapping[str, str] | None, line: CommandLine, files: list[Pa
         key = _key_of_flag(flag)
         last[key] = (text, f"flag {settings_by_key()[key].flag}")
     for word in line.overrides:
-        key, text = _split_override(word)
+        key, _, text = word.partition("=")
+        if key not in settings_by_key():
+            raise unknown_name(key, "key", settings_by_key())
         if key in last:
             raise UserError("config.duplicate", word, f"{key} is already given by {last[key][1]}", "Give it once")
         last[key] = (text, f"{_ARGUMENT}{key}=")
@@ -329,13 +331,6 @@ def _key_of_flag(flag: str) -> str:
         return key
     known = [*(one.flag for one in settings_by_key().values()), "--config"]
     raise unknown_name(f"--{flag.removeprefix('--')}", "flag", known)
-
-
-def _split_override(word: str) -> tuple[str, str]:
-    key, _, text = word.partition("=")
-    if key not in settings_by_key():
-        raise unknown_name(key, "key", settings_by_key())
-    return key, text
 
 
 def _near_misses(environ: Mapping[str, str]) -> list[str]:

@@ -58,11 +58,8 @@ def open_plain(path: Path) -> BufferedReader:
 def read_plain(path: Path, remedy: str = "Restore it", most: int = _MOST_BYTES) -> bytes:
     """Read a regular file of at most ``most`` bytes. Raises UserError if it is unreadable, too large or not a regular
     file."""
-    try:
-        with open_plain(path) as file:
-            content = file.read(most + 1)  # read to measure: /proc reports wrong sizes
-    except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
+    with reading(path, remedy), open_plain(path) as file:
+        content = file.read(most + 1)  # read to measure: /proc reports wrong sizes
     if len(content) > most:
         raise UserError("file.too-large", path, f"cannot be read (larger than {most >> 20} MiB)", remedy)
     return content
@@ -74,7 +71,7 @@ def reading(path: Path | str, remedy: str = "Check the path and its permissions"
     try:
         yield
     except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", remedy) from None
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
 
 
 @contextmanager
@@ -238,14 +235,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp")  # several machines may write it
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", path, reason, "Free some space or choose another folder") from None
+        with writing(path, "Free some space or choose another folder"):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

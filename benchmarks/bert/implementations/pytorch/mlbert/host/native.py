@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlbert.host.environment import environment
+from mlbert.host.machine import read_processors
 from mlbert.host.provenance import shipped
 
 SOURCE_FOLDER = shipped("csrc") / "cpu"
@@ -193,13 +194,9 @@ def _version(compiler: str) -> bytes:
 
 def _processor() -> bytes:
     """Return everything that determines the meaning of ``-march=native``."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine().encode()
+    first = next(iter(read_processors()), {})
     wanted = ("model name", "flags", "Features", "CPU part")
-    first = {line.split(":")[0].strip(): line for line in reversed(lines) if line.startswith(wanted)}
-    return "\n".join([platform.machine(), *(first[name] for name in sorted(first))]).encode()
+    return "\n".join([platform.machine(), *(first[name] for name in wanted if name in first)]).encode()
 
 
 def cache_folder() -> Path:

@@ -30,7 +30,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
-from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.mlperf.describe import STATUSES, describe_system, write_description
 from mlbert.mlperf.keys import CLOSED_KEYS
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 
@@ -42,13 +42,6 @@ REQUIRED = (
     *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
 )
 REQUIRED_IN_CLOSED = tuple(key for key in CLOSED_KEYS if key not in REQUIRED)
-# Argument and log value -> value in the system description.
-STATUS = {
-    "onprem": "Available on-premise",
-    "cloud": "Available cloud",
-    "preview": "Preview",
-    "research": "Research, Development, or Internal (RDI)",
-}
 _AT_THE_END = ("eval_samples",)  # logged after training, so a Trainer may supply it at the first evaluation
 _BLOCK = {"first_epoch_num": 1}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -112,7 +105,7 @@ class MLPerfCallback:
         for name, value, choices in (
             ("division", division, ("open", "closed")),
             ("benchmark", benchmark, (rules.BENCHMARK,)),
-            ("status", status, tuple(STATUS)),
+            ("status", status, tuple(STATUSES)),
         ):
             if value not in choices:
                 known = " or ".join(choices)
@@ -294,7 +287,7 @@ class MLPerfCallback:
 
     def _describe(self, submitter: str, status: str, host_processors: int | None) -> dict[str, str]:
         nodes = max(1, _number("WORLD_SIZE", 1) // max(1, _number("LOCAL_WORLD_SIZE", 1)))
-        facts = describe_system(submitter, self._division, nodes) | {"status": STATUS[status]}
+        facts = describe_system(submitter, self._division, nodes) | {"status": STATUSES[status]}
         return facts if host_processors is None else facts | {"host_processors_per_node": str(int(host_processors))}
 
     def _samples_of(self, state: Any) -> int:

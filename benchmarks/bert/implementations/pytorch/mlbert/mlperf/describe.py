@@ -246,7 +246,8 @@ def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
     found = [version for name in DISTRIBUTIONS_OF[framework] if (version := installed_version(name))]
     stack = {"Python": platform.python_version(), "C compiler": ask(["cc", "--version"]).partition("\n")[0]}
     stack |= _framework_parts(framework) if found else {}
-    stack |= {"NVIDIA driver": gpu_driver(root).replace(NONE, "") or _asked_driver(ask)}
+    asked = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).partition("\n")[0].strip()
+    stack |= {"NVIDIA driver": gpu_driver(root).replace(NONE, "") or asked}
     stack |= {"glibc": platform.libc_ver()[1], "kernel": f"{platform.system()} {platform.release()}"}
     stack |= {name: installed_version(name) or "" for name in _PACKAGES}
     pairs = [f"{name}: {version.replace(', ', ' ')}" for name, version in stack.items() if version]
@@ -277,17 +278,18 @@ def _framework_parts(framework: str) -> dict[str, str]:
     }
 
 
-def _asked_driver(ask: Ask) -> str:
-    listed = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-    return listed.partition("\n")[0].strip()
-
-
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     return match[1] if match else ""
 
 
-STATUS = "Research, Development, or Internal (RDI)"
+# Value in the log -> value in the system description.
+STATUSES = {
+    "research": "Research, Development, or Internal (RDI)",
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+}
 
 
 def ask(command: Sequence[str]) -> str:
@@ -316,7 +318,7 @@ def describe_system(
     facts = {
         "submitter": submitter,
         "division": division,
-        "status": STATUS,
+        "status": STATUSES["research"],
         "number_of_nodes": str(num_nodes),
         **describe_processor(root, ask),
         **describe_memory(root, ask),

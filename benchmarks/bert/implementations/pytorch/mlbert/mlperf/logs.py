@@ -123,11 +123,6 @@ class Log:
             return None
         return (stop.time_ms - start.time_ms) / _MS_PER_MINUTE
 
-    @property
-    def evaluations(self) -> list[tuple[Any, Any]]:
-        """Return pairs (training samples so far, accuracy)."""
-        return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
-
     def where(self, event: Event | None = None) -> str:
         """Return the start of a complaint: the file, and the line of an event if given."""
         return f"{self.path.name}: " + (f"line {event.line}: " if event else "")

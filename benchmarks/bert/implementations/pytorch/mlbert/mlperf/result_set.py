@@ -8,7 +8,6 @@ and reject unknown files next to the logs, but ignore files in ``results/<system
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from mlbert.host.files import open_plain
 from mlbert.mlperf.findings import Complaints
 from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
-
-_LARGEST = int(sys.float_info.max)
 
 # Rules that several checks refer to.
 LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"

@@ -74,10 +74,8 @@ def choose_compute(configuration: Configuration, device: torch.device, warn: Cal
         warn(f"warning: {problem}")
     if configuration[ModelConfig].model_implementation == HUGGING_FACE:
         if products:
-            reason, remedy = (
-                "Hugging Face's model has no FP8 products",
-                "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert",
-            )
+            reason = "Hugging Face's model has no FP8 products"
+            remedy = "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert"
             raise UserError("config.conflict", f"PRECISION={config.precision}", reason, remedy)
         chosen = {"model": "transformers", "masked_cross_entropy": chosen["masked_cross_entropy"]}
     if products and device.type == "cpu":

@@ -84,10 +84,8 @@ def _times_of_runs(result: Result) -> Chart | None:
     def paint(axes: Axes) -> None:
         colours, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
         axes.barh(range(len(runs)), values, color=[COLOURS[name] for name in colours], height=_BAR, label=words)
-        label_rows(
-            axes,
-            [f"{shorten(f'run {run.name}', 16)}: {v:.{digits}f}" for (run, _), v in zip(runs, values, strict=True)],
-        )
+        names = [shorten(f"run {run.name}", 16) for run, _ in runs]
+        label_rows(axes, [f"{name}: {value:.{digits}f}" for name, value in zip(names, values, strict=True)])
         mean = result.olympic_seconds
         if mean is not None and math.isfinite(mean):
             _level(axes.axvline, mean / scale, f"olympic mean {mean / scale:.4g} {unit}", is_target=True)
@@ -167,12 +165,8 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
         is_visible = (widths > _LEAST_SHARE * widths[:, 1:].sum(1, keepdims=True)).any(0)
         lefts = (widths.cumsum(1) - widths - widths[:, :1]) / scale
         for index, (_, variable, words) in enumerate(_PARTS):
-            look: dict[str, Any] = {
-                "color": COLOURS[variable],
-                "height": _BAR,
-                "label": words if is_visible[index] else "_",
-            }
-            axes.barh(range(len(labels)), (widths / scale)[:, index], left=lefts[:, index], **look)
+            place = range(len(labels)), (widths / scale)[:, index], _BAR, lefts[:, index]
+            axes.barh(*place, color=COLOURS[variable], label=words if is_visible[index] else "_")
         label_rows(axes, labels)
         axes.set_xlabel(unit)
 
@@ -265,13 +259,9 @@ def curve_chart(
         for variable, words, points, dashes in curves:
             x, y = zip(*thin(points, most), strict=True) if points else ((), ())
             look: dict[str, Any] = {"color": COLOURS[variable], "linestyle": dashes, "linewidth": 1.3, "alpha": 0.85}
-            mark: dict[str, Any] = {
-                "marker": "." if len(points) < _MOST_MARKED else "",
-                "markersize": 4,
-                "markeredgewidth": 0,
-            }
+            look |= {"marker": "." if len(points) < _MOST_MARKED else "", "markersize": 4, "markeredgewidth": 0}
             # matplotlib leaves labels that begin with an underscore out of the legend.
-            axes.plot([value / scale for value in x], y, label=f" {words}", **look, **mark)
+            axes.plot([value / scale for value in x], y, label=f" {words}", **look)
         axes.set_xlabel("samples trained on" if over == "samples" else f"{unit} since run_start")
         if over == "samples":
             in_thousands(axes, "x")

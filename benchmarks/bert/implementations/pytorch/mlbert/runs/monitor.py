@@ -35,12 +35,7 @@ class Monitor(Events):
     """
 
     def __init__(
-        self,
-        path: Path | None,
-        limits: Limits,
-        log_every_steps: int,
-        console: Console,
-        append: bool = False,
+        self, path: Path | None, limits: Limits, log_every_steps: int, console: Console, append: bool = False
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
         self._hosts: Sequence[str] = ()

@@ -155,14 +155,12 @@ class Limits:
 
     def reached(self, state: TrainState, seconds: float) -> str | None:
         """Return why the run must end before the target is reached, or None to continue."""
+        is_late = self.max_seconds is not None and seconds >= self.max_seconds
         checks: list[tuple[bool, str]] = [
             (state.skipped_steps > self.max_skipped_steps, f"{state.skipped_steps} steps had non-finite gradients"),
             (state.step >= self.max_steps, f"MAX_STEPS {self.max_steps} reached"),
             (state.samples >= self.max_samples, f"MAX_SAMPLES_TERMINATION {self.max_samples} reached"),
-            (
-                self.max_seconds is not None and seconds >= self.max_seconds,
-                f"MAX_SECONDS {self.max_seconds} reached",
-            ),
+            (is_late, f"MAX_SECONDS {self.max_seconds} reached"),
         ]
         return next((reason for hit, reason in checks if hit), None)
 

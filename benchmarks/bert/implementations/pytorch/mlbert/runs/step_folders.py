@@ -70,8 +70,7 @@ class StepFolders:
             fsync_path(self.path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            reason = error.strerror or error
-            reason = f"could not be written ({reason})"
+            reason = f"could not be written ({error.strerror or error})"
             raise UserError("file.unwritable", final, reason, "Free space, or name another folder") from None
         for old in self._complete()[: -max(self.keep, 1)]:
             shutil.rmtree(old, ignore_errors=True)

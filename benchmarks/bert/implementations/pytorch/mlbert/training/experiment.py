@@ -257,18 +257,14 @@ def build_fitting(
     """
     while True:
         method = build(config)
-        if (
-            not config[ComputeConfig].auto_micro_batch
-            or method.static_shape is None
-            or _fits(method, method.static_shape, world)
-        ):
+        shape = method.static_shape if config[ComputeConfig].auto_micro_batch else None
+        if shape is None or _fits(method, shape, world):
             return config, method
         data = config[DataConfig]
-        parts = 2 * data.gradient_accumulation_steps
+        steps = data.gradient_accumulation_steps
+        parts = 2 * steps
         if data.train_batch_size % parts:
-            reason = (
-                f"does not fit in memory in {data.gradient_accumulation_steps} parts and is not divisible by {parts}"
-            )
+            reason = f"does not fit in memory in {steps} parts and is not divisible by {parts}"
             remedy = "Use a power of two, or a smaller model"
             raise UserError("device.memory", f"BATCHSIZE {data.train_batch_size}", reason, remedy)
         config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
@@ -296,9 +292,8 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
 
 def _largest(static_shape: StaticShape) -> HostBatch:
     """Return equally long sequences that fill the shape's tokens, with its number of masked tokens."""
-    lengths = [
-        len(part) for part in np.array_split(np.arange(static_shape.tokens), static_shape.sequences) if len(part)
-    ]
+    parts = np.array_split(np.arange(static_shape.tokens), static_shape.sequences)
+    lengths = [len(part) for part in parts if len(part)]
     rows = []
     for length in lengths:
         masked = range(1, min(length, 1 + static_shape.masked // len(lengths)))

@@ -61,13 +61,12 @@ def _run() -> int:
     # Without a complete split, not all files are read.
     if given.dataset == OWN and not (share.is_all and all(streaming.SPLITS[split][1] for split in given.splits)):
         streaming.convert_files(given.path, given.splits, given.out_root, **options)
-    elif given.dataset in streaming.HUB_SETS:
-        streaming.convert(
-            streaming.hub_texts(given.dataset, given.data_subset), given.splits, given.out_root, **options
-        )
+        return SUCCEEDED
+    if given.dataset in streaming.HUB_SETS:
+        texts = streaming.hub_texts(given.dataset, given.data_subset)
     else:
         texts = streaming.own_texts(given.path) if given.dataset == OWN else streaming.python_texts()
-        streaming.convert(texts, given.splits, given.out_root, **options)
+    streaming.convert(texts, given.splits, given.out_root, **options)
     return SUCCEEDED
 
 

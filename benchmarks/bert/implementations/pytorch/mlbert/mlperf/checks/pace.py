@@ -138,12 +138,7 @@ def _unscored(log: Log) -> Complaints:
         wrong = _UNSCORED_OPEN_SECONDS
     if seconds > unusual:
         text = f"run_start comes {seconds:.4g} s after init_stop"
-        yield log.error_if(
-            seconds > wrong,
-            text,
-            _TIMED_TO_TARGET if seconds > wrong else "",
-            start,
-        )
+        yield log.error_if(seconds > wrong, text, _TIMED_TO_TARGET if seconds > wrong else "", start)
 
 
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
@@ -317,12 +312,7 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
     for log, durations in timed:
         if len(durations) >= _MIN_EVALUATIONS and all(ms <= _NO_TIME_MS for _, ms in durations):
             text = f"no evaluation took more than {_NO_TIME_MS} ms"
-            yield log.error_if(
-                log.is_ours,
-                text,
-                _TIMED if log.is_ours else "",
-                durations[0][0].event,
-            )
+            yield log.error_if(log.is_ours, text, _TIMED if log.is_ours else "", durations[0][0].event)
             continue
         shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
         if shortest is None or usual < _MIN_EVALUATION_MS[log.is_ours] or ms > _SHORT * usual:

@@ -11,6 +11,7 @@ from typing import Any
 from mlbert.host.json_files import parse_json
 from mlbert.host.provenance import recipe_file
 from mlbert.mlperf.call_sites import Sources
+from mlbert.mlperf.describe import STATUSES
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet
@@ -20,12 +21,6 @@ _CODE = "rules: the code of a result is submitted with it"
 _REFERENCE = "rules, BERT closed: the reference's model"
 _FILED = "rules: results/<system> and systems/<system>.json are of the system that ran"
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
-_STATUSES = {
-    "research": "Research, Development, or Internal (RDI)",
-    "onprem": "Available on-premise",
-    "cloud": "Available cloud",
-    "preview": "Preview",
-}
 _ANYWHERE = ("run_stop",)  # logged wherever a run can end
 _NOT_THERE = "is not in the tree"
 _CLOCKS_APART_MS = 600_000  # clock difference allowed between the committing and the training machine
@@ -76,9 +71,9 @@ def check_whose(results: ResultSet) -> Complaints:
             yield log.warning(text, _FILED, platform)
         if status is None:
             continue
-        wanted = _STATUSES.get(str(status.value))
+        wanted = STATUSES.get(str(status.value))
         if wanted is None:
-            text = f"submission_status {status.value!r} is not one of {', '.join(_STATUSES)}"
+            text = f"submission_status {status.value!r} is not one of {', '.join(STATUSES)}"
             yield log.error_if(log.is_ours, text, _FILED, status)
         elif described and _plain(described) != _plain(wanted):
             text = f"submission_status is {status.value!r}, the system description says {described!r}"

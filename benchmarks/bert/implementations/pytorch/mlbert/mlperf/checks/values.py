@@ -270,7 +270,7 @@ def _epsilons(log: Log) -> Iterable[Complaint]:
 def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that training does not continue past the schedule, where the rate is 0."""
     event, batch = log.first(_STEPS), _number(log, _BATCH)
-    samples = [count for count, _ in log.evaluations if is_number(count)]
+    samples = [event.samples for event in log.all("eval_accuracy") if event.samples is not None]
     if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or log.is_ours:
         return  # our own batch is nominal, and its steps are checked against the configuration
     planned = event.value * batch

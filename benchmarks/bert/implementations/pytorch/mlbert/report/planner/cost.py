@@ -180,11 +180,8 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
     """Return the bands of a score (from the scatter of published scores) and of one run, which varies more."""
     averaged = rules.NUM_RESULT_FILES - 2
     of_run = math.hypot(error, ONE_SIDED_95 * spread * math.sqrt(1 - 1 / averaged))
-
-    def around(half: float) -> tuple[float, float]:
-        return seconds * math.exp(-half), seconds * math.exp(half)
-
-    return around(error), around(of_run)
+    score, run = ((seconds * math.exp(-half), seconds * math.exp(half)) for half in (error, of_run))
+    return score, run
 
 
 def _limit(

@@ -54,25 +54,27 @@ _GIVE_BATCH = "Give --batch, or other --gpus"
 
 @dataclass(frozen=True)
 class Given:
-    """The user's options; None if not given.
+    """What the user or a configuration asks for; None if not given.
 
     Attributes:
         gpus, nodes: totals of the job.
-        port_gbps: network speed per GPU.
         batch: sequences per step over all GPUs.
         batch_per_gpu: alternative to ``batch``.
         precision: precision of matrix products.
+        sharing: GPUs that share the optimizer state: off, node or all.
+        port_gbps: network speed per GPU.
     """
 
     gpu: str
     shape: ModelShape
-    gpus: int | None
-    nodes: int | None
-    port_gbps: float | None
-    batch: int | None
-    batch_per_gpu: int | None
-    precision: str | None
-    imbalance: float
+    gpus: int | None = None
+    nodes: int | None = None
+    batch: int | None = None
+    batch_per_gpu: int | None = None
+    precision: str | None = None
+    sharing: str = "off"
+    port_gbps: float | None = None
+    imbalance: float = 1.0
 
     @property
     def per_node(self) -> int:
