@@ -87,7 +87,6 @@ _MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "c
 _DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
 
 Words = list[str]
-Side = dict[str, Words]  # text -> its words
 _UNRELATED = ("not_entailment", "neutral", "0")  # labels
 
 
@@ -144,6 +143,6 @@ def _sentences(document: list[str]) -> list[Words]:
     return [words for words in found if SHORTEST <= len(words) <= LONGEST]
 
 
-def _unique(parts: Iterable[list[Words]], without: set[str]) -> Side:
+def _unique(parts: Iterable[list[Words]], without: set[str]) -> dict[str, Words]:
     found = {" ".join(words): words for part in parts for words in part}
     return {text: words for text, words in found.items() if text not in without}
