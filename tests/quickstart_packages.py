@@ -19,7 +19,8 @@ def make_environment(folder: Path) -> Path:
     python = folder / "bin/python"
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     for name in needed_packages("mlbert") | {"setuptools"}:
-        distribution = metadata.distribution(name)
+        # By its folder: an egg-info that a build has left in the tree's root has no files.
+        distribution = next(iter(metadata.distributions(name=name, path=[sysconfig.get_path("purelib")])))
         for entry in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (packages / entry).exists():
                 (packages / entry).symlink_to(distribution.locate_file(entry))

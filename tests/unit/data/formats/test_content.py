@@ -78,8 +78,13 @@ def test_another_name_or_size_is_another_identity(folder: Path) -> None:
     for path in list(folder.glob("part*")):
         path.rename(path.with_name(f"b{path.name}" if path.suffix else path.name.removesuffix("-of-00002")))
     names.append(describe(folder).known_as)
-    with min(folder.iterdir()).open("ab") as file:
+    longer = min(folder.iterdir())
+    with longer.open("ab") as file:
         file.write(b"x")
+    if longer.suffix == ".hdf5":
+        with user_error("data.damaged", longer):
+            describe(folder)
+        return
     names.append(describe(folder).known_as)
     assert len(set(names)) == 3
 

@@ -84,7 +84,7 @@ def torch_to_hf(source: Folder, target: NewFolder) -> None:
 def _convert(function: str, source: Path, target: Path, *config: Path | None) -> None:
     """Run a function of `mlbert.models.weights.convert` and print its report."""
     convert = importlib.import_module("mlbert.models.weights.convert")  # torch takes a second
-    convert.check_target(target)
+    convert.weight_files.check_target(target)
     with waiting(f"converting {source}"):
         report = getattr(convert, function)(source, target, *config)
     for line in [*report.lines(), f"wrote {target}"]:
