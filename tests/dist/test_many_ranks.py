@@ -14,6 +14,7 @@ from many_ranks_program import STEPS, TIME_LIMIT_S, main
 from mlbert.distributed.lifecycle import LOST_RANK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "steps"), [(128, STEPS), (8, 0)], ids=["while training", "before any collective"])
 def test_many_ranks_start_and_name_a_killed_one(tmp_path: Path, ranks: int, steps: int) -> None:
     victim = ranks // 2

@@ -37,9 +37,10 @@ def event_logs(folder: Path, mode: str, **changes: object) -> list[dict[str, lis
 SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "changes"),
-    [("none", SHARDED), pytest.param("full_iteration", {"ops": "plain"}, marks=pytest.mark.slow)],
+    [("none", SHARDED), ("full_iteration", {"ops": "plain"})],
     ids=["sharded", "graphs"],
 )
 def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:

@@ -146,9 +146,8 @@ def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs
     assert_refused(tree.run(sys.executable, f"scripts/{program}"), "")
 
 
-@pytest.mark.parametrize(
-    ("config", "ranks", "runs"), [pytest.param("methods", 1, 2, marks=pytest.mark.slow), ("baseline", 2, 1)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
 def test_runs_are_collected_as_results(
     config: str, ranks: int, runs: int, tree: Tree, inputs: Path, quickstart_python: Path
 ) -> None:

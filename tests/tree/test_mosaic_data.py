@@ -63,6 +63,7 @@ CONVERT = "python ../common/convert_dataset.py --dataset text --path texts.jsonl
 LOAD = "python ../common/text_data.py --tokenizer bert-base-uncased"
 
 
+@pytest.mark.slow
 def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus, tmp_path):
     converted = run(f"{CONVERT} --splits train_small val")
     assert converted.returncode == 0, converted.stderr

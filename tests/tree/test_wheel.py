@@ -64,6 +64,7 @@ def test_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path)
     assert "C kernels" not in out
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_trains_and_warns_once(site: Path, tmp_path: Path) -> None:
     out, provenance = train(site, tmp_path / "out", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
     assert not provenance["native_libraries"]

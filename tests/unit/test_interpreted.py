@@ -25,6 +25,7 @@ SUITES = {  # of a process each
     # Which kernel runs does not depend on a published run's numbers: one run of each kind of update is enough.
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
 }
+OTHER_SUITES = ("FP8", "optimizers and steps")
 LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 
 
@@ -32,7 +33,7 @@ LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite == "FP8" else suite for suite in SUITES]
+    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite in OTHER_SUITES else suite for suite in SUITES]
 )
 def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
     files = [f"tests/unit/{file}" for file in SUITES[suite]]

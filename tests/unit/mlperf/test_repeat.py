@@ -105,6 +105,7 @@ def test_a_run_on_text(tmp_path: Path) -> None:
     assert_error_line(done.stderr, "data.checksum", tmp_path / "moved/train_small")
 
 
+@pytest.mark.slow
 def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path) -> None:
     done = mlbert("submission", "repeat", tampered(run, tmp_path / "logs", 0.01))
     assert done.returncode == 1, done.stdout + done.stderr

@@ -33,6 +33,7 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
     return read_metrics(folder / name)
 
 
+@pytest.mark.slow
 def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(tmp_path: Path, tree_root: Path) -> None:
     metrics = run(tmp_path, "own", learning_rate=0.01)
     assert [m["learning_rate"] for m in metrics] == pytest.approx(

@@ -174,6 +174,7 @@ assert all_tokens(opened(Path(sys.argv[1]))) == EXPECTED
     assert not kept(folder)
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(folder):
     code = """
 made, make = [], TokenShards._tokenised

@@ -126,6 +126,7 @@ def test_a_temporary_file_of_a_living_process_is_left_alone(tmp_path):
     assert is_leftover(tmp_path / "a.1@elsewhere.tmp")
 
 
+@pytest.mark.slow
 def test_processes_at_once_with_kills(assets, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()

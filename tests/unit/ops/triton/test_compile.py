@@ -71,6 +71,7 @@ def test_four_keys_share_the_mixing_of_the_mask() -> None:
     assert 0 < multiplications < 0.9 * exponentials, (multiplications, exponentials)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the ceilings are those of Triton 3.6")
 def test_attention_takes_no_longer_than_modelled() -> None:
     """Ceilings: 5 % above the counted instructions of a warp and tile, and the goal for a sequence, which is closer."""
