@@ -12,8 +12,8 @@ from typing import Any
 
 from mlbert.mlperf.check import CHECKS
 from mlbert.mlperf.findings import Outcome, finding_of
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.result_set import ResultSet
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.result_set import ResultSet, evaluations_of
 from mlbert.mlperf.rules import eval_interval
 
 _TOKEN = ":::MLLOG "
@@ -201,3 +201,8 @@ def each(*edits: Edit) -> Edit:
             one(runs)
 
     return edit
+
+
+def accuracies(log: Log) -> list[tuple[float, float]]:
+    """Return samples and accuracy of each evaluation."""
+    return [(found.samples, found.accuracy) for found in evaluations_of(log)]

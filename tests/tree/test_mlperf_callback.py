@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edited_logs import accuracies
 from mlbert.host.errors import UserError
 from mlbert.mlperf import official
 from mlbert.mlperf.callback import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
@@ -84,7 +85,8 @@ def test_ten_runs_of_an_example_form_a_submission(
         found = {event.key for event in log.events}
         assert set(KEYS_OF_THE_PUBLISHED_LOGS.split()) <= found
         assert [event.key for event in log.events].count("block_start") == len(log.all("block_stop")) == 1
-        assert log.evaluations[-1][1] >= 0.72 > max([value for _, value in log.evaluations[:-1]], default=0)
+        *earlier, last = [accuracy for _, accuracy in accuracies(log)]
+        assert last >= 0.72 > max(earlier, default=0)
         kinds = {event.key: json.loads(event.text)["event_type"] for event in log.events}
         assert {kinds[key] for key in found if key.endswith("_start")} == {"INTERVAL_START"}
         assert {kinds[key] for key in found if key.endswith("_stop")} == {"INTERVAL_END"}
@@ -153,7 +155,7 @@ def test_reaching_the_target_exactly_ends_the_run(tmp_path: Path) -> None:
         for samples, accuracy, reached in ((10, 0.4999, False), (20, 0.5, True), (30, 0.1, True)):
             log.eval_start(samples)
             assert log.eval_end(samples, accuracy) is reached
-    assert log_of(log).evaluations == [(10, 0.4999), (20, 0.5)]
+    assert accuracies(log_of(log)) == [(10, 0.4999), (20, 0.5)]
     assert (log_of(log).status, log_of(log).value("train_samples")) == ("success", 20)
 
 
@@ -271,7 +273,7 @@ def test_trainer_with_two_evaluation_sets_logs_the_chosen_one(tmp_path: Path) ->
     values = iter([0.1, 0.9, 0.7, 0.9, 0.2, 0.9])
     trainer(tmp_path, log, compute_metrics=lambda _: {"share": next(values)}).train()
     found = log_of(log)
-    assert found.evaluations == [(6, 0.1), (12, 0.7)]
+    assert accuracies(found) == [(6, 0.1), (12, 0.7)]
     assert (found.status, found.value("train_samples"), found.value("eval_samples")) == ("success", 12, 5)
     expected = {"global_batch_size": 6, "gradient_accumulation_steps": 2, "opt_learning_rate_training_steps": 4}
     expected |= {"opt_learning_rate_warmup_steps": 2, "opt_base_learning_rate": 5e-5, "seed": 42}
@@ -283,7 +285,7 @@ def test_trainer_that_fails_or_misses_the_target_is_logged_as_aborted(tmp_path: 
     names = {"metric_label": "eval_masked", "metric_name": "share"}
     log = make(tmp_path, **names)
     trainer(tmp_path, log, steps=2, compute_metrics=lambda _: {"share": 0.1}).train()
-    assert (log_of(log).status, len(log_of(log).evaluations), log_of(log).value("train_samples")) == ("aborted", 2, 12)
+    assert (log_of(log).status, len(accuracies(log_of(log))), log_of(log).value("train_samples")) == ("aborted", 2, 12)
 
     def broken(_: object) -> dict[str, float]:
         raise FloatingPointError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edited_logs import accuracies
 from mlbert.mlperf.logs import read_log, unfit
 from user_errors import user_error
 
@@ -19,9 +20,9 @@ def test_a_good_log_is_parsed(log: Path) -> None:
     assert read.minutes is not None
     assert read.minutes > 0
     found = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines()]
-    accuracies = [fields for fields in found if fields["key"] == "eval_accuracy"]
-    assert read.evaluations == [(fields["metadata"]["epoch_num"], fields["value"]) for fields in accuracies]
-    assert read.evaluations[-1][1] == 0.721
+    logged = [fields for fields in found if fields["key"] == "eval_accuracy"]
+    assert accuracies(read) == [(fields["metadata"]["epoch_num"], fields["value"]) for fields in logged]
+    assert accuracies(read)[-1][1] == 0.721
     assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
 
 
@@ -41,7 +42,7 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("")
     read = read_log(path)
-    assert (read.status, read.minutes, read.evaluations, read.value("seed")) == (None, None, [], None)
+    assert (read.status, read.minutes, accuracies(read), read.value("seed")) == (None, None, [], None)
 
 
 def test_an_absent_log(tmp_path: Path) -> None:
