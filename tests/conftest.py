@@ -18,7 +18,7 @@ settings.load_profile("tree")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
-# These take minutes each. If one started last, it would run alone while the other workers are idle.
+# The longest files. If one started last, it would run alone while the other workers are idle.
 RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/unit/tensorflow2/test_experiment.py")
 
 

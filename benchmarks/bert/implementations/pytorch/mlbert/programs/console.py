@@ -81,7 +81,7 @@ def _repeating(show: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def waiting(words: str) -> Iterator[Callable[[str], None]]:
-    """Show on standard error that work of unknown size goes on; call the yielded function with each step's name.
+    """Show on standard error that work of unknown size continues; call the yielded function with each step's name.
 
     On a terminal it is a spinner, otherwise a line every 10 s.
     """
