@@ -79,11 +79,15 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree
     system.write_text(json.dumps(json.loads(system.read_text()) | {"status": "onprem"}))
     (tree / ".hidden").write_text("")
     (tree / "results" / "machine" / "unknown").mkdir()
+    (tree / "results" / "empty").mkdir()
+    (tree / "systems" / "notes.txt").write_text("")
     reported = _by_check(check(tree))
     assert "Field status contains a non valid value" in reported["system_desc_checker"].words
     assert "Incorrect number of files in dir" in reported["package_checker"].words
     assert "result_9.txt is missing" in reported["own: layout"].words
-    assert "results/machine/unknown is not the benchmark bert" in reported["own: layout"].words
+    layout = {complaint.text for complaint in reported["own: layout"].complaints}
+    assert {"results/empty/bert is missing", "systems/notes.txt is not a .json"} < layout
+    assert any(text.startswith("results/machine/unknown is not the benchmark bert") for text in layout)
     assert reported["rcp_checker"].outcome is Outcome.SKIP
     assert reported["result_summarizer"].outcome is Outcome.ERROR
     assert reported["repo_checker"].outcome is Outcome.ERROR
@@ -95,6 +99,14 @@ def test_a_checkout_is_judged_by_its_export(tmp_path: Path, new_tree: NewTree) -
     (tree / "junk").write_text("")
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
     assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
+
+
+def test_a_checkout_that_git_cannot_read_is_an_error_and_judged_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "open", num_logs=1)
+    (tree / ".git").mkdir()
+    reported = _by_check(check(tree))
+    assert reported["own: export"].outcome is Outcome.ERROR
+    assert reported["compliance_checker"].outcome is Outcome.PASS
 
 
 def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> None:

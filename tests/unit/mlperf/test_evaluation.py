@@ -115,6 +115,7 @@ OTHERS = by_name(
         ("accuracies", ERROR): {
             "above one": (put("eval_accuracy", 1.2, 2), "eval_accuracy is 1.2"),
             "zero": (put("eval_accuracy", 0.0, 2), "eval_accuracy is 0"),
+            "guessed": (put("eval_accuracy", 0.05, -1), "success at accuracy 0.05, which guessing reaches"),
             "missed": (put("eval_accuracy", 0.7199, -1), "success, but the last accuracy 0.7199 is below"),
             "hit, then below": (
                 each(put("eval_accuracy", 0.7201, 3), put("eval_accuracy", 0.7199, -1)),

@@ -156,8 +156,10 @@ def test_system_description_against_logs(three_logs: list[Path], tree_root: Path
     assert "accelerators_per_node is 'none', not a number" in complaining["submitter"][1]
 
 
-def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
-    assert _complaining(three_logs, division="open")["division"][0] is Outcome.ERROR
+def test_the_division_that_the_user_names_wins(three_logs: list[Path], tree_root: Path) -> None:
+    outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root, division="open")["division"]
+    assert outcome is Outcome.ERROR
+    assert "the system description says 'closed'" in words
     assert "division" not in _complaining(three_logs, division="closed")
 
 

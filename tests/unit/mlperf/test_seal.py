@@ -144,6 +144,8 @@ def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
     (found,) = check_seal(results)
     assert found.outcome is Outcome.NOTE
     assert fingerprint in found.text
+    (results / f"{SUMS}.minisig").write_text("untrusted comment")
+    assert any("is not verified: run minisign -V" in complaint.text for complaint in check_seal(results))
     sums = (results / SUMS).read_text()
     (results / SUMS).write_text(sums + f"{'0' * 64}  nothing\n")
     assert f"{SUMS}.sig is not a signature of {SUMS}" in _errors(tree)

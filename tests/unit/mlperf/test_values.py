@@ -243,6 +243,8 @@ NOT_AS_SET = [
         ("WARMUP_STEPS", "7", Outcome.ERROR, "num_warmup_steps is 100, its configuration says WARMUP_STEPS = 7"),
         ("WARMUP_PROPORTION", "0.1", Outcome.ERROR, "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300"),
         ("SYNTH_DATA", "true", Outcome.ERROR, "its configuration says SYNTH_DATA = True"),
+        ("BATCHSIZE", "64", Outcome.ERROR, "BATCHSIZE is 64, but benchmarks/"),
+        ("GRADIENT_STEPS", "3", Outcome.ERROR, "BATCHSIZE 32 cannot be 3 equal micro-batches"),
         ("RESUME", "true", Outcome.WARN, "its configuration says RESUME = True, but it has no resumed_from_step"),
     ],
 )
@@ -277,6 +279,15 @@ def test_evaluations_match_the_configuration(ours: Path) -> None:
 def test_newer_logs_agree_with_their_settings(key: str, value: str, words: str, ours: Path) -> None:
     number = add_line(ours, "eval_samples", key, value)
     expect(report([ours]), "configuration", Outcome.ERROR, f"result_0.txt: line {number}: ", words)
+
+
+def test_tokens_are_those_of_the_sequences(ours: Path) -> None:
+    for key, value in (("steps", "3000"), ("max_sequence_length", "64")):
+        add_line(ours, "eval_samples", key, value)
+    assert "configuration" not in report([ours])
+    add_line(ours, "eval_samples", "tokens", "100015")
+    words = "tokens is 100015, of 100016 sequences of at most 64"
+    expect(report([ours]), "configuration", Outcome.ERROR, words)
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:

@@ -174,6 +174,7 @@ MUTATIONS = {
     "image commit": ("image_commit", '"none"', '"latest"', "writer", "'latest' is not a commit"),
     "python": ("python", r"3\.\d+\.\d+", "three", "writer", "'three' is not a version"),
     "no packages": ("packages", r'"torch": "[^"]*", ', "", "writer", "packages has no torch"),
+    "no numpy": ("packages", r'"numpy": "[^"]*", ', "", "writer", "packages has no numpy, which the program needs"),
     "wrong line": ("opt_lamb_beta_1", r'"lineno": (\d+)', r'"lineno": 1\1', "call sites", "opt_lamb_beta_1"),
     "line of another key": (
         "seed",
@@ -210,6 +211,11 @@ def test_a_mutation_is_found_at_its_line(mutation: tuple[str, ...], ours: Path) 
 def test_the_order_is_the_writers(first: str, second: str, words: str, ours: Path) -> None:
     swap(ours, first, second)
     expect(report([ours]), "writer", Outcome.ERROR, "result_0.txt: line ", words)
+
+
+def test_a_config_outside_the_tree_is_a_warning(ours: Path) -> None:
+    number = edit(ours, "config_file", '"value": "', '"value": "/elsewhere/')
+    expect(report([ours], ROOT), "code", Outcome.WARN, f"line {number}: /elsewhere/", "outside the tree")
 
 
 def test_a_model_of_another_size_in_closed(ours: Path) -> None:
