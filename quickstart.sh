@@ -97,7 +97,7 @@ mlbert prepare python-text --out "${out}/data"
 
 # shellcheck source=benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh
 source "${config}"
-export DATADIR_PHASE2="${out}/data/train" EVALDIR="${out}/data/eval" LOGDIR="${out}"
+export DATADIR_PHASE2="${out}/data/train" EVALDIR="${out}/data/eval" LOGDIR="${out}" NEXP="${runs}"
 # Threads wait for each other many times a step; where other programs hold the processors, one alone is far faster.
 read -r load _ </proc/loadavg
 if ((${load%.*} > $(nproc))); then

@@ -117,6 +117,8 @@ def quickstarted(stage: Stage) -> Stage:
 @pytest.mark.timeout(2 * MAX_SECONDS)
 def test_the_first_readme_runs_as_written(quickstarted: Stage) -> None:
     assert (quickstarted.root / "runs/quickstart/report.html").stat().st_size > 10_000
+    log = (quickstarted.root / "runs/quickstart/result_0.txt").read_text(encoding="utf-8")
+    assert '"key": "experiments", "value": 1,' in log, "one run is a whole series here"
 
 
 # test_contributing follows that page, whose commands need the files of its examples.

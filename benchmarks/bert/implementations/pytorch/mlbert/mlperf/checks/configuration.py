@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ _HELD_OUT = "rules: training data contains no evaluation data"
 _SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # values that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
-_MOST_BATCHES_LATE = 5
 _LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and the end of a run take time
 
 
@@ -43,7 +41,6 @@ def check_configuration(results: ResultSet) -> Complaints:
         yield from _sources(log, settings)
         yield from _batch(log, settings)
         yield from _ranks(log, event)
-        yield from _intervals(log, settings)
         yield from _totals(log, settings)
         yield from _time_limit(log, settings)
 
@@ -146,26 +143,6 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
         entry = configuration.value.get(env, {})
         if str(entry.get("origin")).startswith(f"{name}:") and entry["value"] != wanted:
             yield log.error(f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration)
-
-
-def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that evaluations follow the first step at or after each multiple of the interval."""
-    due, interval = settings.get("EVAL_ITER_START_SAMPLES"), settings.get("EVAL_ITER_SAMPLES")
-    batch = log.value("global_batch_size")
-    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or log.is_continued:
-        return
-    if not (is_number(due) and is_number(interval) and is_number(batch) and interval > 0):
-        return
-    late = max(_MOST_BATCHES_LATE, settings.get("STEPS_PER_LOOP") or 0) * batch
-    for number, event in enumerate(log.all("eval_accuracy"), start=1):
-        samples = (event.metadata or {}).get("epoch_num")
-        if not is_number(samples):
-            return
-        if not due <= samples <= due + late:
-            text = f"evaluation {number} is at {samples} samples, its configuration says {due:g}"
-            yield log.error(text, _AS_SET, event)
-            return
-        due += interval * math.floor((samples - due) / interval + 1)
 
 
 def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:

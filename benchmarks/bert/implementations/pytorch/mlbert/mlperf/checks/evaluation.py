@@ -188,7 +188,8 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
     if not is_number(batch) or batch < 1 or log.is_continued or not evaluations:
         return
     slack = _LARGEST_STEP * batch
-    yield from _due(log, evaluations, slack)
+    if log.setting("EVAL_SCHEDULE") in (None, "steps"):
+        yield from _due(log, evaluations, slack)
     steps, limit = log.setting("MAX_STEPS"), log.setting("MAX_SAMPLES_TERMINATION")
     # If the log has a steps event, `checks.configuration` checks the steps exactly.
     can_tell = is_number(steps) and log.first("steps") is None
