@@ -90,7 +90,6 @@ OURS = by_name(
             "late": (at(33_000, 2), "evaluated at 33000 samples, due at 30000"),
             "left out": (without(2), "due at 30000"),
             "before training": (each(only(1), at(0, 0)), "comes before any training"),
-            "small evaluation": (put("eval_samples", 100), "eval_samples is 100, NUM_EVAL_EXAMPLES 2000"),
             "beyond MAX_STEPS": (ends(600_000), "more than MAX_STEPS allows"),
             "more steps than MAX_STEPS": (
                 each(*(configure("MAX_STEPS", 1000, which) for which in range(10))),

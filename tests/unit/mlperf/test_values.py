@@ -276,6 +276,24 @@ def test_newer_logs_agree_with_their_settings(key: str, value: str, words: str, 
     expect(report([ours]), "configuration", Outcome.ERROR, f"result_0.txt: line {number}: ", words)
 
 
+def test_a_synthetic_set_may_be_smaller_than_asked_for(ours: Path) -> None:
+    set_value(ours, "eval_samples", "8")
+    words = "eval_samples is 8, its configuration says NUM_EVAL_EXAMPLES = 2000"
+    expect(report([ours]), "configuration", Outcome.ERROR, words)
+    for key in ("train_data", "eval_data"):
+        set_value(ours, key, '"synthetic"')
+    edit(ours, "configuration", '("SYNTH_DATA": {"value": )false', r"\g<1>true")
+    assert "configuration" not in report([ours])
+
+
+def test_the_last_batch_of_a_classifiers_epoch_may_be_smaller(ours: Path) -> None:
+    add_line(ours, "eval_samples", "steps", "4000")
+    expect(report([ours]), "configuration", Outcome.ERROR, "4000 steps of 32 packs of 1 to 3 sequences")
+    for key in ("recipe", "configuration"):
+        edit(ours, key, '"packed_lamb"', '"classification"')
+    assert "configuration" not in report([ours])
+
+
 def test_tokens_are_those_of_the_sequences(ours: Path) -> None:
     for key, value in (("steps", "3000"), ("max_sequence_length", "64")):
         add_line(ours, "eval_samples", key, value)

@@ -180,10 +180,7 @@ def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact
 
 
 def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    """Check this code's evaluations against the configured schedule, data size and end of training."""
-    wanted, event = log.setting("NUM_EVAL_EXAMPLES"), log.first("eval_samples")
-    if is_number(wanted) and event is not None and event.value != wanted:
-        yield log.error(f"eval_samples is {event.value!r}, NUM_EVAL_EXAMPLES {wanted}", _AS_CONFIGURED, event)
+    """Check this code's evaluations against the configured schedule and end of training."""
     batch = log.value("global_batch_size")
     if not is_number(batch) or batch < 1 or log.is_continued or not evaluations:
         return
