@@ -118,11 +118,15 @@ def test_instances_killed_at_random_and_started_again(parts, tmp_path, set_forma
     assert invoke("digest", tmp_path / "killed") == invoke("digest", tmp_path / "straight")
 
 
-def test_instances_as_tfrecords(tmp_path):
-    words = ("--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", "--format", "tfrecord")
-    assert "217 instances" in invoke("instances", "--input", ASSETS / "text.txt", *words)
-    sha256, name, count = invoke("digest", tmp_path / "set" / "part-00000-of-00001.tfrecord").split()
-    assert (sha256[:8], name, count) == ("05705079", "part-00000-of-00001.tfrecord", "217")
+@pytest.mark.parametrize("name", ["part-00000-of-00001.tfrecord", "shard-00000-of-00001.h5"])
+def test_instances_and_digest(tmp_path, name):
+    form = ("--format", "tfrecord") if name.endswith("tfrecord") else ()
+    words = ("--input", ASSETS / "text.txt", "--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", *form)
+    assert "217 instances" in invoke("instances", *words)
+    for place in (tmp_path / "set", tmp_path / "set" / name):
+        sha256, named, count = invoke("digest", place).split()
+        assert (sha256[:8], named, count) == ("05705079", name, "217")
+    assert "nothing to do" in invoke("instances", *words)
 
 
 def test_bad_parts_are_listed(tmp_path):
@@ -132,16 +136,3 @@ def test_bad_parts_are_listed(tmp_path):
     assert "1 of 2 parts skipped" in said
     assert "bad.txt: line 2 is not UTF-8" in said
     assert "217 instances" in said
-
-
-def test_instances_and_digest(tmp_path):
-    vocab, text = ASSETS / "vocab.txt", ASSETS / "text.txt"
-    invoke("instances", "--input", text, "--vocab", vocab, "--out", tmp_path / "set")
-    sha256, name, count = invoke("digest", tmp_path / "set").split()
-    assert (sha256[:8], name, count) == ("05705079", "shard-00000-of-00001.h5", "217")
-    assert "nothing to do" in invoke("instances", "--input", text, "--vocab", vocab, "--out", tmp_path / "set")
-
-
-@pytest.mark.parametrize("command", ["python-text", "text", "instances", "digest"])
-def test_help(command):
-    assert "--help" in invoke(command, "--help")
