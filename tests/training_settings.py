@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from mlbert.cli.main import main
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
@@ -51,6 +54,14 @@ def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[
     shape.write_text(json.dumps({**SHAPE, **changes.pop("shape", {})}))
     values = {**SETTINGS, "bert_config_file": shape, "output_dir": folder / name, **changes}
     return ["train", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+
+
+def train(folder: Path, name: str = "out", **changes: object) -> list[dict]:
+    """Train into ``folder/name`` to the last step, and return the metrics of the steps."""
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(folder, name, **changes))
+    assert end.value.code == 1
+    return read_metrics(folder / name)
 
 
 def configuration(recipe: Recipe, **values: object) -> Configuration:

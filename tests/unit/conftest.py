@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from mlbert.config.recipe import Recipe
 from mlbert.data.formats.prepared import ShardWriter
+from mlbert.ops import precision
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 from simple_recipe import FOLDERS, simple_recipe
 from unit.test_interpreted import SUITES
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = {item for item in items if item.path in files and _uses_triton(item) != INTERPRETS}
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=list(others))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_peak_products() -> Iterator[None]:
+    """Measure the peak of matrix products with small ones: each run measures it, in bfloat16 for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(precision.SIZES, "cpu", 256)
+        yield
 
 
 @pytest.fixture(scope="session")

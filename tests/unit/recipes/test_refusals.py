@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
-from training_settings import train_arguments
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.recipe import Recipe
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertForSequenceClassification
+from mlbert.recipes import classification, masked_lm_stored, masked_lm_text
+from mlbert.recipes.assembly import Update, build_replicated_update
+from training_settings import configuration, train_arguments
+from user_errors import user_error
 
 UNPACKED = {"average_packing_rate": 1}
 STEPS = {"lr_milestones": "4,5", "lr_gamma": 0.5, "warmup_steps": 2, "max_steps": 8}
@@ -36,12 +43,6 @@ EVERY = "every rank of"
         ("ddp_adam", {"bucket_mib": "0"}, "must be greater than or equal to 1"),
         ("ddp_adam", {"bucket_mib": "1000000"}, "must be less than or equal to 4096"),
         ("ddp_adam", {"loss_scale": "1e9"}, "must be less than or equal to"),
-        (
-            "masked_lm",
-            {"sharded_optimizer": "all"},
-            f"SHARDED_OPTIMIZER=all: {EVERY} masked_lm_stored updates everything",
-        ),
-        ("masked_lm", {"gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
         ("masked_lm", {"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
         ("masked_lm", {"model_options": "dropout=0"}, "MODEL_OPTIONS: 'dropout' is unknown"),
         ("masked_lm", {"max_seq_length": 65}, "MAX_SEQ_LENGTH=65: is more than the model's 64 positions"),
@@ -56,3 +57,41 @@ def test_contradictory_settings_are_refused_in_one_line(
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+# The update that masked_lm and classification share, with each recipe's own defaults.
+
+
+SHAPE = BertConfig(40, 16, 1, 2, 32, max_position_embeddings=16)
+NEEDED: dict[str, dict[str, object]] = {
+    "masked_lm_stored": {},
+    "masked_lm_text": {"tokenizer": "vocab.txt", "max_seq_length": 16, "masking_rate": 0.15},
+    "classification": {"tokenizer": "vocab.txt"},
+}
+each_recipe = pytest.mark.parametrize(
+    "recipe", [classification.RECIPE, masked_lm_stored.RECIPE, masked_lm_text.RECIPE], ids=lambda recipe: recipe.name
+)
+
+
+def update(recipe: Recipe, **changes: object) -> Update:
+    config = configuration(recipe, schedule="constant", **NEEDED[recipe.name], **changes)
+    return build_replicated_update(config, BertForSequenceClassification(SHAPE, 2), World(), recipe.name)
+
+
+@each_recipe
+@pytest.mark.parametrize("decay_all", [None, False])
+def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: Recipe, decay_all: bool | None) -> None:
+    flat = update(recipe, **({} if decay_all is None else {"decay_all": decay_all})).flat
+    spared = [segment.name for segment in flat.segments if not segment.decay]
+    assert bool(spared) == (decay_all is False)
+    assert all(name.endswith("bias") or "LayerNorm" in name for name in spared)
+
+
+@each_recipe
+@pytest.mark.parametrize(
+    "changes", [{"sharded_optimizer": "all"}, {"weights_allgather": "bf16"}, {"gradient_clipping": "buckets"}], ids=str
+)
+def test_other_ways_are_refused(recipe: Recipe, changes: dict[str, str]) -> None:
+    ((name, value),) = changes.items()
+    with user_error("config.conflict", f"{name.upper()}={value}"):
+        update(recipe, **changes)
