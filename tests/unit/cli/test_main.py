@@ -14,6 +14,7 @@ from typer.main import get_command
 from mlbert.cli.main import COMMANDS, main
 from mlbert.config.sections import settings_by_key
 from mlbert.recipes.registry import RECIPES
+from programs import exports_of, run_quietly
 from training_settings import train_arguments
 from user_errors import assert_error_line
 
@@ -42,6 +43,28 @@ for words in ([], ["--help"], ["-h"], ["help"], ["--version"], ["--show-completi
     ends = [line for line in run_program(program).stdout.splitlines() if line.startswith("[")]
     assert len(ends) == 6
     assert all(line.endswith("] set()") for line in ends), ends
+
+
+def test_help_mistakes_and_a_plan_import_no_heavy_library(tmp_path, tree_root):
+    """Unless starting weights must be opened, a plan reads the data with numpy alone."""
+    program = """
+import sys
+from mlbert.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print({"torch", "tensorflow", "transformers", "matplotlib", "scipy"} & set(sys.modules))
+"""
+    demo = exports_of(tree_root / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh")
+    plan = ("train", "--print-config", "--synthetic_data", "1", "--output_dir", tmp_path)
+    for words, environ, said in (
+        (("train", "--help"), os.environ, "Usage: mlbert train"),
+        (("train", "--seeed=1"), os.environ, "[config.unknown-name]"),
+        (plan, os.environ | demo, "data and model shape: synthetic"),
+    ):
+        done = run_quietly(sys.executable, "-c", program, *words, env=environ)
+        assert done.stdout.splitlines()[-1] == "set()", done.stderr
+        assert said in done.stdout + done.stderr
 
 
 def test_help_names_every_command(capsys):

@@ -107,29 +107,30 @@ def test_warmup_from_a_proportion(recipe, environ) -> None:
     assert config[ScheduleConfig].num_warmup_steps == 25
 
 
-def test_a_former_setting_in_the_environment_is_reported(recipe, environ) -> None:
-    resolved = _resolve(recipe, environ | {"EXCHANGE_BY": "gather"})
-    assert "EXCHANGE_BY is no longer a setting: both of its values gave the same batches" in resolved.warnings
-
-
-def test_a_near_miss_in_the_environment_is_reported(recipe, environ) -> None:
-    resolved = _resolve(recipe, environ | {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/", "PATH": "/bin"})
-    assert len(resolved.warnings) == 2
-    assert "BATCH_SIZE is exported but is not a setting; did you mean BATCHSIZE?" in resolved.warnings
-    assert "MAX_STEP is exported but is not a setting; did you mean MAX_STEPS?" in resolved.warnings
-
-
 @pytest.mark.parametrize(
-    ("word", "ours"), [("LEARNING_RATE", "LR"), ("TRAIN_BATCH_SIZE", "BATCHSIZE"), ("EVAL_DIR", "EVALDIR")]
+    ("exports", "warnings"),
+    [
+        (
+            {"EXCHANGE_BY": "gather"},
+            ["EXCHANGE_BY is no longer a setting: both of its values gave the same batches"],
+        ),
+        (
+            {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/", "PATH": "/bin"},
+            [
+                "BATCH_SIZE is exported but is not a setting; did you mean BATCHSIZE?",
+                "MAX_STEP is exported but is not a setting; did you mean MAX_STEPS?",
+            ],
+        ),
+        ({"LEARNING_RATE": "1"}, ["LEARNING_RATE is exported but is not a setting; did you mean LR?"]),
+        ({"TRAIN_BATCH_SIZE": "1"}, ["TRAIN_BATCH_SIZE is exported but is not a setting; did you mean BATCHSIZE?"]),
+        ({"EVAL_DIR": "1"}, ["EVAL_DIR is exported but is not a setting; did you mean EVALDIR?"]),
+        ({"MAX_STEPS": "5"}, ["the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"]),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_another_systems_word_for_a_setting_is_reported(recipe, environ, word, ours) -> None:
-    resolved = _resolve(recipe, environ | {word: "1"})
-    assert f"{word} is exported but is not a setting; did you mean {ours}?" in resolved.warnings
-
-
-def test_a_warm_up_longer_than_training_is_reported(recipe, environ) -> None:
-    resolved = _resolve(recipe, environ | {"MAX_STEPS": "5"})
-    assert resolved.warnings == ["the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"]
+def test_doubtful_exports_are_warnings(recipe, environ, exports, warnings) -> None:
+    """A former setting, near misses, other systems' words, and a warm-up that is longer than the training."""
+    assert sorted(_resolve(recipe, environ | exports).warnings) == warnings
 
 
 # (exports, flags, YAML text, key=value words), and code and subject of the error

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 import mlbert
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import split_arguments
 from mlbert.config.section import settings_of
-from mlbert.config.sections import SECTIONS, settings_by_env, settings_by_key
+from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
+from mlbert.config.words import _OTHERS, default_words, hint_at
 from mlbert.data.loading.config import DataConfig
+from mlbert.host.errors import name_shape
 from mlbert.ops.config import ComputeConfig
+from mlbert.training.config import RunConfig
 from simple_recipe import simple_configuration
+from user_errors import user_error
 
 PACKAGE = Path(mlbert.__file__).parent
 
@@ -90,3 +96,41 @@ def test_a_section_is_replaced_in_a_copy() -> None:
     assert changed[DataConfig].gradient_accumulation_steps == 4
     assert config[DataConfig].gradient_accumulation_steps == 2
     assert changed[ComputeConfig] is config[ComputeConfig]
+
+
+# Words about settings: defaults by recipe, other programs' names, the table of the documentation.
+
+
+def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag() -> None:
+    ours = {name_shape(word) for row in settings_by_key().values() for word in (row.flag, row.key)}
+    assert not ours & set(_OTHERS)
+    for shape in _OTHERS:
+        assert name_shape(shape) == shape
+        assert any(row.flag in str(hint_at(shape)) for row in settings_by_key().values())
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--lr=1e-4", "called --learning_rate here (export LR)"),
+        ("--num-train-epochs=3", "--max_steps here (export MAX_STEPS); run length is in steps"),
+        ("--bf16=1", "Write --precision bf16 here (export PRECISION=bf16)"),
+        ("--report_to=wandb", "--wandb_project"),
+        ("--per_device_train_batch_size=8", "--train_batch_size"),
+        ("--seeed=1", "The nearest known one is --seed"),
+    ],
+)
+def test_a_word_of_another_tool_gets_our_name_for_it(word: str, said: str) -> None:
+    with user_error("config.unknown-name") as caught:
+        split_arguments([word])
+    assert said in str(caught.value)
+
+
+def test_a_default_names_the_recipes_that_differ() -> None:
+    known = settings_by_key()
+    a = Recipe("a", COMMON, lambda config: None, "", overrides={"LR": 1.0})
+    b = Recipe("b", COMMON, lambda config: None, "")
+    c = Recipe("c", (RunConfig,), lambda config: None, "", overrides={"SEED": 5})
+    assert default_words(known["seed"], [a, b, c]) == "none; c: 5"
+    assert default_words(known["learning_rate"], [b, a, c]) == "required; a: 1.0"
+    assert default_words(known["resume"], [a]) == "no"
