@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.formats import order
@@ -182,6 +182,7 @@ def bins_of(first: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 @given(compositions(), st.integers(0, 9))
+@settings(max_examples=30)
 def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
     sizes, counts, world_size = case
     first = np.concatenate([[0], np.cumsum(sizes)])

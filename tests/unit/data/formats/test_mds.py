@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import sys
@@ -49,17 +48,6 @@ def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
         reader[40]
     with pytest.raises(IndexError):
         reader[-1]
-
-
-def test_reads_compressed_shards_of_streaming(tmp_path):
-    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
-    reader, expected = MdsReader(ENWIKI, tmp_path), np.load(ASSETS / "enwiki_samples.npz")
-    assert list(reader.columns) == sorted(expected.files)
-    for name, rows in expected.items():
-        found = np.stack([np.frombuffer(sample[name], rows.dtype) for sample in reader])
-        np.testing.assert_array_equal(found, rows)
-    # Decompressed shards are a set that needs no cache.
-    assert list(MdsReader(tmp_path)) == list(reader)
 
 
 def test_writes_the_index_of_streaming_for_compressed_shards(tmp_path):
@@ -118,17 +106,6 @@ def test_a_shard_is_as_large_as_the_limit_and_no_larger(tmp_path, limit, expecte
     assert MdsReader(tmp_path / "set").shard_sizes.tolist() == expected
     largest = max(path.stat().st_size for path in (tmp_path / "set").glob("*.mds"))
     assert largest == (limit if expected == [4] else limit - 99 - 4)
-
-
-def test_all_samples_of_a_shard_at_once(tmp_path):
-    reader = MdsReader(write_set(tmp_path / "set"))
-    data, edges = reader.shard_bytes(2)
-    first = int(reader.shard_sizes[:2].sum())
-    assert len(edges) == reader.shard_sizes[2] + 1
-    assert (edges[0], edges[-1]) == (0, len(data))
-    for number, (start, end) in enumerate(itertools.pairwise(edges)):
-        one = data[start:end].tobytes()
-        assert one.endswith(f"sample {first + number}".encode())
 
 
 class Long:
@@ -268,11 +245,6 @@ def test_the_first_checksum_that_differs_is_named(tmp_path):
     with user_error("data.damaged", folder / SHARD) as failure:
         list(MdsReader(folder))
     assert "has another md5 than" in str(failure.value)
-
-
-def test_no_folder(tmp_path):
-    with user_error("file.missing", tmp_path / "none"):
-        MdsReader(tmp_path / "none")
 
 
 def test_there_is_a_sample_and_no_set_before(tmp_path):

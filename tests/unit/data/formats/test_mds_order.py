@@ -113,12 +113,6 @@ def test_a_canonical_node_has_the_same_samples_in_every_epoch(sizes, canonical_n
     assert epochs[0] == epochs[1] == epochs[2]
 
 
-@pytest.mark.parametrize("shuffle", list(SHUFFLES))
-def test_epochs_and_seeds_differ(shuffle):
-    orders = [shuffled(np.array([98, 90, 62]), shuffle, 2, seed, epoch, 50) for seed, epoch in ((1, 0), (1, 1), (5, 0))]
-    assert len({order.tobytes() for order in orders}) == 3
-
-
 def test_fewer_samples_than_canonical_nodes():
     with user_error("config.conflict", "canonical_nodes 64"):
         epoch_length(30, 64)

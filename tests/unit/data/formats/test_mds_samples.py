@@ -231,15 +231,6 @@ def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path: Path, 
     assert "sample 4 has columns of other sizes" in str(failure.value)
 
 
-def test_a_first_sample_inside_the_table_of_offsets(tmp_path: Path, rows: Ragged) -> None:
-    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
-    data = bytearray((folder / "shard.00000.mds").read_bytes())
-    data[4:8] = (8).to_bytes(4, "little")
-    (folder / "shard.00000.mds").write_bytes(data)
-    with user_error("data.damaged", folder / "shard.00000.mds"):
-        describe(folder)
-
-
 def test_damaged_sets_are_one_line(tmp_path: Path, own_cache: Path, rows: Ragged) -> None:
     folder = write_mds(tmp_path / "set", rows)
 

@@ -219,13 +219,6 @@ def test_index_is_kept_and_follows_the_files(tmp_path, monkeypatch):
     assert sorted(path.suffix for path in folder.iterdir()) == [".hdf5"] * FILES
 
 
-def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    expected = write(tmp_path / "set", "fixed")
-    assert_same_rows(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
-
-
 # The pieces
 
 

@@ -135,12 +135,6 @@ def test_no_room_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/below"):
-        ShardWriter(tmp_path / "file" / "below", 1, "")
-
-
 @given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
 @settings(max_examples=15)
 def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):

@@ -102,12 +102,6 @@ def test_wrong_index_is_noticed(folder, cache, name):
         TFRecordStore(folder).gather(np.arange(100))
 
 
-def test_cache_that_cannot_be_written(folder, cache):
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    cache.write_text("a file where the folder should be")
-    assert len(TFRecordStore(folder)) == 100
-
-
 def test_record_that_changed_after_opening(folder):
     store = TFRecordStore(folder)
     path = folder / "part-00002-of-00003"
