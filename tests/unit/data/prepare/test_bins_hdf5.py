@@ -38,7 +38,7 @@ def lengths_in(path) -> np.ndarray:
 
 
 @given(count=st.integers(40, 200), seed=st.integers(0, 99), layout=st.sampled_from(["fixed", "variable"]))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_every_sequence_once_and_in_its_bin(tmp_path_factory, monkeypatch, count, seed, layout):
     monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
     folder = tmp_path_factory.mktemp("bins")

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import os
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.prepare.corpus import cut, drop_repeats, is_held_out, split, write_text
+from mlbert.data.prepare import corpus
+from mlbert.data.prepare.corpus import (
+    cut,
+    drop_repeats,
+    is_held_out,
+    is_prose,
+    paragraphs,
+    plain,
+    prose_sentences,
+    split,
+    split_sentences,
+    write_text,
+)
 from user_errors import user_error
 
 word = st.sampled_from(["the", "a", "boat", "river", "stone", "lamp", "runs", "near", "far", "old", "new"])
@@ -18,6 +33,7 @@ def many(count: int) -> list[list[str]]:
 
 
 @given(documents)
+@settings(max_examples=30)
 def test_no_sentence_twice_and_none_lost(texts):
     kept, dropped = drop_repeats(texts)
     flat = [sentence for document in kept for sentence in document]
@@ -71,3 +87,160 @@ def test_cut_pieces_are_short_even_and_whole(document, most):
     sizes = {len(piece) for piece in pieces}
     assert max(sizes) <= most
     assert max(sizes) - min(sizes) <= 1
+
+
+# Sentence splitting by our own rules.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ('He said "Stop." Then he left.', ['He said "Stop."', "Then he left."]),
+        ("Use e.g. Python, i.e. The language.", ["Use e.g. Python, i.e. The language."]),
+        ("Dr. Watson met J. Smith. They spoke.", ["Dr. Watson met J. Smith.", "They spoke."]),
+        ("Version 3.11 is out. It is fast.", ["Version 3.11 is out.", "It is fast."]),
+        ("1. First point. 2. Second point.", ["1. First point.", "2. Second point."]),
+        ("Lines\n  are   joined. \n Yes.", ["Lines are joined.", "Yes."]),
+        ("It ends... Then (it) begins. (Really.)", ["It ends...", "Then (it) begins.", "(Really.)"]),
+        ("stays together. when lower case follows", ["stays together. when lower case follows"]),
+    ],
+)
+def test_rules(text, expected):
+    assert split_sentences(text) == expected
+
+
+@given(st.text(alphabet="aB.!? \n\"')1", max_size=80))
+def test_no_word_is_lost(text):
+    assert " ".join(split_sentences(text)).split() == text.split()
+
+
+# Prose is kept, code and mark-up are not.
+
+
+DOCUMENTATION = """Split a string into parts.
+
+The *text* is cut wherever ``separator`` occurs; see :func:`re.split` for a
+well- known way to use patterns. Example::
+
+    >>> split("a b")
+    ['a', 'b']
+
+Options that matter most to users:
+
+* keep empty parts in the result of the call
+- drop all white space around each of them
+
+:param limit: The largest number of parts that the result may have.
+
++-----+-----+
+| a   | b   |
++-----+-----+
+>>> split("")
+"""
+
+
+def test_documentation_becomes_sentences():
+    assert prose_sentences(DOCUMENTATION) == [
+        "Split a string into parts.",
+        "The text is cut wherever separator occurs; see re.split for a well-known way to use patterns.",
+        "Options that matter most to users:",
+        "keep empty parts in the result of the call",
+        "drop all white space around each of them",
+        "The largest number of parts that the result may have.",
+    ]
+
+
+def test_a_literal_block_ends_where_its_indent_ends():
+    assert paragraphs("See::\n\n    code\n    more\n\nText again.") == ["See::", "Text again."]
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("Use **bold** and *soft* words, 2*3*4.", "Use bold and soft words, 2*3*4."),
+        ("See `the manual <https://example.org>`_ or https://example.org/x now", "See the manual  or  now"),
+        ("len(x) -> int: Return the number of items in it.", "Return the number of items in it."),
+    ],
+)
+def test_markup_signs_go(marked, expected):
+    assert plain(marked).split() == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Return the number of items.", True),
+        ("x = foo(a, b)[1:2] + {}", False),
+        ("Too short", False),
+        ("0x00 0x01 0x02 0x03 table of the values", False),
+    ],
+)
+def test_is_prose(sentence, expected):
+    assert is_prose(sentence) is expected
+
+
+# A folder of the user's own text files, good and bad.
+
+
+def test_a_file_is_a_document(tmp_path):
+    (tmp_path / "b.txt").write_text("Second file. With two sentences.\n\nAnd a paragraph\nover two lines.")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_bytes("\ufeffFirst file.\r\nStill the same.".encode())
+    (tmp_path / "notes.md").write_text("not read")
+    assert list(corpus.documents(tmp_path)) == [
+        ["First file.", "Still the same."],
+        ["Second file.", "With two sentences.", "And a paragraph over two lines."],
+    ]
+
+
+def test_one_sentence_a_line(tmp_path):
+    (tmp_path / "a.txt").write_text("One. still one\ntwo\n\n\nthree\n")
+    assert list(corpus.documents(tmp_path, one_per_line=True)) == [["One. still one", "two"], ["three"]]
+
+
+def test_source_name_follows_the_content(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    before = corpus.source_name(tmp_path, False)
+    assert corpus.source_name(tmp_path, False) == before
+    (tmp_path / "a.txt").write_text("y")
+    assert corpus.source_name(tmp_path, False) != before
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({}, "data.missing"),
+        ({"a.md": b"text"}, "data.missing"),
+        ({"a.txt": b"", "b.txt": b" \n\n"}, "data.empty"),
+    ],
+)
+def test_bad_folders(tmp_path, files, code):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with user_error(code, tmp_path):
+        list(corpus.documents(tmp_path))
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\nline\n\xff bad")
+    with user_error("data.encoding", tmp_path / "a.txt") as caught:
+        list(corpus.documents(tmp_path))
+    assert "line 3 " in str(caught.value)
+
+
+def test_no_folder(tmp_path):
+    with user_error("file.missing", tmp_path / "absent"):
+        list(corpus.documents(tmp_path / "absent"))
+    (tmp_path / "file").write_text("")
+    with user_error("file.missing", tmp_path / "file"):
+        list(corpus.documents(tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_unreadable(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.txt").chmod(0)
+    with user_error("file.unreadable", tmp_path / "a.txt", wording=False):
+        list(corpus.documents(tmp_path))

@@ -208,14 +208,6 @@ def test_wrong_content_is_never_accepted(tmp_path: Path, server: Server, size: i
     assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
 
 
-def test_a_truncated_file_of_a_mirror_is_never_accepted(tmp_path: Path) -> None:
-    (tmp_path / "mirror").mkdir()
-    (tmp_path / "mirror/data.bin").write_bytes(CONTENT[:-1])
-    with user_error("data.checksum", "mirror/data.bin"):
-        fetch_all(read_list(listed(tmp_path)).files, tmp_path / "out", str(tmp_path / "mirror"))
-    assert not (tmp_path / "out/sub/data.bin").exists()
-
-
 def test_an_unreachable_host_lists_what_to_fetch_by_hand(tmp_path: Path) -> None:
     entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"])).files
     with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:

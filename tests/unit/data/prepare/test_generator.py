@@ -56,17 +56,14 @@ def lines(data: bytes) -> list[str]:
     return list(decoded_lines(Path("part"), io.BytesIO(data)))
 
 
-@settings(max_examples=300)
-@given(st.text(st.sampled_from(HARD + LETTERS), max_size=80), st.booleans(), st.integers(1, 40))
-def test_documents_of_hard_text(text, lower_case, block_bytes):
+@settings(max_examples=400)
+@given(
+    st.text(st.sampled_from(HARD + LETTERS), max_size=80) | st.text(max_size=200),
+    st.booleans(),
+    st.integers(1, 40) | st.just(generator.BLOCK_BYTES),
+)
+def test_documents_of_hard_and_of_any_text(text, lower_case, block_bytes):
     ours, plain = both(text, lower_case, block_bytes)
-    assert ours == plain
-
-
-@settings(max_examples=300)
-@given(st.text(max_size=200), st.booleans())
-def test_documents_of_any_text(text, lower_case):
-    ours, plain = both(text, lower_case)
     assert ours == plain
 
 

@@ -30,7 +30,7 @@ from nvidia_shards import (
     write_variable,
     write_vocabulary,
 )
-from stored_sets import assert_same_rows
+from stored_sets import assert_same_rows, tree
 from user_errors import user_error
 
 EACH, FILES = 30, 3
@@ -52,10 +52,6 @@ def write(folder: Path, kind: str) -> Ragged:
     for number, rows in enumerate(parts):
         write_kind(kind, shard_path(folder, number), rows, number)
     return Ragged.concatenate(parts)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
@@ -125,12 +121,12 @@ def test_export_keeps_existing_files(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     paths = export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
-    before, times = content(tmp_path / "out"), [path.stat().st_mtime_ns for path in paths]
+    before, times = tree(tmp_path / "out"), [path.stat().st_mtime_ns for path in paths]
     paths[1].unlink()
     paths[2].write_bytes(paths[2].read_bytes()[:-5])
     (tmp_path / "out" / "part_00001_of_00003.hdf5.tmp").write_bytes(b"x")
     export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
-    assert content(tmp_path / "out") == before
+    assert tree(tmp_path / "out") == before
     assert paths[0].stat().st_mtime_ns == times[0]
 
 
@@ -165,14 +161,14 @@ def test_result_does_not_depend_on_workers_or_interruption(tmp_path, vocab):
     write(tmp_path / "theirs", "packed")
     import_store(tmp_path / "theirs", vocab, tmp_path / "one")
     import_store(tmp_path / "theirs", vocab, tmp_path / "two", executor=Executor(workers=2))
-    expected = content(tmp_path / "one")
-    assert content(tmp_path / "two") == expected
+    expected = tree(tmp_path / "one")
+    assert tree(tmp_path / "two") == expected
     (tmp_path / "two" / "manifest.json").unlink()
     (tmp_path / "two" / "shard-00001-of-00003.h5").write_bytes(b"half")
     (tmp_path / "two" / "shard-00002-of-00003.h5.tmp").write_bytes(b"half")
     kept = (tmp_path / "two" / "shard-00000-of-00003.h5").stat().st_mtime_ns
     import_store(tmp_path / "theirs", vocab, tmp_path / "two")
-    assert content(tmp_path / "two") == expected
+    assert tree(tmp_path / "two") == expected
     assert (tmp_path / "two" / "shard-00000-of-00003.h5").stat().st_mtime_ns == kept
 
 
@@ -222,7 +218,7 @@ def test_the_list_of_skipped_rows_survives_an_interruption(tmp_path, vocab, monk
         with pytest.raises(KeyboardInterrupt):
             import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
     import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
-    assert content(tmp_path / "again") == content(tmp_path / "straight")
+    assert tree(tmp_path / "again") == tree(tmp_path / "straight")
 
 
 def test_wrong_vocabulary(tmp_path, vocab):
@@ -244,13 +240,6 @@ def test_the_same_sequences_twice(tmp_path, vocab):
     write_variable(tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
     write_fixed(tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
     with user_error("prepare.other-options", tmp_path / "theirs/part_00001.hdf5"):
-        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
-
-
-def test_kinds_that_do_not_mix(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
-    write_kind("packed", shard_path(tmp_path / "theirs", 1), bert_rows(20, 0, 12))
-    with user_error("data.mixed", tmp_path / "theirs/part_00001_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,23 @@ import numpy as np
 import pytest
 
 import stored_sets
-from file_limits import largest_file
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.open import check_vocabulary, describe
 from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
 from mlbert.data.prepare import pipeline
+from mlbert.data.prepare.generator import flat
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
-from mlbert.data.prepare.pipeline import TextOptions, prepare_text
+from mlbert.data.prepare.pipeline import (
+    MAX_ALPHABET,
+    TextOptions,
+    baselines,
+    count_words,
+    prepare_text,
+    train_vocabulary,
+)
 from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
@@ -126,15 +136,6 @@ def test_other_options_after_an_interruption(prepared, tmp_path, monkeypatch):
     assert tree(tmp_path / "out") == tree(prepared)
 
 
-def test_a_full_disk_leaves_nothing_that_looks_finished(prepared, tmp_path):
-    with user_error("file.unwritable"), largest_file(20_000):
-        prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert not (tmp_path / "out" / "train" / "manifest.json").exists()
-    prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
-    assert tree(tmp_path / "out") == tree(prepared)
-
-
 def test_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/out/text"):
@@ -155,3 +156,71 @@ def test_evaluation_text_is_not_in_training(prepared):
 def test_options_out_of_range(change, subject):
     with user_error("config.range", subject):
         replace(OPTIONS, **change)
+
+
+# Vocabularies are the same for the same text, whatever the process.
+
+
+def test_words_are_those_of_the_tokenizer():
+    assert count_words(["Don't stop, don't!", "CAFÉ"]) == Counter(
+        {"don": 2, "'": 2, "t": 2, "stop": 1, ",": 1, "!": 1, "cafe": 1}
+    )
+
+
+def test_vocabulary_is_well_formed_and_covers_its_text(assets):
+    lines = (assets / "text.txt").read_text().splitlines()
+    entries = train_vocabulary(count_words(lines), 400)
+    assert len(entries) == len(set(entries)) == 400
+    assert tuple(entries[:5]) == SPECIAL_TOKENS
+    tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
+    unknown = entries.index(UNKNOWN)
+    assert all(unknown not in tokenizer.encode(line) for line in lines)
+
+
+def test_the_committed_vocabulary_is_this_trainers(assets):
+    entries = train_vocabulary(count_words((assets / "text.txt").read_text().splitlines()), 300)
+    assert entries == (assets / "vocab.txt").read_text().splitlines()
+
+
+def test_rare_characters_are_left_out():
+    words = Counter({"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * MAX_ALPHABET)}})
+    assert len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1]) <= MAX_ALPHABET
+
+
+@pytest.mark.parametrize("size", [0, 100, 70_000])
+def test_size_out_of_range(size):
+    with user_error("config.range", "--vocab-size"):
+        train_vocabulary(Counter("abc"), size)
+
+
+# Guessing without a model, by hand.
+
+
+CLS, SEP, MASK = 0, 1, 2
+
+
+def test_by_hand():
+    # 5 is the most frequent; after 3 comes 4 (twice) or 5 (once); before 4 comes always 3.
+    train = [[[3, 4], [3, 4, 5, 5, 5]], [[3, 5]]]
+    rows = Ragged.from_rows(
+        [
+            ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [4]),  # left guesses 4: right answer
+            ([CLS, MASK, 4, SEP, 5, SEP], 4, False, [1], [3]),  # right neighbour guesses 3: right answer
+            ([CLS, MASK, 9, SEP, 5, SEP], 4, False, [1], [5]),  # never seen: the most frequent, right answer
+            ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [8]),
+        ]
+    )
+    result = baselines([flat([document]) for document in train], rows, 10)
+    assert result["most_frequent_id"] == 5
+    assert result["most_frequent_accuracy"] == pytest.approx(1 / 4)
+    assert result["bigram_left_accuracy"] == pytest.approx(2 / 4)
+    assert result["bigram_right_accuracy"] == pytest.approx(2 / 4)
+    assert result["bigram_accuracy"] == pytest.approx(2 / 4)
+    assert result["masked_tokens"] == 4
+
+
+def test_equal_counts_take_the_lowest_id():
+    rows = Ragged.from_rows([([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [4])])
+    result = baselines([flat([[[3, 6, 3, 4]]])], rows, 10)
+    assert result["bigram_left_accuracy"] == 1.0
+    assert np.isfinite(result["bigram_accuracy"])

@@ -63,7 +63,7 @@ def run_share(step: Callable[..., object], source: Path, out: Path, index: int, 
 
 @pytest.mark.parametrize("name", STEPS)
 @given(count=st.integers(1, 7), seed=st.integers(0, 999))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_any_shares_in_any_order_make_the_same_bytes(tmp_path_factory, name, count, seed):
     folder, step, draw = tmp_path_factory.mktemp("shares"), STEPS[name], random.Random(seed)
     source = write_source(folder, 120, seed)
