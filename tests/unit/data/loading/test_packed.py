@@ -82,7 +82,7 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
 
 
 @given(stop=st.integers(0, 40))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_resume_is_exact_at_any_step(folder, stop):
     straight, stopped, resumed = (opened(folder, accumulation=2) for _ in range(3))
     for _ in range(stop):

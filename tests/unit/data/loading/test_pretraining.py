@@ -6,13 +6,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from host_batches import rows_of
+import host_batches
+from host_batches import assert_same, made_up_batches, rows_of
 from mlbert.cli.main import main
 from mlbert.data.formats.order import RankSlice, by_length
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.inputs import check_start
-from mlbert.data.loading.pretraining import make_source
+from mlbert.data.loading.pretraining import EvalSet, make_source
+from mlbert.data.loading.synthetic import CLS, MASK, SEP, SyntheticSource
 from mlbert.data.prepare.split_bins import make_bins
 from nvidia_shards import bert_rows, write_fixed
 from stored_sets import make_rows, random_lengths, write_set
@@ -131,3 +134,113 @@ def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):
     (start / "vocab.txt").write_text(special + "b\na\n")
     with user_error("vocabulary.mismatch", start / "vocab.txt"):
         check_start(start, tmp_path / "vocab.txt")
+
+
+# The evaluation set: every example exactly once over the ranks, always the same batches.
+
+
+def numbers(evaluation: EvalSet) -> list[int]:
+    return [n for batch in evaluation for n in host_batches.numbers(batch)]
+
+
+def packs_of(batch: HostBatch) -> int:
+    return len(np.unique(batch.arrays()["first_rows"] // 32))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(300, 16), (123, 5), (1, 4)])
+def test_every_example_once(make_set, world_size, num_examples, packs_per_batch):
+    folder = make_set(300)
+    seen = []
+    for rank in range(world_size):
+        evaluation = EvalSet(
+            folder, num_examples, packs_per_batch, max_sequences_per_pack=3, rank=rank, world_size=world_size
+        )
+        evaluation.open()
+        mine = numbers(evaluation)
+        assert mine == numbers(evaluation)
+        assert sum(batch.num_samples for batch in evaluation) == len(mine)
+        seen += mine
+    assert sorted(seen) == list(range(num_examples))
+
+
+def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
+    folder = make_set(300)
+    whole = EvalSet(folder, 300, 10_000, max_sequences_per_pack=3)
+    whole.open()
+    (batch,) = whole
+    num_packs = packs_of(batch)
+    evaluation = EvalSet(folder, 300, 16, max_sequences_per_pack=3)
+    evaluation.open()
+    packs = [packs_of(batch) for batch in evaluation]
+    assert sum(packs) == num_packs
+    assert len(packs) == -(-num_packs // 16)
+    assert max(packs) <= 16
+    assert max(packs) - min(packs) <= 1
+
+
+@pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(0, 4), (301, 4), (10, 0)])
+def test_numbers_that_cannot_work(make_set, num_examples, packs_per_batch):
+    folder = make_set(300)
+    with user_error("config.range", folder if packs_per_batch else "EVAL_BATCH_SIZE"):
+        EvalSet(folder, num_examples, packs_per_batch, max_sequences_per_pack=3)
+
+
+def test_single_sequences(make_set):
+    evaluation = EvalSet(make_set(50), 50, 16, max_sequences_per_pack=1)
+    evaluation.open()
+    assert [batch.num_samples for batch in evaluation] == [13, 13, 12, 12]
+    assert numbers(evaluation) == list(range(50))
+
+
+# Synthetic batches look like real ones and follow the same rules for ranks and resuming.
+
+
+SETTINGS = {"packs_per_step": 8, "max_sequences_per_pack": 3, "seed": 1, "vocab_size": 30522, "max_tokens": 512}
+
+
+def opened(**options) -> SyntheticSource:
+    return SyntheticSource(**{**SETTINGS, **options})
+
+
+def test_batches_are_well_formed():
+    batch = made_up_batches(64, seed=0, vocab_size=300, max_tokens=128)[0].to("cpu")
+    lengths = torch.diff(batch.cu_seqlens)
+    assert int(lengths.min()) >= 5
+    assert int(lengths.max()) == batch.max_seqlen <= 128
+    assert (batch.input_ids[batch.cu_seqlens[:-1].long()] == CLS).all()
+    assert (batch.input_ids[batch.cu_seqlens[1:].long() - 1] == SEP).all()
+    assert (batch.input_ids[batch.masked_positions] == MASK).all()
+    assert int(batch.masked_labels.min()) >= 5
+    assert int(batch.masked_labels.max()) < 300
+    assert (torch.diff(batch.masked_positions) > 0).all()
+    packs = batch.dropout_rows // 128
+    assert packs.unique().numel() == 64
+    assert packs.bincount().max() <= 128
+
+
+def test_lengths_are_those_of_the_benchmark():
+    source = opened(packs_per_step=1000, seed=0, max_sequences_per_pack=1)
+    lengths = torch.diff(source.batches_of(0)[0].cu_seqlens).numpy()
+    assert 240 < lengths.mean() < 285
+    assert 0.2 < np.mean(lengths == 512) < 0.27
+
+
+def test_ranks_share_one_step_and_resume_is_exact():
+    whole = opened().batches_of(3)[0].to("cpu")
+    parts = [opened(packs_per_step=4, rank=rank, world_size=2).batches_of(3)[0].to("cpu") for rank in range(2)]
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), whole.input_ids)
+    source, other = opened(), opened()
+    for _ in range(3):
+        source.next_step()
+    other.load_state_dict(source.state_dict())
+    assert_same(other.next_step()[0].to("cpu"), whole)
+    source.close()
+    other.close()
+
+
+def test_other_settings_are_refused():
+    with user_error("run.other-settings", "SYNTH_DATA"):
+        opened().load_state_dict(opened(packs_per_step=4).state_dict())
+    with user_error("config.range", "SYNTH_DATA"):
+        opened(vocab_size=4)

@@ -95,15 +95,6 @@ def test_a_lane_with_empty_texts_only():
         lanes.take(0)
 
 
-@pytest.mark.parametrize("shuffle", [None, "py1s", "py1e"])
-def test_whole_texts_come_in_the_batches_of_streaming(shuffle):
-    sizes, lanes, nodes = np.array([40, 33, 55]), 8, 4
-    ours = whole_lanes(orders_of(sizes, shuffle, nodes), lanes)
-    theirs = sample_order(sizes, shuffle, 0, nodes, 3)
-    for step in range(sizes.sum() // lanes):
-        assert ours.take(step)[0].tolist() == theirs[step * lanes :][:lanes].tolist()
-
-
 COUNTS = np.array([3, 0, 1, 7, 2, 1, 1, 0, 2, 5, 1, 1])
 
 
@@ -234,7 +225,7 @@ print(orders(0, np.arange(90)).tolist())
     processes = [start("killed")]
     try:
         wait_for((tmp_path / "killed.made").exists)
-        processes += [start(name) for name in "abc"]
+        processes += [start(name) for name in "ab"]
         time.sleep(0.5)
         processes[0].kill()
         processes[0].wait()  # a zombie counts as alive
@@ -243,8 +234,8 @@ print(orders(0, np.arange(90)).tolist())
         for process in processes:
             process.kill()
             process.communicate()
-    assert outputs == [f"{sample_order([40, 50], 'py1e', 0, 2, 3).tolist()}\n"] * 3
-    assert len(list(tmp_path.glob("[abc].made"))) == 1
+    assert outputs == [f"{sample_order([40, 50], 'py1e', 0, 2, 3).tolist()}\n"] * 2
+    assert len(list(tmp_path.glob("[ab].made"))) == 1
     assert [name for name in order_files(tmp_path) if name.startswith("0")] == ["0.order"]
 
 
