@@ -82,10 +82,11 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any, kind: Any) -> N
     assert_same_tensors(to_huggingface(again), to_huggingface(model))
 
 
-@pytest.mark.parametrize("shape", [FREE, MOSAIC, dataclasses.replace(MOSAIC, norm_position="pre")])
+@pytest.mark.parametrize("shape", [FREE, MOSAIC, dataclasses.replace(MOSAIC, norm_position="pre"), ROTARY])
 def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
     model = BertForPreTraining(shape)
     model.initialize(1)
+    assert sum(p.numel() for p in model.parameters()) == shape.num_parameters
     write_weights(model, tmp_path, {}, None)
     again = BertForPreTraining(BertConfig.from_json(tmp_path / "weights/bert_config.json"))
     again.initialize(2)

@@ -14,12 +14,11 @@ import transformers
 
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.models.bert import DISTANCES, BertForMaskedLM, BertForPreTraining, begin_with_frequencies
+from mlbert.models.bert import DISTANCES, BertForMaskedLM, begin_with_frequencies
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import padded_inputs, read_config
 from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
-from same_weights import assert_same_parameters
 from user_errors import user_error
 
 SHAPE = BertConfig(
@@ -98,19 +97,6 @@ def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object)
     with user_error("model.unsupported", config) as caught:
         read_config(config)
     assert name in str(caught.value)
-
-
-def test_our_weights_come_back(tmp_path: Path) -> None:
-    model = BertForPreTraining(SHAPE)
-    model.initialize(1)
-    assert sum(p.numel() for p in model.parameters()) == SHAPE.num_parameters
-    write_weights(model, tmp_path, {}, None)
-    again = BertForPreTraining(BertConfig.from_json(tmp_path / "weights/bert_config.json"))
-    assert again.config == SHAPE
-    again.initialize(2)
-    report = load_weights(again, tmp_path / "weights")
-    assert report.missing == report.dropped == {}
-    assert_same_parameters(again, model)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import to_huggingface
+from mlbert.programs import console
 from user_errors import assert_error_line
 
 # 197 is no multiple of 8: the vocabulary is padded in memory.
@@ -47,8 +48,9 @@ def own_folder(tmp_path: Path, state: dict[str, torch.Tensor]) -> Path:
 
 
 @pytest.fixture
-def mlbert(capfd: pytest.CaptureFixture[str]):
+def mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Runs ``mlbert convert`` with these words; returns exit code, stdout and stderr."""
+    monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # no lines of progress on a busy machine
 
     def run(*words: object) -> tuple[int, str, str]:
         capfd.readouterr()

@@ -116,15 +116,15 @@ def models(shape):
 
 
 @pytest.mark.parametrize("number", range(8))
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_round_trip(tmp_path, shape, mlbert, number, by_hand):
+def test_round_trip(tmp_path, shape, mlbert, number):
     """To Composer and back: all tensors and the shape. What a run writes is what the command writes."""
     model = models(shape)[number]
     write_weights(model, tmp_path, {}, None)
-    if by_hand:
-        write_composer(to_huggingface(model), model.config, tmp_path / "there.pt")
-    else:
-        assert mlbert("torch-to-composer", tmp_path / "weights", tmp_path / "there.pt")[0] == 0
+    write_composer(to_huggingface(model), model.config, tmp_path / "by_run.pt")
+    assert mlbert("torch-to-composer", tmp_path / "weights", tmp_path / "there.pt")[0] == 0
+    by_run, by_command = (read_composer(tmp_path / name) for name in ("by_run.pt", "there.pt"))
+    assert by_run.shape == by_command.shape
+    assert_same_tensors(by_run.tensors, by_command.tensors)
     assert mlbert("composer-to-torch", tmp_path / "there.pt", tmp_path / "back")[0] == 0
     assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "back"))
@@ -215,16 +215,10 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("damage", [*CONTENTS, "truncated", "gone"])
+@pytest.mark.parametrize("damage", CONTENTS)
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
     file, ours = folder / "a.pt", tmp_path / "ours"
-    content, code = CONTENTS.get(damage, (lambda file, state: container(masked_lm(state)), "checkpoint.damaged"))
+    content, code = CONTENTS[damage]
     torch.save(content(file, state), file)
-    if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:5000])
-    elif damage == "gone":
-        file.unlink()
-        code = "file.unreadable"
-    wording = damage != "truncated"  # PyTorch's own words
-    refused("composer-to-torch", file, ours, target=ours, code=code, subject=file, wording=wording)
+    refused("composer-to-torch", file, ours, target=ours, code=code, subject=file)
     assert not (folder / "ran").exists()

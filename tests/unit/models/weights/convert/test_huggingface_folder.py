@@ -90,13 +90,6 @@ def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folde
     assert not (tmp_path / "ours").exists()
 
 
-def test_prefixless_extras_are_reported(tmp_path, peer_folder):
-    file = peer_folder / "model.safetensors"
-    save_file({**load_file(file), "somebody.elses": torch.zeros(2)}, file)
-    report = huggingface_to_torch(peer_folder, tmp_path / "ours")
-    assert report.dropped["somebody.elses"] == "no such parameter"
-
-
 def without(name):
     def change(file):
         state = load_file(file)
