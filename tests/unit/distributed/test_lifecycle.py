@@ -219,26 +219,19 @@ def start(tmp_path: Path, body: str) -> tuple[subprocess.Popen, Path]:
     return process, path
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
 def test_a_signal_ends_the_run_as_aborted(name: str, tmp_path: Path) -> None:
     process, path = start(tmp_path, SLEEP)
     number = getattr(signal, name)
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
-    assert process.returncode == 128 + number
-    assert errors == b""
+    if name == "SIGINT":  # Python's own end after Ctrl-C
+        assert process.returncode in (-number, 128 + number, 1)
+    else:
+        assert (process.returncode, errors) == (128 + number, b"")
     keys = [(event["key"], event["metadata"].get("status")) for event in events(path)]
     assert keys == [("run_start", None), ("run_stop", "aborted")]
     assert events(path)[-1]["metadata"]["reason"] == name
-
-
-def test_control_c_ends_the_run_as_aborted(tmp_path: Path) -> None:
-    process, path = start(tmp_path, SLEEP)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
-    assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 1)
-    assert [event["key"] for event in events(path)] == ["run_start", "run_stop"]
-    assert events(path)[-1]["metadata"]["reason"] == "SIGINT"
 
 
 def test_the_line_is_there_although_the_main_thread_hangs(tmp_path: Path) -> None:
@@ -263,11 +256,3 @@ def test_a_process_that_hangs_ends_by_itself(tmp_path: Path) -> None:
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM
     assert events(path)[-1]["metadata"]["reason"] == "SIGTERM"
-
-
-def test_an_uncaught_exception_in_a_process(tmp_path: Path) -> None:
-    process, path = start(tmp_path, "raise RuntimeError('no more memory')")
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert b"no more memory" in errors
-    assert [event["metadata"].get("status") for event in events(path)] == [None, "aborted"]

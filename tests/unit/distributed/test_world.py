@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import socket
 
 import pytest
 import torch
 
 from mlbert.distributed.place import expand_hostlist, expand_tasks_per_node
-from mlbert.distributed.rendezvous import default_join_seconds
+from mlbert.distributed.rendezvous import default_join_seconds, raise_open_files_limit
 from mlbert.distributed.world import World
 from user_errors import user_error
 
@@ -207,3 +209,28 @@ def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
     assert world.collective_timeout.total_seconds() == 900
     world.rendezvous.set_join_timeout(None)
     assert world.rendezvous.join_seconds == 360
+
+
+@pytest.mark.parametrize(
+    ("hard", "ranks", "raised"),
+    [
+        pytest.param(4000, 8, 1024, id="enough already"),
+        pytest.param(4000, 400, 2112, id="raised to twice the need"),
+        pytest.param(1500, 400, 1500, id="raised to the hard limit"),
+    ],
+)
+def test_limit_on_open_files_grows_with_the_ranks(hard: int, ranks: int, raised: int) -> None:
+    """In a process of its own, which cannot raise its hard limit again; tests/dist has one that is too low."""
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        raise_open_files_limit(ranks)
+        found.put(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+    process = context.Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert found.get() == (raised, hard)

@@ -39,12 +39,6 @@ def test_parameters_are_contiguous_and_keep_their_values() -> None:
     assert all(not p.any() for p in model.parameters())
 
 
-def test_adjacent_parameters_can_be_viewed_as_one_matrix() -> None:
-    query, key, value = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
-    flat = FlatParameters([("q.weight", query), ("k.weight", key), ("v.weight", value)])
-    assert torch.equal(flat.data.view(12, 4), torch.cat([query, key, value]))
-
-
 def test_backward_accumulates_into_the_flat_gradient() -> None:
     model = nn.Linear(4, 2)
     flat = FlatParameters(model.named_parameters())

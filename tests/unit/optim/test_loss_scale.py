@@ -47,8 +47,7 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
     return read_metrics(folder / name)
 
 
-@pytest.mark.parametrize("recipe", ["packed_lamb", "ddp_adam"])
-@pytest.mark.parametrize("clipping", ["after", "before"])
+@pytest.mark.parametrize(("recipe", "clipping"), [("packed_lamb", "after"), ("ddp_adam", "before")])
 def test_float16_training_is_close_to_float32(tmp_path: Path, recipe: str, clipping: str) -> None:
     settings = {"recipe": recipe, "gradient_clipping": clipping, "average_packing_rate": 1, "exchange_padding": "off"}
     exact, half = (run(tmp_path, p, precision=p, learning_rate=0.001, **settings) for p in ("fp32", "fp16"))

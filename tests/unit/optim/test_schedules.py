@@ -73,12 +73,6 @@ def test_rates_of_a_composer_run() -> None:
     assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
 
 
-def test_benchmark_rate_drops_at_the_end_of_the_warmup() -> None:
-    schedule = polynomial(2.88293e-3, 57, -15, 120, 1.0)
-    assert schedule(41) == pytest.approx(2.83e-3, abs=1e-5)
-    assert schedule(42) == pytest.approx(1.87e-3, abs=1e-5)
-
-
 def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero() -> None:
     for schedule in (
         Linear(base_lr=1.0, max_steps=8, decay_end=8),

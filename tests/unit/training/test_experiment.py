@@ -27,6 +27,8 @@ from mlbert.training import experiment, loop
 from mlbert.training.checkpoint import CheckpointFolder
 from training_settings import read_metrics, train_arguments
 
+STEPS = 100  # so that a signal comes before the last one
+
 
 def run(tmp_path, name="out", **changes):
     with pytest.raises(SystemExit) as end:
@@ -43,37 +45,36 @@ def weights(folder: Path):
     return (folder / "run_0" / "weights" / "model.safetensors").read_bytes()
 
 
-def test_a_run_leaves_everything_behind(tmp_path):
-    assert run(tmp_path) == 1
-    folder = tmp_path / "out" / "run_0"
-    names = {p.name for p in folder.iterdir()}
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the LOGDIR of a run with one checkpoint."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert run(folder, save_checkpoint_steps=6) == 1
+    return folder / "out"
+
+
+def test_a_run_leaves_everything_behind(finished):
+    folder = finished / "run_0"
+    names = {path.name for path in folder.iterdir()}
     assert names == {
-        "settings.txt",
-        "config.json",
-        "metrics.jsonl",
-        "curve.png",
-        "weights",
-        "huggingface",
-        "summary.json",
+        *("settings.txt", "config.json", "metrics.jsonl", "curve.png", "summary.json"),
+        *("checkpoints", "weights", "huggingface"),
     }
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(1, 13))
     assert metrics[-1]["kind"] == "evaluation"
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "aborted"
-    assert summary["steps"] == 12
+    assert (summary["status"], summary["steps"]) == ("aborted", 12)
     assert 0 < summary["share_of_gemm_peak"] < 1
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    stop = events(tmp_path / "out" / "result_0.txt")[-1]
-    assert (stop["key"], stop["metadata"]["status"]) == ("run_stop", "aborted")
     config = json.loads((folder / "config.json").read_text())
-    assert config["config"]["learning_rate"] == 0.01
-    assert config["seed"] == 5
+    assert (config["config"]["learning_rate"], config["seed"]) == (0.01, 5)
+    modes = {path.stat().st_mode & 0o777 for path in finished.rglob("*") if path.is_file()}
+    assert modes == {(folder / "config.json").stat().st_mode & 0o777}, "weights are readable like any file"
 
 
-def test_the_log_has_the_events_in_order(tmp_path):
-    run(tmp_path)
-    log = events(tmp_path / "out" / "result_0.txt")
+def test_the_log_has_the_events_in_order(finished):
+    log = events(finished / "result_0.txt")
     keys = [event["key"] for event in log]
     order = ["cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start", "epoch_start"]
     order += ["block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"]
@@ -88,10 +89,10 @@ def test_the_log_has_the_events_in_order(tmp_path):
     assert (values["nodes"], len(values["hosts"])) == (1, 1)
     assert set(values["native_libraries"]) >= {"ops"}
     assert all(len(digest) == 64 for digest in values["native_libraries"].values())
-    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    summary = json.loads((finished / "run_0/summary.json").read_text())
     assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
     assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
-    record = json.loads((tmp_path / "out/run_0/config.json").read_text())
+    record = json.loads((finished / "run_0/config.json").read_text())
     logged = {name: values["configuration"][row.env] for name, row in settings_by_key().items()}
     assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
     assert record["origin"] == {name: setting["origin"] for name, setting in logged.items()}
@@ -100,14 +101,15 @@ def test_the_log_has_the_events_in_order(tmp_path):
     assert accuracy["metadata"]["epoch_num"] == values["train_samples"]
     times = [event["time_ms"] for event in log]
     assert times == sorted(times)
+    assert (log[-1]["key"], log[-1]["metadata"]["status"]) == ("run_stop", "aborted")
 
 
-def test_every_log_line_names_an_existing_line_of_the_tree(tmp_path, tree_root):
-    run(tmp_path)
-    for event in events(tmp_path / "out" / "result_0.txt"):
+def test_every_log_line_names_an_existing_line_of_the_tree(finished, tree_root):
+    log = events(finished / "result_0.txt")
+    for event in log:
         source = (tree_root / event["metadata"]["file"]).read_text().splitlines()
         assert 0 < event["metadata"]["lineno"] <= len(source)
-    stop = events(tmp_path / "out" / "result_0.txt")[-1]["metadata"]
+    stop = log[-1]["metadata"]
     assert "run_stop" in (tree_root / stop["file"]).read_text().splitlines()[stop["lineno"] - 1]
 
 
@@ -147,23 +149,45 @@ def wait_for(condition, process, seconds=90):
         time.sleep(0.01)
 
 
-def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
-    steps = 60
-    assert run(tmp_path, "undisturbed", max_steps=steps) == 1
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return the LOGDIR of a whole run of STEPS steps."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run(folder, max_steps=STEPS) == 1
+    return folder / "out"
+
+
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, undisturbed):
     at = random.randrange(3, 20)
-    process = start_process(tmp_path, "killed", max_steps=steps, save_checkpoint_steps=1)
-    checkpoints = tmp_path / "killed" / "run_0" / "checkpoints"
+    process = start_process(tmp_path, "out", max_steps=STEPS, save_checkpoint_steps=1)
+    checkpoints = tmp_path / "out/run_0/checkpoints"
     wait_for(lambda: any(p.name >= f"step_{at:08d}" for p in checkpoints.glob("step_*")), process)
     process.kill()
     process.wait()
-    assert not (tmp_path / "killed/run_0/summary.json").exists()
-    assert run(tmp_path, "killed", max_steps=steps) == 2, "an unfinished run is not overwritten"
-    assert run(tmp_path, "killed", max_steps=steps, resume=1) == 1
-    assert weights(tmp_path / "killed") == weights(tmp_path / "undisturbed")
-    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
-    log = events(tmp_path / "killed" / "result_0.txt")
-    assert at <= next(e["value"] for e in log if e["key"] == "resumed_from_step") < steps
-    assert (tmp_path / "killed" / "result_0.part1.txt").exists()
+    assert not (tmp_path / "out/run_0/summary.json").exists()
+    assert run(tmp_path, max_steps=STEPS) == 2, "an unfinished run is not overwritten"
+    assert run(tmp_path, max_steps=STEPS, resume=1) == 1
+    assert weights(tmp_path / "out") == weights(undisturbed)
+    assert [m["step"] for m in read_metrics(tmp_path / "out")] == list(range(1, STEPS + 1))
+    log = events(tmp_path / "out/result_0.txt")
+    assert at <= next(e["value"] for e in log if e["key"] == "resumed_from_step") < STEPS
+    assert (tmp_path / "out/result_0.part1.txt").exists()
+
+
+def test_a_warned_run_leaves_a_checkpoint_and_continues_exactly(tmp_path, undisturbed, capsys):
+    """SIGUSR1: the step is finished and a checkpoint written, although none is configured."""
+    process = start_process(tmp_path, "out", max_steps=STEPS)
+    metrics = tmp_path / "out/run_0/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGUSR1, output
+    assert '"reason": "SIGUSR1", "status": "aborted"' in (tmp_path / "out/result_0.txt").read_text()
+    (checkpoint,) = (tmp_path / "out/run_0/checkpoints").glob("step_*")
+    assert not (tmp_path / "out/run_0/summary.json").exists()
+    assert run(tmp_path, max_steps=STEPS, resume=1) == 1
+    assert f"resumed at step {int(checkpoint.name.removeprefix('step_'))}" in capsys.readouterr().out
+    assert weights(tmp_path / "out") == weights(undisturbed)
 
 
 def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeypatch):
@@ -183,13 +207,11 @@ def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeyp
 
 
 def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
-    process = start_process(tmp_path, "out", max_steps=100, seed="none", save_checkpoint_steps=1)
-    checkpoints = tmp_path / "out" / "run_0" / "checkpoints"
-    wait_for(lambda: len(list(checkpoints.glob("step_*"))) > 1, process)
-    process.kill()
-    process.wait()
+    settings = {"max_steps": 2, "seed": "none", "save_checkpoint_steps": 1}
+    assert run(tmp_path, **settings) == 1
     drawn = json.loads((tmp_path / "out/run_0/config.json").read_text())["seed"]
-    assert run(tmp_path, max_steps=100, seed="none", resume=1) == 1
+    (tmp_path / "out/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
+    assert run(tmp_path, **settings, resume=1) == 1
     seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
     assert seeds == [drawn]
 
@@ -206,12 +228,6 @@ def test_a_log_that_fills_the_disk_fails_the_run(tmp_path):
     assert "Traceback" not in output
     assert not (tmp_path / "out/run_0/summary.json").exists()
     assert (tmp_path / "out/result_0.txt").stat().st_size <= limit
-
-
-def test_weights_are_readable_like_any_file(tmp_path):
-    assert run(tmp_path, save_checkpoint_steps=6) == 1
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
 
 
 def test_an_evaluation_on_the_training_set_is_reported(tmp_path, capsys, prepared_data):
@@ -235,17 +251,6 @@ def test_a_run_that_never_started_may_be_repeated(tmp_path):
     assert run(tmp_path, init_checkpoint=tmp_path / "model.safetensors") == 2
     assert (tmp_path / "out" / "result_0.txt").exists()
     assert run(tmp_path, max_steps=2) == 1
-
-
-def test_termination_is_logged_as_aborted(tmp_path):
-    process = start_process(tmp_path, "out", max_steps=100000)
-    log = tmp_path / "out" / "result_0.txt"
-    wait_for(lambda: log.exists() and "run_start" in log.read_text(), process)
-    process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
-    assert process.returncode != 0
-    stops = [event for event in events(log) if event["key"] == "run_stop"]
-    assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
 
 
 def with_bad_gradients(monkeypatch, late, steps):
@@ -342,15 +347,6 @@ def test_finished_run_is_not_overwritten(tmp_path, capsys):
     assert weights(tmp_path / "out") == before
 
 
-def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
-    process = start_process(tmp_path, "out", max_steps=100000, save_checkpoint_steps=1)
-    wait_for(lambda: list((tmp_path / "out/run_0/checkpoints").glob("step_*")), process)
-    process.kill()
-    process.wait()
-    assert run(tmp_path, resume=1, shape={"hidden_size": 16}) == 2
-    assert "belongs to another run: model" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -358,6 +354,7 @@ def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
         ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
         ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
         ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
+        ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),
     ],
 )
 def test_a_run_is_not_continued_by_another_method(tmp_path, capsys, changed, words):

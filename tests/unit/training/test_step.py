@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
 from live_memory import LiveMemory, MeasuredPool
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -19,7 +19,6 @@ from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import api as ops
-from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.training.step import GraphMode, Graphs, Step
@@ -278,12 +277,3 @@ def test_steps_that_do_not_fit_are_reported() -> None:
     assert step.graph_for(batches[:1]) is None
     (large,) = made_up_batches(2 * PACKS, seed=1, vocab_size=SHAPE.vocab_size, max_tokens=LONGEST)
     assert step.graph_for([batches[0], large]) is None
-
-
-def test_static_attention_is_plain_attention() -> None:
-    """Of the stand-in above."""
-    qkv, bounds = torch.randn(12, 3, 2, 16), torch.tensor([0, 5, 5, 10, 10], dtype=torch.int32)
-    rows = torch.arange(100, 112, dtype=torch.int32)
-    arguments = (bounds, 8, 0.3, 77, rows)
-    expected = registry.form("attention", "plain")(qkv, *arguments)
-    torch.testing.assert_close(static_attention(qkv, *arguments), expected)
