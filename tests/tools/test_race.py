@@ -63,18 +63,6 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     assert ends["theirs"] > 0.5 * float(guesses["most_frequent_accuracy"])
 
 
-def test_table_shows_every_run() -> None:
-    guesses = {"most_frequent_accuracy": 0.05, "bigram_accuracy": 0.14}
-    points = [
-        {"side": side, "learning_rate": rate, "seed": seed, "accuracy": 0.1 * seed}
-        for side, rate, seed in (("muon", 0.003, 1), ("transformers", 0.001, 1), ("muon", 0.003, 2))
-    ]
-    text = race.table([{"guesses": guesses}, *points])
-    assert "muon at the end: 0.100 to 0.200" in text
-    assert "transformers at the end: 0.100 to 0.100" in text
-    assert "bigram 0.140" in text
-
-
 def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one two three.\n\n" * 60)
     with user_error("data.too-small", tmp_path / "text.txt"):

@@ -26,6 +26,8 @@ LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
 # The graph mode of each precision, so that both modes and both precisions are covered.
 MODES = {"bf16": "segmented", "fp8": "full_iteration"}
+# Counting a step takes long.
+each_precision = pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)])
 
 # Limits on launches and 10^9 bytes per step. Lower them when a step needs less; never raise them without a reason.
 CEILINGS = {
@@ -65,9 +67,7 @@ def large_step(precision: str) -> Counted:
     return count(LARGE, PACKS, precision, H200, MODES[precision])
 
 
-@pytest.mark.parametrize(
-    "precision", [mode if mode != "fp8" else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
-)
+@each_precision
 def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
     counted = large_step(precision)
     assert counted.static_shape.tokens == TOKENS
@@ -79,7 +79,7 @@ def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
     assert counted.memory.peak / 1e9 <= MEMORY[precision]
 
 
-@pytest.mark.parametrize("precision", MODES)
+@each_precision
 def test_product_flops_match_the_model(precision: str) -> None:
     """Three products per linear layer; after the last attention, only for the rows that the heads read."""
     counted = large_step(precision)
@@ -96,7 +96,7 @@ def test_product_flops_match_the_model(precision: str) -> None:
     assert in_fp8 == (expected if precision == "fp8" else 0)
 
 
-@pytest.mark.parametrize("precision", MODES)
+@each_precision
 def test_evaluation_is_a_forward_pass(precision: str) -> None:
     counted = large_step(precision)
     sums, step = (parts.totals(o, counted, LARGE) for o in (counted.evaluation, counted.step))
@@ -105,7 +105,7 @@ def test_evaluation_is_a_forward_pass(precision: str) -> None:
     assert sums[parts.UPDATE].launches == sums[parts.CLEARING].launches == 0
 
 
-@pytest.mark.parametrize("precision", MODES)
+@each_precision
 def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
     counted = large_step(precision)
     sequences = TOKENS * BENCHMARK.sequences / BENCHMARK.tokens
@@ -113,6 +113,7 @@ def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
     assert planned.total - planned.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MEASURED, TUNED])
 def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
     counted = large_step("fp8")
@@ -126,7 +127,7 @@ def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
     assert seconds[parts.PRODUCTS] >= sums[parts.PRODUCTS].flops / rates.fp8_flops
 
 
-@pytest.mark.parametrize(("precision", "measured"), [("bf16", 909), ("fp8", 1217)])
+@pytest.mark.parametrize(("precision", "measured"), [("bf16", 909), pytest.param("fp8", 1217, marks=pytest.mark.slow)])
 def test_measured_rates_give_the_measured_speed(precision: str, measured: int) -> None:
     """Sequences per second of 93 a step: records/2026-11-26_gpu-check_h200, third call."""
     seconds = seconds_of_parts(large_step(precision), LARGE, H200, MEASURED)
