@@ -20,7 +20,7 @@ SUITES = {  # of a process each
     ],
     "FP8": [
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
-        *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks", "triton/test_norm_fp8")),
+        *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
     ],
     # Which kernel runs does not depend on a published run's numbers: one run of each kind of update is enough.
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],

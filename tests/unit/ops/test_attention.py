@@ -19,6 +19,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import native_library, reference
 from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
+from unit.ops.attention_cases import stream
 
 UGLY = {
     "one token": [1],
@@ -32,18 +33,6 @@ UGLY = {
     "nothing": [0, 0],
 }
 HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]
-
-
-def stream(
-    lengths: list[int], num_heads: int, head_size: int, tail: int = 0, generator: torch.Generator | None = None
-) -> tuple[Tensor, Tensor, int, Tensor]:
-    """qkv, cu_seqlens, max_seqlen, rows; `tail` tokens lie behind the last sequence."""
-    generator = generator or torch.Generator().manual_seed(len(lengths))
-    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    num_tokens = int(cu_seqlens[-1]) + tail
-    qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
-    rows = torch.randint(0, 2**31 - 1, (num_tokens,), dtype=torch.int32, generator=generator)
-    return qkv, cu_seqlens, max(lengths), rows
 
 
 def drawing(
@@ -110,13 +99,6 @@ def test_alibi_error_on_ugly_lengths(error_rule, shape: str, dropout: float, for
         error_rule("attention", drawing(UGLY[shape], 2, 64, dropout, slopes=SLOPES), dtype, [0], form)
 
 
-@pytest.mark.parametrize(("num_heads", "head_size"), [(6, 8), (1, 7), (2, 128)])
-def test_alibi_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
-    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125])[:num_heads]
-    draw = drawing([1, 64, 130, 31], num_heads, head_size, 0.1, slopes=slopes)
-    error_rule("attention", draw, torch.float32, [0], native_form)
-
-
 @pytest.mark.parametrize("shape", UGLY)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_tile_form_error_on_ugly_lengths(error_rule, shape: str, dropout: float) -> None:
@@ -164,17 +146,6 @@ def test_mask_equals_the_plain_twin_bit_for_bit(use_native) -> None:
         assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
 
 
-def test_keep_rate(use_native) -> None:
-    """With all values 1 the mean output is 1: what is kept is scaled by the true rate."""
-    qkv, cu_seqlens, longest, rows = stream([512] * 4, 8, 8)
-    qkv[:, 2] = 1.0
-    out = ops.attention(
-        qkv * 0.1 + qkv * 0.9 * (torch.arange(3)[:, None, None] == 2), cu_seqlens, longest, 0.1, 3, rows
-    )
-    assert out.mean().item() == pytest.approx(1.0, abs=2e-3)
-    assert out.std().item() > 1e-3
-
-
 def test_sequences_do_not_see_each_other(use_native) -> None:
     qkv, cu_seqlens, longest, rows = stream([40, 50, 60], 2, 32)
     changed = qkv.clone()
@@ -184,27 +155,6 @@ def test_sequences_do_not_see_each_other(use_native) -> None:
     assert torch.equal(a[:40], b[:40])
     assert torch.equal(a[90:], b[90:])
     assert not torch.equal(a[40:90], b[40:90])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_runs_are_bit_equal_for_any_thread_count(use_native, dtype: torch.dtype) -> None:
-    qkv, cu_seqlens, longest, rows = stream([64, 100, 1, 30, 200], 3, 32)
-    results = []
-    for threads in (2, 2, 1):
-        torch.set_num_threads(threads)
-        x = qkv.to(dtype).requires_grad_()
-        out = ops.attention(x, cu_seqlens, longest, 0.1, 3, rows)
-        out.backward(torch.ones_like(out))
-        results.append((out.detach(), x.grad))
-    for other in results[1:]:
-        assert torch.equal(results[0][0], other[0])
-        assert torch.equal(results[0][1], other[1])
-
-
-def test_twin_gradient() -> None:
-    qkv, cu_seqlens, longest, rows = stream([1, 5, 0, 4], 2, 3, tail=1)
-    inputs = qkv.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: reference.attention(x, cu_seqlens, longest, 0.3, 8, rows), (inputs,))
 
 
 def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
@@ -219,10 +169,6 @@ def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
         q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
         want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
-    inputs = qkv.double().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x: reference.attention(x[:7], cu_seqlens[:2], 7, 0.0, 0, None, slopes.double()), (inputs,)
-    )
 
 
 class Calls(TorchDispatchMode):

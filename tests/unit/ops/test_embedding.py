@@ -94,22 +94,3 @@ def test_id_out_of_range_is_an_error_or_makes_its_token_nan(kernels: str, place:
     assert out[[0, 1, 2, 4, 5, 6, 7, 8, 9]].isfinite().all()
     out.backward(torch.ones_like(out))
     assert arguments[3 + (0, 2, 1)[place]].grad.sum() == 9 * 16
-
-
-def test_runs_are_bit_equal_for_any_thread_count(kernels: str) -> None:
-    count, width = (900, 96) if kernels == "native" else (90, 8)
-    where, what, results = [ids(count, 7), ids(count, 2), ids(count, 64)], tables(7, 64, width), []
-    for threads in (2, 2, 1):
-        torch.set_num_threads(threads)
-        leaves = [t.clone().requires_grad_() for t in what]
-        out = ops.embedding_sum(*where, *leaves)
-        (out * out).sum().backward()
-        results.append([out.detach(), *(t.grad for t in leaves)])
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-def test_twin_gradient() -> None:
-    where = [ids(9, 4), ids(9, 2), ids(9, 5)]
-    leaves = [t.double().requires_grad_() for t in tables(4, 5, 3)]
-    assert torch.autograd.gradcheck(lambda *t: reference.embedding_sum(*where, *t), leaves)

@@ -21,6 +21,7 @@ from emulated_fmha import CSRC, compile_emulated, compile_fmha
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
+from unit.ops.attention_cases import stream
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
@@ -33,7 +34,6 @@ UGLY = {
     "empty": [0, 20, 0, 33, 0],
     "nothing": [0, 0],
 }
-Draw = Callable[[], list[object]]
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +56,11 @@ def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
     assert take() == ""
 
 
-def drawn(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> Draw:
-    """Draws arguments of attention; `tail` tokens lie behind the last sequence."""
-    generator = torch.Generator().manual_seed(sum(lengths))
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    tokens = int(bounds[-1]) + tail
-
-    def draw() -> list[object]:
-        qkv = 1.5 * torch.randn(tokens, 3, num_heads, FMHA_HEAD_SIZE, generator=generator)
-        rows = torch.randint(0, 2**31 - 1, (tokens,), dtype=torch.int32, generator=generator)
-        slopes = torch.rand(num_heads, generator=generator) if alibi else None
-        return [qkv, bounds, max(lengths), probability, KEY, rows, slopes]
-
-    return draw
+def drawn(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> list[object]:
+    """Return arguments of attention; `tail` tokens are after the last sequence."""
+    qkv, bounds, longest, rows = stream(lengths, num_heads, FMHA_HEAD_SIZE, tail)
+    slopes = torch.linspace(0.1, 0.9, num_heads) if alibi else None
+    return [qkv, bounds, longest, probability, KEY, rows, slopes]
 
 
 def form(*arguments: object) -> Tensor:
@@ -80,24 +72,24 @@ def form(*arguments: object) -> Tensor:
 @pytest.mark.parametrize("shape", UGLY)
 @pytest.mark.parametrize("probability", [0.0, 0.1])
 def test_error_on_ugly_lengths(error_rule, reports, shape: str, probability: float) -> None:
-    error_rule("attention", drawn(UGLY[shape], 1, probability)(), torch.bfloat16, [0], form)
+    error_rule("attention", drawn(UGLY[shape], 1, probability), torch.bfloat16, [0], form)
 
 
 @pytest.mark.parametrize("num_heads", [2, 3])
 def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads: int) -> None:
-    error_rule("attention", drawn([33, 7, 70], num_heads, 0.1, alibi=True)(), torch.float16, [0], form)
+    error_rule("attention", drawn([33, 7, 70], num_heads, 0.1, alibi=True), torch.float16, [0], form)
 
 
 def test_error_of_the_longest_sequence(error_rule, reports) -> None:
     """511 tokens: the gradient of Q is gathered over four groups of keys."""
-    error_rule("attention", drawn([511], 1, 0.1, alibi=True)(), torch.bfloat16, [0], form)
+    error_rule("attention", drawn([511], 1, 0.1, alibi=True), torch.bfloat16, [0], form)
 
 
 def test_mask_is_the_twins_bit_for_bit(reports) -> None:
     """With equal scores and one-hot values the output is the mask itself, a window of 64 keys at a time; with one-hot
     gradients of the output, the gradient of V is the transposed mask, a window of 64 queries at a time."""
     length, num_heads = 140, 2
-    _, bounds, _, _, _, rows, _ = drawn([17, length], num_heads, 0.1, tail=0)()
+    _, bounds, _, _, _, rows, _ = drawn([17, length], num_heads, 0.1, tail=0)
     for probability in (0.1, 0.6):  # thresholds below and above 128
         want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, probability)
         for first in range(0, length, FMHA_HEAD_SIZE):
@@ -124,7 +116,7 @@ def both(arguments: list[object]) -> tuple[Tensor, Tensor]:
 
 
 def test_a_key_on_the_device_is_the_same_key_and_runs_repeat(reports) -> None:
-    arguments = drawn([40], 2, 0.1)()
+    arguments = drawn([40], 2, 0.1)
     out, gradient = both(arguments)
     # KEY's bits as a signed number.
     for key in (KEY, torch.tensor(KEY - (1 << 32) if KEY >> 31 else KEY, dtype=torch.int32)):
@@ -135,7 +127,7 @@ def test_a_key_on_the_device_is_the_same_key_and_runs_repeat(reports) -> None:
 
 def test_scores_far_below_zero(reports) -> None:
     """The weights that keys behind the end would have overflow here."""
-    arguments = drawn([20], 1, 0.0, tail=0)()
+    arguments = drawn([20], 1, 0.0, tail=0)
     arguments[0][:, 0] = 20.0
     arguments[0][:, 1] = -20.0
     out, gradient = both(arguments)
@@ -144,7 +136,7 @@ def test_scores_far_below_zero(reports) -> None:
 
 
 def test_unsupported_cases_run_plain(reports) -> None:
-    qkv, bounds, longest, *rest = drawn([30], 2, 0.1)()
+    qkv, bounds, longest, *rest = drawn([30], 2, 0.1)
     for x, most in ((qkv, longest), (qkv[..., :32].bfloat16(), longest), (qkv.bfloat16(), 513)):
         want = reference.attention(x, bounds, longest, *rest)
         assert torch.equal(fmha.attention(x, bounds, most, *rest), want)
@@ -161,7 +153,7 @@ def waits() -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("name", "line"), waits())
 def test_each_barrier_and_wait_is_needed_and_missed(emulated, reports, name: str, line: int) -> None:
-    arguments = drawn([140], 1, 0.1)()
+    arguments = drawn([140], 1, 0.1)
     both(arguments)
     assert reports() == ""
     emulated.emulation_skip(str(CSRC / name).encode(), line)

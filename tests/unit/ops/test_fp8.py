@@ -120,15 +120,6 @@ def test_linear_is_within_the_formats_rounding(choice: str, shape: tuple[int, in
     assert found[2].dtype == torch.float32
 
 
-def test_first_step_scales_by_itself() -> None:
-    """Gradients of size 1e-6 would all be 0 in E5M2 without a scale."""
-    x, weight, bias, d_out = example(8, 16, 16)
-    scaling = scaling_of()
-    _, d_x, d_weight, _ = outcome(lambda *t: linear(*t, scaling, 0), x, weight, bias, d_out=d_out)
-    assert d_x.abs().max() > 0
-    assert d_weight.abs().max() > 0
-
-
 def test_switches_are_per_product(choice: str) -> None:
     """A product that is switched off gives what bfloat16 gives."""
     x, weight, bias, d_out = example(24, 32, 48)
@@ -165,7 +156,7 @@ def test_qkv_equals_its_parts(choice: str) -> None:
 @pytest.mark.parametrize(
     ("dropout", "with_bias", "with_twin"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
 )
-@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (66, 40)])
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (19, 1027)])
 def test_norm_passes_equal_autograd(
     choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, with_twin: bool
 ) -> None:

@@ -18,11 +18,11 @@ GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(0, 16, 13), (1, 8, 8), (33, 50, 41), (60, 4096, 4090), (7, 30528, 30522), (3, 16, 1)]
 # Fewer numbers, as the interpreter is slow; the last two need several blocks of columns.
-FOR_TRITON = [(0, 8, 8), (1, 8, 8), (7, 50, 41), (3, 16, 1), (2, 4100, 4099)]
+FOR_TRITON = [(0, 8, 8), (7, 50, 41), (3, 16, 1), (2, 4100, 4099)]
 CASES = [
     *(("native", shape, dtype) for shape in SHAPES for dtype in DTYPES),
     *(("triton", shape, torch.bfloat16) for shape in FOR_TRITON),
-    ("triton", FOR_TRITON[2], torch.float16),
+    ("triton", FOR_TRITON[1], torch.float16),
     ("triton", FOR_TRITON[-1], torch.float32),
 ]
 
@@ -44,14 +44,6 @@ def test_error(error_rule_of_kernels, shape: tuple[int, int, int], dtype: torch.
     error_rule_of_kernels("masked_cross_entropy", lambda: [*problem(*shape), shape[2]], dtype, [0])
 
 
-@pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_one_row(kernels: str) -> None:
-    """The error of a single number is random, so its bound is separate: two rounding steps."""
-    logits, labels = problem(1, 40, 33)
-    exact, _ = reference.masked_cross_entropy(logits.double(), labels, 33)
-    assert ops.masked_cross_entropy(logits, labels, 33)[0].item() == pytest.approx(exact.item(), rel=2.4e-7)
-
-
 @pytest.mark.parametrize("function", [ops.masked_cross_entropy, reference.masked_cross_entropy])
 def test_nothing_masked(kernels: str, function) -> None:
     logits = torch.randn(0, 16).requires_grad_()
@@ -62,8 +54,7 @@ def test_nothing_masked(kernels: str, function) -> None:
     assert logits.grad.shape == (0, 16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", [33, 4097])
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(33, torch.float32), (33, torch.bfloat16), (4097, torch.bfloat16)])
 def test_num_correct_and_ties(kernels: str, vocab_size: int, dtype: torch.dtype) -> None:
     logits, labels = problem(60, vocab_size + 7, vocab_size)
     logits = logits.round().to(dtype)  # many ties, some between blocks
@@ -136,23 +127,3 @@ def test_label_out_of_range_is_an_error_or_makes_the_loss_nan(kernels: str, bad:
     else:
         with pytest.raises(IndexError, match="labels"):
             ops.masked_cross_entropy(logits, labels, 13)
-
-
-def test_runs_are_bit_equal_for_any_thread_count(kernels: str) -> None:
-    logits, labels = problem(77, 104, 99)
-    results = []
-    for threads in (2, 2, 1):
-        torch.set_num_threads(threads)
-        leaf = logits.clone().requires_grad_()
-        loss, _ = ops.masked_cross_entropy(leaf * 1.0, labels, 99)
-        loss.backward()
-        results.append((loss.detach(), leaf.grad))
-    for other in results[1:]:
-        assert torch.equal(results[0][0], other[0])
-        assert torch.equal(results[0][1], other[1])
-
-
-def test_twin_gradient() -> None:
-    logits, labels = problem(4, 9, 7)
-    inputs = logits.clamp_max(5).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: reference.masked_cross_entropy(x, labels, 7)[0], (inputs,))

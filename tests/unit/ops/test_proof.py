@@ -53,6 +53,25 @@ def damage(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str 
     monkeypatch.setattr(registry, "ops", lambda: (op,))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", Problems(CPU, torch.float32).differentiable())
+def test_runs_are_bit_equal_for_any_thread_count(op: str, dtype: torch.dtype) -> None:
+    make, differentiated = Problems(CPU, dtype).differentiable()[op]
+    results = []
+    for threads in (2, 2, 1):
+        torch.set_num_threads(threads)
+        arguments = list(make(0))
+        leaves = [arguments[place].requires_grad_() for place in differentiated]
+        for place in differentiated:
+            arguments[place] = arguments[place] * 1.0  # some ops write their gradient over it
+        out = registry.form(op, "native")(*arguments)
+        out = out[0] if isinstance(out, tuple) else out
+        out.backward(torch.ones_like(out))
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
 def test_right_ones_stay(precision: str) -> None:
     assert proven(precision) == []

@@ -115,23 +115,3 @@ def test_float64_runs_plain(use_native) -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
     function = registry.implementation("attention", x)
     assert function is registry._implementations["attention"]["plain"]
-
-
-def test_plain_and_native_agree_on_a_chain_of_ops(native_ops) -> None:
-    """One layer's worth of ops by both choices, dropout on: the same masks, so the same numbers."""
-    results = {}
-    for choice in ("plain", "native"):
-        ops.select(choice)
-        generator = torch.Generator().manual_seed(3)
-        x = torch.randn(30, 16, generator=generator, requires_grad=True)
-        weights = [torch.randn(16, 16, generator=generator) / 4 for _ in range(3)]
-        vectors = [torch.randn(16, generator=generator) for _ in range(5)]
-        rows, bounds = torch.arange(30, dtype=torch.int32), torch.tensor([0, 12, 30], dtype=torch.int32)
-        qkv = ops.linear_qkv(x, *weights, *vectors[:3]).view(30, 3, 2, 8)
-        out = ops.attention(qkv, bounds, 18, 0.1, ops.dropout_key(1, 2, 3, 0), rows).reshape(30, 16)
-        out = ops.dropout_add_layer_norm(out, x, *vectors[3:], 1e-12, 0.1, ops.dropout_key(1, 2, 3, 1), rows)
-        out.square().sum().backward()
-        results[choice] = out.detach(), x.grad
-    ops.select("auto")
-    for plain, fast in zip(*results.values(), strict=True):
-        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)

@@ -5,15 +5,14 @@ Legend: T tokens, N heads, H head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, reference
-from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
+from unit.ops.attention_cases import stream
+from unit.ops.conftest import check_errors
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
@@ -35,18 +34,6 @@ UGLY = {
     "nothing": [0, 0],
 }
 KEY = dropout.dropout_key(1, 2, 3, 4)
-
-
-def stream(
-    lengths: list[int], num_heads: int, head_size: int, tail: int = 0, draw: int = 0
-) -> tuple[Tensor, Tensor, int, Tensor]:
-    """qkv, cu_seqlens, max_seqlen, rows; `tail` tokens lie behind the last sequence."""
-    generator = torch.Generator().manual_seed(len(lengths) + 1000 * draw)
-    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    num_tokens = int(cu_seqlens[-1]) + tail
-    qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
-    rows = torch.randint(0, 2**31 - 1, (num_tokens,), dtype=torch.int32, generator=generator)
-    return qkv, cu_seqlens, max(lengths), rows
 
 
 def both(
@@ -150,14 +137,6 @@ def test_longest_sequences_go_first() -> None:
         assert torch.equal(descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True))
 
 
-def output_and_gradient(function: Callable[..., Tensor], qkv: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    x = qkv.clone().requires_grad_()
-    out = function(x, *rest)
-    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).bfloat16()
-    out.backward(gradient.to(out.dtype))
-    return out.detach().double(), x.grad.double()
-
-
 def check(
     lengths: list[int],
     num_heads: int,
@@ -166,30 +145,19 @@ def check(
     probability: float,
     slopes: Tensor | None = None,
 ) -> None:
-    """The rule of `mlbert.ops.comparison`, one draw where that holds enough numbers."""
-    rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
-    while draw < draws:
-        qkv, bounds, longest, rows = stream(lengths, num_heads, head_size, draw=draw)
-        rest = (bounds, longest, probability, KEY, rows, slopes)
-        results = [
-            output_and_gradient(function, qkv.to(dtype).to(precision), *rest)
-            for function, precision in (
-                (reference.attention, torch.float64),
-                (attention, dtype),
-                *((own, dtype) for own in pytorchs_own("attention", dtype)),
-            )
-        ]
-        exact, fast, *rivals = (dict(zip(("output", "gradient"), pair, strict=True)) for pair in results)
-        assert fast["output"].shape == exact["output"].shape
-        rule.add(exact, fast, rivals)
-        draws = max(1, draws_for(qkv.numel()) - 1)
-        draw += 1
-    verdict = rule.verdict()
-    assert verdict.passed, verdict.why
+    qkv, bounds, longest, rows = stream(lengths, num_heads, head_size)
+    check_errors("attention", [qkv, bounds, longest, probability, KEY, rows, slopes], dtype, [0], kernels)
 
 
-@pytest.mark.parametrize("shape", UGLY)
-@pytest.mark.parametrize("probability", [0.0, 0.1])
+def kernels(*arguments: object) -> Tensor:
+    """Slopes are float32 whatever the activations are."""
+    *rest, slopes = arguments
+    return attention(*rest, None if slopes is None else slopes.float())
+
+
+@pytest.mark.parametrize(
+    ("shape", "probability"), [*((shape, 0.1) for shape in UGLY), ("tiny", 0.0), ("two blocks", 0.0)]
+)
 def test_error_on_ugly_lengths(shape: str, probability: float) -> None:
     check(UGLY[shape], 2, 64, torch.bfloat16, probability)
 
