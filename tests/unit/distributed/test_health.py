@@ -231,6 +231,7 @@ def test_a_silent_rank_0_is_reported_unless_this_rank_is_in_a_long_stage(stage: 
         ("COMPUTE READ REDUCE", 26, 0, 0, "rank 1 on h1 hangs after step 5 (READ, 26 s)"),
         ("COMPUTE READ REDUCE", 39, 4, 0, None),
         ("COMPUTE READ REDUCE", 41, 4, 0, "rank 1 on h1 hangs after step 5 (READ, 41 s)"),
+        ("COMPUTE PREPARE_EPOCH REDUCE", 599, 0, 0, None),
         ("COMPUTE READ CHECKPOINT", 599, 0, 0, None),
         ("COMPUTE READ CHECKPOINT", 601, 0, 0, "rank 2 on h2 hangs after step 5 (CHECKPOINT, 601 s)"),
         ("COMPUTE READ REDUCE", 0, 0, 24, None),
@@ -255,6 +256,12 @@ def test_limits(
     assert ranks.reports == expected
 
 
+def places_of_reading(monitor: HealthMonitor) -> list[health._Place]:
+    """Return the places while step 7 reads two items, and afterwards."""
+    places = [monitor._current_place() for _ in monitor.each("ab", 7, Stage.READ, Stage.COMPUTE)]
+    return [*places, monitor._current_place()]
+
+
 def test_pauses_and_stages() -> None:
     pauses = health._Pauses()
     for pause, longest in ((1, 0), (2, 0), (2, 0), (0, 2), (1, 2), (0, 2), (3, 2), (0, 3)):
@@ -262,13 +269,11 @@ def test_pauses_and_stages() -> None:
         assert pauses.longest == longest
     assert [int(stage) for stage in Stage] == list(range(10))
     monitor = Ranks(["h0"]).monitors[0]
-    places = [monitor._current_place() for _ in monitor.each("ab", 7, Stage.READ, Stage.COMPUTE)]
-    assert [(place.step, place.stage) for place in (*places, monitor._current_place())] == [
-        (7, Stage.READ),
-        (7, Stage.READ),
-        (7, Stage.COMPUTE),
-    ]
-    assert len({place.marks for place in places}) == 2  # progress within one stage
+    places = places_of_reading(monitor)
+    assert [(place.step, place.stage) for place in places] == [(7, Stage.READ), (7, Stage.READ), (7, Stage.COMPUTE)]
+    assert len({place.marks for place in places[:2]}) == 2  # progress within one stage
+    monitor.expect_long_reads(lambda: True)
+    assert [place.stage for place in places_of_reading(monitor)] == [Stage.PREPARE_EPOCH] * 2 + [Stage.COMPUTE]
 
 
 @pytest.mark.parametrize(("clock", "seconds"), list(itertools.product(["looked", "looked_at_clock"], [4.5, 5.5])))

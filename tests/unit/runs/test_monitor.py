@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -89,6 +89,7 @@ FOREIGN = st.sampled_from(
 )
 
 
+@settings(max_examples=30)
 @given(st.lists(FOREIGN | st.binary(max_size=30).filter(lambda line: b"\n" not in line), min_size=1, max_size=4))
 def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
     path = tmp_path_factory.getbasetemp() / "metrics.jsonl"

@@ -20,8 +20,10 @@ def test_the_curve_names_run_result_target_and_baselines() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["target 0.235", "bigram 0.145"]
 
 
-@pytest.mark.parametrize("baselines", ["{", "[1]", '{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', None])
-@pytest.mark.parametrize("target", [0.2, None])
+@pytest.mark.parametrize(
+    ("baselines", "target"),
+    [("{", 0.2), ("[1]", 0.2), ('{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', 0.2), (None, None)],
+)
 def test_damaged_files_cost_their_part_of_the_picture(tmp_path: Path, baselines: str | None, target: object) -> None:
     (tmp_path / "run_0").mkdir()
     (tmp_path / "data").mkdir()

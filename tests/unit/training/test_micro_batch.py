@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
+from programs import run_quietly
+
 PROGRAM = """
-import resource, sys
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 import torch
@@ -29,8 +30,6 @@ SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_a
                    intermediate_size=128, max_position_embeddings=128)
 
 FOLDERS = {"input_dir": Path("unused"), "eval_dir": Path("unused")}
-DATA = DataConfig(**FOLDERS, train_batch_size=int(sys.argv[1]), average_packing_rate=1.0)
-CONFIG = Configuration([DATA, ComputeConfig(auto_micro_batch=True)])
 
 def build(config):
     model = BertForMaskedLM(SHAPE)
@@ -45,27 +44,23 @@ def build(config):
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = used + 700 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-try:
-    config, method = build_fitting(CONFIG, build, World(), print)
-    assert not method.flat.grad.any(), "gradients are left"
-    print("parts", config[DataConfig].gradient_accumulation_steps)
-except UserError as error:
-    print(f"{error.code} {error.subject}")
+for batch in (511, 512):
+    data = DataConfig(**FOLDERS, train_batch_size=batch, average_packing_rate=1.0)
+    try:
+        given = Configuration([data, ComputeConfig(auto_micro_batch=True)])
+        config, method = build_fitting(given, build, World(), print)
+        assert not method.flat.grad.any(), "gradients are left"
+        print("parts", config[DataConfig].gradient_accumulation_steps)
+    except UserError as error:
+        print(f"{error.code} {error.subject}")
 """
 
 
-def output(batch: int) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(batch)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 def test_parts_are_doubled_until_one_fits() -> None:
-    first, *_, last = output(512).splitlines()
+    """A batch that cannot be halved is an error."""
+    done = run_quietly(sys.executable, "-c", textwrap.dedent(PROGRAM), timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    odd, first, *_, last = done.stdout.splitlines()
+    assert odd == "device.memory BATCHSIZE 511"
     assert first == "out of memory: GRADIENT_STEPS is now 2"
     assert 2 <= int(last.removeprefix("parts ")) <= 64
-
-
-def test_a_batch_that_cannot_be_halved_is_named() -> None:
-    assert output(511) == "device.memory BATCHSIZE 511\n"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.data.formats.streams import Stream
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.loading import text_lanes
 from mlbert.data.loading.batches import HostBatch
+from mlbert.data.loading.masked_text import TextSet, TextSource
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.training.reader import BatchReader
+from text_sets import random_texts, write_texts
 
 
 class NumberedSteps:
@@ -50,3 +58,31 @@ def test_steps_and_positions_do_not_depend_on_reading_ahead(plan: list[tuple[boo
         if evaluates:
             reader.read_ahead(step)
     assert source.positions == len(plan), "a position may be a collective"
+
+
+def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """test_health.py has what the health monitor makes of it."""
+    write_texts(tmp_path / "set", random_texts(60), size_limit=1000)
+    texts = TextSet([Stream(local=str(tmp_path / "set"))], load_tokenizer("bert-base-uncased"), 32, "truncate")
+    order = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 1}
+    source = TextSource(texts, sequences_per_step=4, **order, rate=lambda step: 0.15, seed=1)
+    lifecycle = Lifecycle(World(), lambda *_: None)
+    objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
+    model = SimpleNamespace(training_flops=lambda batch: 1)
+    reader = BatchReader(source, objective, model, World(), lifecycle.watch, lambda: False)
+    shuffle_into, found = text_lanes.shuffle_into, []
+
+    def watched(*arguments: Any, **options: Any) -> None:
+        found.append(lifecycle.watch._is_preparing())
+        shuffle_into(*arguments, **options)
+
+    monkeypatch.setattr(text_lanes, "shuffle_into", watched)
+    source.open()
+    assert not lifecycle.watch._is_preparing()
+    for step in range(30):  # two epochs
+        reader.take(step)
+    source.close()
+    assert len(found) >= 2
+    assert all(found)
