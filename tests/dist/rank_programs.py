@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.distributed import world as world_module
+from mlbert.distributed.groups import ShardGroups, exchange_group_size
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.programs.bench.network import measure
 from mlbert.runs.progress import TrainState
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
@@ -184,6 +188,30 @@ def rows(world: World) -> dict[str, Any]:
     return {"rows": gathered.tolist(), "dtype": str(gathered.dtype)}
 
 
+def exchange_groups(world: World) -> dict[str, int]:
+    """Return the size of the group for each value of EXCHANGE_PADDING."""
+    return {
+        over: exchange_group_size(SimpleNamespace(exchange_padding=over), world) for over in ("off", "group", "all")
+    }
+
+
+def uneven_nodes(world: World) -> list[str]:
+    """Return the errors of groups inside nodes if rank 1 claims local rank 0, as with round-robin placement."""
+    placed = replace(world, local_rank=0) if world.rank == 1 else world
+    errors = []
+    for group in (ShardGroups.inside_nodes, partial(exchange_group_size, SimpleNamespace(exchange_padding="group"))):
+        try:
+            group(placed)
+        except UserError as error:
+            errors.append(str(error))
+    return errors
+
+
+def measure_as(world: World, hosts: list[str]) -> dict[str, Any]:
+    """Return the network benchmark's report with rank i on ``hosts[i]``."""
+    return asdict(measure(replace(world, host=hosts[world.rank]), [1]))
+
+
 def everything(world: World) -> dict[str, Any]:
     """Run all of the above with the ranks started once, since starting takes longer than the programs."""
     accumulations = [n for n in (1, 2) if SAMPLES // world.world_size >= n]
@@ -194,6 +222,10 @@ def everything(world: World) -> dict[str, Any]:
         "overlap": overlap(world),
         "second_backward": second_backward(world),
         "numbers": numbers(world),
+        "rows": rows(world),
+        "exchange groups": exchange_groups(world),
+        "uneven nodes": uneven_nodes(world),
+        "network of one host": measure_as(world, ["n1"] * world.world_size)["nodes"],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from mlbert.distributed.groups import ShardGroups
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.sharding import ShardedReducer, ShardLayout
 from mlbert.distributed.world import World
-from mlbert.host.errors import UserError
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
 from mlbert.optim.compiled import CompiledOptimizer
@@ -254,12 +252,3 @@ def clipped_before(world: World) -> dict[str, Any]:
         "skipped": [not math.isfinite(norm) for norm in norms],
         "started_in_backward": started,
     }
-
-
-def uneven_nodes(world: World) -> str:
-    """Rank 1 claims local rank 0, as with round-robin placement; return the error."""
-    try:
-        ShardGroups.inside_nodes(replace(world, local_rank=0) if world.rank == 1 else world)
-    except UserError as error:
-        return str(error)
-    return "accepted"

@@ -69,14 +69,16 @@ def test_mistake_on_several_ranks_is_printed_once(tmp_path: Path, mistakes: dict
         ({"learning_rate": "fast"}, "'fast' is not a number"),
         ({"synthetic_data": 0, "input_dir": "/nowhere"}, "/nowhere"),
         ({"init_checkpoint": "damaged"}, "damaged.safetensors"),
+        ({}, "there is nothing to evaluate"),
     ],
-    ids=["flag", "setting", "data", "weights"],
+    ids=["flag", "setting", "data", "weights", "evaluation only"],
 )
 def test_training_prints_a_mistake_once(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     if "init_checkpoint" in changes:
         changes = {"init_checkpoint": tmp_path / "damaged.safetensors"}
         changes["init_checkpoint"].write_bytes(b"no weights")
-    codes, lines = outcome(main, (train_arguments(tmp_path, **changes),), tmp_path)
+    more = [] if changes else ["--evaluate-only"]
+    codes, lines = outcome(main, ([*train_arguments(tmp_path, **changes), *more],), tmp_path)
     assert len(lines) == 1, lines
     assert words in lines[0]
     assert codes[0] == 2
@@ -95,10 +97,3 @@ def test_low_limit_on_open_files_is_printed_once(tmp_path: Path) -> None:
     codes, (line,) = outcome(start_with_few_files, (200,), tmp_path)
     assert codes == [2, 2]
     assert "error: ulimit -n: the hard limit on open files is 200, and 2 ranks need 260" in line
-
-
-def test_evaluate_only_prints_a_mistake_once(tmp_path: Path) -> None:
-    codes, lines = outcome(main, ([*train_arguments(tmp_path), "--evaluate-only"],), tmp_path)
-    assert len(lines) == 1, lines
-    assert "there is nothing to evaluate" in lines[0]
-    assert codes == [2, 2]

@@ -1,4 +1,4 @@
-"""Two and four ranks on gloo against one process: gradients, LAMB, overlap, small collectives, lost ranks."""
+"""Four ranks on gloo against one process: gradients, LAMB, overlap, small collectives, groups, lost ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rank_programs import train
 TOLERANCE = 2e-6
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of all rank programs for every rank."""
-    results = run_ranks("rank_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the results of all rank programs for every rank of two simulated nodes."""
+    results = run_ranks("rank_programs:everything", 4, tmp_path_factory.mktemp("ranks"), node_size=2)
     return [result.value for result in results]
 
 
@@ -67,13 +67,31 @@ def test_small_collectives(ranks: list[dict[str, Any]]) -> None:
         assert rank["numbers"] == {"sum": [size * (size + 1) // 2, 10 * size], "seed": 2**61 + 7}
 
 
-@pytest.mark.parametrize(
-    ("size", "rows"), [(2, [[10.0, 11.0]]), (3, [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0]])], ids=["2", "3"]
-)
-def test_gather_rows_with_different_row_counts(size: int, rows: list[list[float]], tmp_path: Path) -> None:
-    """Rank 0 has no rows, rank 1 has one, rank 2 has two."""
-    results = run_ranks("rank_programs:rows", size, tmp_path)
-    assert [result.value for result in results] == [{"rows": rows, "dtype": "torch.float64"}] * size
+def test_gather_rows_with_different_row_counts(ranks: list[dict[str, Any]]) -> None:
+    """Rank 0 has no rows, rank 1 has one, and so on."""
+    rows = [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0], [30.0, 31.0], [32.0, 33.0], [34.0, 35.0]]
+    assert [rank["rows"] for rank in ranks] == [{"rows": rows, "dtype": "torch.float64"}] * 4
+
+
+def test_groups_of_ranks(ranks: list[dict[str, Any]]) -> None:
+    """Padding is exchanged by a rank alone, its node or all; groups inside nodes need ranks numbered node by node."""
+    for rank in ranks:
+        assert rank["exchange groups"] == {"off": 1, "group": 2, "all": 4}
+        sharding, exchange = rank["uneven nodes"]
+        assert "numbered node by node" in sharding
+        assert "EXCHANGE_PADDING: group needs the same number of ranks on each node" in exchange
+        assert "\n" not in sharding + exchange
+
+
+def test_network_benchmark_measures_every_link(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Three hosts, an odd ring; ranks of one host have no link."""
+    results = run_ranks("rank_programs:measure_as", 3, tmp_path, hosts=["n1", "n2", "n3"])
+    reports = [result.value for result in results]
+    assert reports[0] == reports[1] == reports[2]
+    assert list(reports[0]["nodes"]) == ["n1", "n2", "n3"]
+    assert all(speed > 0 for speed in reports[0]["nodes"].values())
+    assert list(reports[0]["reduce"]) == [str(2**20)]
+    assert [rank["network of one host"] for rank in ranks] == [{}] * 4
 
 
 def survivor_message(result: RankResult) -> tuple[float, str]:

@@ -193,12 +193,6 @@ def test_reduction_inside_nodes_overlaps_backward(nodes: tuple[list[dict], Path,
         assert result["overlap"]["overlapped"] >= 2
 
 
-def test_round_robin_rank_placement_is_an_error(tmp_path: Path) -> None:
-    for result in run_ranks("sharded_programs:uneven_nodes", 2, tmp_path, node_size=2):
-        assert "numbered node by node" in result.value
-        assert "\n" not in result.value
-
-
 @pytest.mark.parametrize(("form", "dtype"), [("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)])
 def test_rounded_all_gather_does_not_change_the_exact_weights(
     ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], form: str, dtype: torch.dtype

@@ -42,10 +42,9 @@ def one_process(tmp_path_factory):
     return read_metrics(folder / "out"), read_metrics(folder / "out", "evaluation")[0]
 
 
-@pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (4, 2)])
-def test_losses_match_one_process(tmp_path, one_process, world_size, accumulation):
-    codes, outputs = train_on(world_size, tmp_path, "out", accumulation)
-    assert codes == exit_codes(world_size), "\n".join(outputs)
+def test_losses_match_one_process(tmp_path, one_process):
+    codes, outputs = train_on(4, tmp_path, "out", accumulation=2)
+    assert codes == exit_codes(4), "\n".join(outputs)
     steps = read_metrics(tmp_path / "out")
     assert [s["samples"] for s in steps] == [s["samples"] for s in one_process[0]]
     for ours, alone in zip(steps, one_process[0], strict=True):
@@ -56,21 +55,19 @@ def test_losses_match_one_process(tmp_path, one_process, world_size, accumulatio
         "each sample must count once"
     )
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
-    assert config["provenance"]["ranks"] == world_size
+    assert config["provenance"]["ranks"] == 4
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "only rank 0 may write"
 
 
 @pytest.mark.parametrize(
     ("world_size", "node_size", "tolerance", "changes"),
     [
-        (2, 2, TOLERANCE, {"sharded_optimizer": "all"}),
-        (4, 2, TOLERANCE, {"sharded_optimizer": "node"}),
-        (2, 2, TOLERANCE, {"exchange_padding": "all"}),
+        (2, 2, TOLERANCE, {"exchange_padding": "all", "sharded_optimizer": "all"}),
         (4, 2, TOLERANCE, {"exchange_padding": "group", "sharded_optimizer": "node"}),
         # The relative rounding error is a few times 2^-8: far less than a few updates change the loss.
         (4, 2, 0.01, {"gradient_reduction": "bf16", "sharded_optimizer": "node"}),
     ],
-    ids=["sharded", "sharded inside two nodes", "padding over all ranks", "padding inside two nodes", "bf16 reduction"],
+    ids=["over all ranks", "inside two nodes", "bf16 reduction"],
 )
 def test_each_way_matches_one_process(tmp_path, one_process, world_size, node_size, tolerance, changes):
     codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, **changes)

@@ -116,10 +116,9 @@ def test_sigterm_on_all_ranks_names_no_failed_rank(tmp_path):
     assert "mlbert: error: rank" not in "".join(result.output for result in results)
 
 
-@pytest.mark.parametrize("what", ["nothing", "many files"])
-def test_successful_run_is_not_disturbed(tmp_path, what):
+def test_successful_run_is_not_disturbed(tmp_path):
     """If the health monitor cannot read its connection, a rank is reported as silent after the hang timeout."""
-    logged, results = run_and_read_status(tmp_path, what, 0, check=True)
+    logged, results = run_and_read_status(tmp_path, "many files", 0, check=True)
     assert [result.value for result in results] == [6, 6, 6]
     assert logged == {"story_0": "success: None"}
 
