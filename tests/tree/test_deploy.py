@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from programs import assert_refused, exports_of, write_program
+from programs import assert_refused, exports_of, run_quietly, write_program
 
 PYTORCH = Path("benchmarks/bert/implementations/pytorch")
 ASSETS = Path(__file__).parents[1] / "assets/deploy"
 SYSTEMS = Path("benchmarks/bert/implementations")
+MOSAIC = Path("benchmarks/mosaic_bert")
 # A stand-in for Python records its arguments; the manifest's script, config and launcher are the real ones.
 PYTHON = '#!/bin/bash\nprintf "%s\\n" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
 
@@ -35,6 +36,12 @@ def task(tree_root: Path) -> dict:
     return yaml.safe_load((tree_root / PYTORCH / "deploy/skypilot/train.yaml").read_text())
 
 
+@pytest.fixture(scope="module")
+def mosaic_task(tree_root: Path) -> dict:
+    """Return the SkyPilot task of the Mosaic programs."""
+    return yaml.safe_load((tree_root / MOSAIC / "yamls/cloud/skypilot.yaml").read_text())
+
+
 def errors(schema: dict, value: object) -> list[str]:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra: test)")
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -46,7 +53,7 @@ def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[li
     write_program(tmp_path / "bin/python3", PYTHON)
     environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
     command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    done = run_quietly(*command, cwd=folder, env=environ)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "notes.env").read_text().splitlines()
     return (tmp_path / "notes").read_text().splitlines(), dict(line.split("=", 1) for line in lines if "=" in line)
@@ -95,8 +102,9 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
     assert environ["LOGDIR"].startswith("/runs/")
 
 
-def test_skypilot_task_matches_the_schema(task: dict) -> None:
-    schemas = json.loads((ASSETS / "skypilot.json").read_text())
+@pytest.mark.parametrize("name", ["task", "mosaic_task"])
+def test_skypilot_task_matches_the_schema(name: str, request: pytest.FixtureRequest) -> None:
+    task, schemas = request.getfixturevalue(name), json.loads((ASSETS / "skypilot.json").read_text())
     assert errors(schemas["task"], task) == []
     assert errors(schemas["resources"], task["resources"]) == []
     for mount in task["file_mounts"].values():
@@ -129,6 +137,52 @@ def test_skypilot_numbers_match_the_config(task: dict, tree_root: Path, tmp_path
     assert environ["BATCHSIZE"] == config["BATCHSIZE"]
 
 
+RECORDER = """#!/bin/bash
+printf "%s\\n" "$(basename "$0")" "$@" "WORLD_SIZE=${WORLD_SIZE:-}" "MASTER_ADDR=${MASTER_ADDR:-}"
+"""
+
+
+def recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> list[str]:
+    """Run a script of the Mosaic programs with stand-ins and return what they recorded."""
+    for name in ("python3", "mlbert", "srun"):
+        write_program(tmp_path / "bin" / name, RECORDER)
+    done = run_quietly(*script, cwd=folder, env=environ | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("program", "nodes", "started"),
+    [
+        ("main.py", "2", ["mlbert", "launch", "local", "-n", "8", "main.py"]),
+        ("glue.py", "1", ["python3", "glue.py"]),
+        ("sequence_classification.py", "1", ["mlbert", "launch", "local", "-n", "8", "sequence_classification.py"]),
+    ],
+)
+def test_skypilot_starts_the_mosaic_program(
+    mosaic_task: dict, tree_root: Path, tmp_path: Path, program: str, nodes: str, started: list[str]
+) -> None:
+    given = mosaic_task["envs"]
+    exports = {**given, "PROGRAM": program, "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    exports |= {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    lines = recorded(["bash", "-c", mosaic_task["run"]], tree_root, tmp_path, **exports)
+    assert lines[: len(started)] == started
+    assert (tree_root / MOSAIC / program).is_file()
+    assert (tree_root / MOSAIC / given["YAML"]).is_file()
+    assert given["WORDS"] in lines
+    assert ("data_remote=/data/c4" in lines) == (program == "main.py")
+    if program == "main.py":
+        assert lines[-2:] == ["WORLD_SIZE=16", "MASTER_ADDR=10.0.0.1"]
+
+
+def test_slurm_starts_one_mosaic_rank_per_task(tree_root: Path, tmp_path: Path) -> None:
+    script = ["bash", str(tree_root / MOSAIC / "yamls/cloud/slurm.sub")]
+    exports = {"SLURM_SUBMIT_DIR": str(tree_root / MOSAIC), "PYTHON": "/usr/bin/python3"}
+    lines = recorded([*script, "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
+    assert lines[:6] == ["srun", "--kill-on-bad-exit=1", "/usr/bin/python3", "main.py", "a.yaml", "b=1"]
+    assert_refused(run_quietly(*script, env=exports), "no program")
+
+
 def test_base_image_is_the_same_everywhere(task: dict, tree_root: Path) -> None:
     base = re.findall(
         r"^ARG BASE_IMAGE=docker.io/(\S+)$", (tree_root / PYTORCH / "Dockerfile").read_text(), re.MULTILINE
@@ -140,15 +194,8 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed (extra: test)")
-    done = subprocess.run(
-        [
-            program,
-            *(str(tree_root / folder / "Dockerfile") for folder in (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    folders = (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")
+    done = run_quietly(program, *(tree_root / folder / "Dockerfile" for folder in folders))
     assert done.returncode == 0, done.stdout
 
 
@@ -163,8 +210,7 @@ def test_dockerfile_keeps_the_base_image_torch_and_sets_a_user(tree_root: Path) 
 @pytest.mark.slow
 def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path)}
-    program = str(tree_root / PYTORCH / "launch/prebuild.sh")
-    done = subprocess.run([program], env=environ, capture_output=True, text=True, check=False)
+    done = run_quietly(tree_root / PYTORCH / "launch/prebuild.sh", env=environ)
     if "unavailable" in done.stderr or "Unavailable" in done.stderr:
         pytest.skip(f"no compiler here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
@@ -190,8 +236,7 @@ def builder(tmp_path: Path) -> Path:
 
 
 def run(program: Path, *words: str, path: Path) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)}
-    return subprocess.run([str(program), *words], env=environ, capture_output=True, text=True, check=False)
+    return run_quietly(program, *words, env={"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)})
 
 
 def test_build_image_passes_the_commit(builder: Path, tree_root: Path, tmp_path: Path) -> None:

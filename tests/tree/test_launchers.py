@@ -98,8 +98,21 @@ def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeClus
     ]
 
 
-def test_missing_image_is_named(cluster: FakeCluster) -> None:
-    assert_refused(cluster.job(CONT="/images/none.sqsh"), "CONT=/images/none.sqsh does not exist")
+@pytest.mark.parametrize(
+    ("launcher", "words", "exports", "reason"),
+    [
+        ("run_with_docker.sh", [], {"DGXNNODES": 1}, "CONT is not set"),
+        ("run_with_docker.sh", ["--max_steps", "5"], {"DGXNNODES": 1, "CONT": "bert:1"}, ""),
+        ("run_multinode.sh", [], {"HOSTS": "n1"}, "HOSTS names 1 hosts, the config has DGXNNODES=2"),
+        ("run.sub", [], {"CONT": "/images/none.sqsh"}, "CONT=/images/none.sqsh does not exist"),
+    ],
+)
+def test_what_a_launcher_refuses(
+    cluster: FakeCluster, launcher: str, words: list[str], exports: dict[str, object], reason: str
+) -> None:
+    is_job = launcher == "run.sub"
+    done = cluster.job(**exports) if is_job else cluster.start(str(cluster.launch / launcher), *words, **exports)
+    assert_refused(done, reason)
 
 
 def test_failed_rank_fails_the_job_and_stops_further_runs(cluster: FakeCluster) -> None:
@@ -281,10 +294,6 @@ def test_docker_runs_every_experiment_in_one_container(cluster: FakeCluster) -> 
     assert done.returncode == 0
 
 
-def test_docker_needs_an_image(cluster: FakeCluster) -> None:
-    assert_refused(cluster.start(str(cluster.launch / "run_with_docker.sh"), DGXNNODES=1), "CONT is not set")
-
-
 @pytest.mark.parametrize("launcher", ["run_with_docker.sh", "run_multinode.sh"])
 def test_help_needs_no_config(cluster: FakeCluster, launcher: str) -> None:
     del cluster.exports["CONFIG_FILE"]
@@ -292,11 +301,6 @@ def test_help_needs_no_config(cluster: FakeCluster, launcher: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert f"../pytorch/launch/{launcher}" in done.stdout
     assert not any(line.startswith("#") for line in done.stdout.splitlines())
-
-
-def test_docker_launcher_accepts_no_arguments(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_with_docker.sh"), "--max_steps", "5", DGXNNODES=1, CONT="bert:1")
-    assert_refused(done, "")
 
 
 def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster) -> None:

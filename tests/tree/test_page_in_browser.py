@@ -117,7 +117,8 @@ def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
 def test_pages_render_completely_at_every_width(
     chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
 ) -> None:
-    frames = []
+    """The schemes differ in colours only: one page is enough for the dark one."""
+    pages, frames = pages if scheme == "light" else {"one": pages["one"]}, []
     for page in pages.values():
         probed, count = POLICY.subn("", page.replace("</body>", PROBE))
         assert count == 1
