@@ -121,19 +121,13 @@ def has_description(platform: str, tree_root: Path) -> bool:
     return measured.is_file() != template.is_file()
 
 
-def test_config_has_only_comments_exports_and_one_source_line(config_file: Path) -> None:
+def test_config_has_only_comments_known_exports_and_one_source_line(config_file: Path) -> None:
     lines = [line for line in config_file.read_text().splitlines() if line and not line.startswith("#")]
     assert [line for line in lines if line.startswith("source")] == [SOURCE_LINE]
     assert all(line == SOURCE_LINE or line.startswith("export ") for line in lines)
-
-
-def test_config_exports_only_known_settings(config_file: Path) -> None:
-    assert check_exports(config_file)
-
-
-def test_config_sets_nothing_twice(config_file: Path) -> None:
     names = re.findall(r"^export (\w+)=", config_file.read_text(), re.MULTILINE)
     assert len(names) == len(set(names))
+    assert check_exports(config_file)
 
 
 def test_env_exports_only_known_settings(system_folder: Path) -> None:
@@ -152,10 +146,10 @@ def test_file_name_matches_nodes_ranks_batch_and_accumulation(config_file: Path)
     assert Path(values["CONFIG_FILE"]) == config_file
 
 
-def test_sourcing_after_anything_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
+def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "config_other.sh"
     other.write_text("".join(f"export {name}=left_over\n" for name in settings_by_env()))
-    assert exports_after(other, config_file) == exports_after(config_file)
+    assert exports_after(other, config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
 def test_config_resolves(config_file: Path) -> None:
@@ -232,10 +226,6 @@ def test_fp8_config_differs_from_bf16_only_in_the_precision(config_file: Path) -
     assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
     names = {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION", "FP8_FAST_ACCUMULATION"}
     assert {k for k in own | other if own.get(k) != other.get(k)} == names
-
-
-def test_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
-    assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
 def test_generated_files_are_up_to_date(tree_root: Path) -> None:
