@@ -275,8 +275,10 @@ def test_sourcing_env_clears_the_config(shell: str, sandbox: Sandbox) -> None:
     assert done.stdout.split() == ["none", "none", "inventec_p8000_h100_n1"]
 
 
-@pytest.mark.parametrize("name", ["DGXNGPU", "DGXNNODES", "NEXP"])
-@pytest.mark.parametrize("value", ["x", "0", "-1", "1e9", "8 8", "100000"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("DGXNGPU", value) for value in ("x", "0", "-1", "1e9", "8 8", "100000")), ("DGXNNODES", "x"), ("NEXP", "0")],
+)
 def test_invalid_count_is_a_one_line_error(name: str, value: str, sandbox: Sandbox) -> None:
     for launcher in ("run_and_time.sh", "run_multinode.sh", "run_with_docker.sh"):
         line = f"source {CONFIG}; {name}='{value}' LOGDIR=$HOME ../pytorch/launch/{launcher}"
