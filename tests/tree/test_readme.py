@@ -1,7 +1,7 @@
 """Check that README links resolve and that every command runs, in order, in a copy of the tree.
 
-The copy shortens the demo (a target that any model reaches, early evaluations); everything else is what the reader
-runs. Its `.venv` forwards to this test's interpreter.
+The copy shortens the demo (one pass over the text, a target that any model reaches, early evaluations); everything else
+is what the reader runs. Its `.venv` forwards to this test's interpreter.
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
             assert times == 1, f"{config.name} does not export {name}"
         # Two threads synchronize at every step, which is slower than one thread on a busy machine.
         config.write_text(text + "export CPU_THREADS=1\n")
+    quickstart = root / "quickstart.sh"
+    text, times = re.subn(
+        r"^mlbert prepare python-text ", r"\g<0>--dupe-factor 1 ", quickstart.read_text(), flags=re.MULTILINE
+    )
+    assert times == 1
+    quickstart.write_text(text)
     make_venv(root)
     return Stage(root)
 
