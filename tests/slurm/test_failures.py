@@ -40,13 +40,17 @@ class SlowJob:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SlowJob]:
+def slow_jobs(
+    cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, SlowJob]:
     """Start the slow jobs first: two with a stopped rank, one that hits its time limit, one that loses a node."""
-    names = ("stopped", "spare", "limit", "power")
+    with_spare = request.config.getoption("--slow")
+    names = ("stopped", "limit", "power", *["spare"] * with_spare)
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
     jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)}
-    jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
+    if with_spare:
+        jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
     # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
@@ -54,7 +58,7 @@ def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPa
     lost_node = nodes_of(sites["power"], jobs["power"])[1]
     cluster.kill_node(lost_node)
     stopped_at = dict.fromkeys(names, time.time())
-    for name, rank in (("stopped", 1), ("spare", 0)):
+    for name, rank in (("stopped", 1), ("spare", 0))[: 1 + with_spare]:
         metrics = sites[name].runs / "out/run_0/metrics.jsonl"
         cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
         os.kill(cluster.rank(jobs[name], rank), signal.SIGSTOP)
@@ -228,6 +232,7 @@ def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob]) -
     assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
 
 
+@pytest.mark.slow
 def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: dict[str, SlowJob], undisturbed: bytes) -> None:
     """Without checkpoints, the run starts over."""
     site, job = slow_jobs["spare"].site, slow_jobs["spare"].job
