@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,7 +13,10 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark
+from programs import run_quietly
+from tf2_bert.bert_benchmark import BertClassifyBenchmarkReal
+from tf2_bert.flags import resolve_flags
+from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark, flags_as_text
 from user_errors import user_error
 
 HOME = Path(__file__).resolve().parents[3] / "benchmarks/bert/implementations"
@@ -74,59 +76,46 @@ CASES = {
         },
     ),
 }
-# Resolves the flags of each method of each case without running it.
-FLAGS_OF_METHODS = """
-    import json, sys
-    from absl import flags
-    from tf2_bert.bert_benchmark import BertClassifyBenchmarkReal
-    from tf2_bert.flags import resolve_flags
-    from tf2_bert.perfzero import flags_as_text
-
-    results, replicas = {}, 0
-
-    class FlagsOnly(BertClassifyBenchmarkReal):
-        def _run_and_report_benchmark(self, name, values, force_gpu_memory_alloc=True):
-            with self.flags_set({**values, "model_dir": self.model_dir(name)}):
-                resolved = resolve_flags(replicas)
-                settings = {field: value for field, value, *_ in resolved.as_table()}
-                results[case][name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
-
-    for case, (replicas, methods, arguments) in json.loads(sys.argv[1]).items():
-        results[case] = {}
-        benchmark = FlagsOnly(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **arguments)
-        for method in methods:
-            getattr(benchmark, method)()
-    left = [name for name in flags.FLAGS if flags.FLAGS[name].value != flags.FLAGS[name].default]
-    print(json.dumps({"results": results, "left": left}))
-"""
 
 
-def run(program: str, *words: str, **environment: str) -> dict[str, Any]:
-    """Run a program and return its last JSON line."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *words],
-        env={**kept, "PYTHONPATH": f"{HOME / 'tensorflow2'}{os.pathsep}{HOME / 'pytorch'}", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+class FlagsOnly(BertClassifyBenchmarkReal):
+    """Resolves the flags of each method without running it."""
+
+    def __init__(self, replicas: int, **arguments: Any) -> None:
+        super().__init__(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **arguments)
+        self.replicas, self.found = replicas, {}
+
+    def _run_and_report_benchmark(self, name: str, values: Any, force_gpu_memory_alloc: bool = True) -> None:
+        with self.flags_set({**values, "model_dir": self.model_dir(name)}):
+            settings = {field: value for field, value, *_ in resolve_flags(self.replicas).as_table()}
+            self.found[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """Return each method's flags, whether it limits GPU memory, and its settings, for each of CASES."""
-    printed = run(FLAGS_OF_METHODS, json.dumps(CASES))
-    assert printed["left"] == []
-    return dict(printed["results"])
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
+            patch.delenv(name, raising=False)
+        before = flags_as_text()
+        for case, (replicas, methods, arguments) in CASES.items():
+            benchmark = FlagsOnly(replicas, **arguments)
+            for method in methods:
+                getattr(benchmark, method)()
+            found[case] = benchmark.found
+        assert flags_as_text() == before
+    return found
 
 
 @pytest.mark.slow
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
-    printed = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
+    environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
+    environ["PYTHONPATH"] = f"{HOME / 'tensorflow2'}{os.pathsep}{HOME / 'pytorch'}"
+    words = [sys.executable, "-c", textwrap.dedent(HARNESS), tmp_path, "benchmark_short_cpu"]
+    done = run_quietly(*words, env=environ, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    printed = json.loads(done.stdout.splitlines()[-1])
     assert set(printed["methods"]) == METHODS
     assert printed["exit"] == 0
     result = printed["result"]
@@ -144,7 +133,6 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
-@pytest.mark.slow
 def test_full_gpu_run_has_the_published_flags(results: dict[str, Any]) -> None:
     gpu = results["full"]["benchmark_8_gpu"]
     assert gpu["memory"]
@@ -211,29 +199,11 @@ def test_timer_skips_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
     timer = BenchmarkTimerCallback()
     assert timer.get_examples_per_sec(60) == 0.0
-    for loop in range(2):
+    for loop, steps in enumerate((20, 20, 10)):  # the last is shorter
         timer.on_batch_begin(loop)
-        timer.on_batch_end(loop)
-    timer.on_batch_begin(2)
-    timer.on_batch_end(5)  # no start was recorded: counts from the latest start
-    assert timer.get_examples_per_sec(60) == pytest.approx(60 / 3.0)
-    assert timer.get_examples_per_sec(60, num_batches_to_skip=2) == pytest.approx(60 / 4.0)
+        timer.on_batch_end(loop if loop < 2 else 5, {"steps": steps})  # without a start, counts from the latest one
+        assert (timer.get_examples_per_sec(60) > 0.0) == (loop > 0), "one loop has no speed"
+    assert timer.get_longest_loop() == 20
+    assert timer.get_examples_per_sec(8 * 20) == pytest.approx(8 * 30 / 6.0)
+    assert timer.get_examples_per_sec(8 * 20, num_batches_to_skip=2) == pytest.approx(8 * 10 / 4.0)
     assert timer.get_startup_time(90.0) == 10.0
-
-
-def test_shortened_loops_count_their_actual_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 9.0, 10.0, 14.0, 14.0, 16.0])
-    monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
-    timer = BenchmarkTimerCallback()
-    for loop, steps in enumerate((20, 20, 10)):  # of --steps_per_loop=50
-        timer.on_batch_begin(loop)
-        timer.on_batch_end(loop, {"steps": steps})
-    assert timer.get_examples_per_sec(8 * timer.get_longest_loop()) == pytest.approx(8 * 30 / 6.0)
-
-
-def test_timer_of_one_loop_reports_no_speed() -> None:
-    timer = BenchmarkTimerCallback()
-    timer.on_batch_end(0)
-    timer.on_batch_begin(0)
-    timer.on_batch_end(0)
-    assert timer.get_examples_per_sec(60) == 0.0

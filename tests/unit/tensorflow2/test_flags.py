@@ -60,33 +60,76 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return of
 
 
-def test_published_gpu_command(resolved: Resolve) -> None:
-    found = resolved(GPU, replicas=8)
-    assert values(found, "train_batch_size", "gradient_accumulation_steps", "eval_batch_size") == (95, 19, 6)
-    assert values(found, "max_steps", "lr_decay_end", "warmup_steps") == (8000, 8000, 420)
-    # The first evaluation is at the first multiple of 658 that is not before 3948: step 3948 itself.
-    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (3948 * 760, 658 * 760)
-    assert values(found, "optimizer", "precision", "loss_scale_fixed") == ("lamb", "fp16", False)
-    assert values(found, "opt_lamb_beta_1", "opt_lamb_beta_2") == (0.91063, 0.96497)  # not mixed up
-    assert values(found, "input_files", "input_dir") == ("/data/parts/part-*", Path("/data/parts"))
-    assert values(found, "target_mlm_accuracy") == (0.712,)
+PACKED = "--max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
+# Replicas, command line, and settings that follow.
+SETTINGS = {
+    "published GPU command": (
+        8,
+        GPU,
+        {
+            **{"train_batch_size": 95, "gradient_accumulation_steps": 19, "eval_batch_size": 6},
+            **{"max_steps": 8000, "lr_decay_end": 8000, "warmup_steps": 420},
+            # The first evaluation is at the first multiple of 658 that is not before 3948: step 3948 itself.
+            **{"eval_iter_start_samples": 3948 * 760, "eval_iter_samples": 658 * 760},
+            **{"optimizer": "lamb", "precision": "fp16", "loss_scale": 32768.0, "loss_scale_fixed": False},
+            **{"opt_lamb_beta_1": 0.91063, "opt_lamb_beta_2": 0.96497, "target_mlm_accuracy": 0.712},
+            **{"input_files": "/data/parts/part-*", "input_dir": Path("/data/parts")},
+        },
+    ),
+    "published TPU command": (
+        32,
+        TPU,
+        {
+            **{"train_batch_size": 24, "eval_batch_size": 24, "tpu": "perfzero-tpu", "distribution_strategy": "tpu"},
+            # Step 3907 is not a multiple of 652.
+            **{"eval_iter_start_samples": 6 * 652 * 768, "eval_iter_samples": 652 * 768},
+            **{"weight_decay_rate": 0.0049573, "precision": "bf16"},
+        },
+    ),
+    "published defaults": (
+        1,
+        MINIMAL,
+        {
+            **{"train_batch_size": 32, "learning_rate": 5e-5, "warmup_steps": 10_000, "max_steps": 3000},
+            **{"optimizer": "adamw", "opt_epsilon": 1e-6, "max_seq_length": 128},
+            # Without evaluation, reaching the limit is a success.
+            **{"do_eval": False, "target_mlm_accuracy": None},
+            **{"save_checkpoint_steps": 0, "tensorboard_dir": None},
+        },
+    ),
+    "packed steps count sequences": (
+        2,
+        f"{MINIMAL} {PACKED} --steps_between_eval=4",
+        {
+            **{"eval_iter_start_samples": 4 * 32, "eval_iter_samples": 4 * 32},
+            # Packs that are fuller than the nominal rate do not end the run early.
+            "max_samples_termination": 2 * 20 * 32,
+        },
+    ),
+    "MLPerf's evaluation schedule": (
+        8,
+        f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"),
+        {"eval_iter_start_samples": 150_000, "eval_iter_samples": 150_000},
+    ),
+    "fixed loss scale": (
+        1,
+        f"{MINIMAL} --dtype=fp16 --loss_scale=128",
+        {"loss_scale": 128.0, "loss_scale_fixed": True},
+    ),
+    "checkpoints and summaries": (
+        1,
+        f"{MINIMAL} --enable_checkpoint_and_summary --steps_per_loop=50",
+        {"save_checkpoint_steps": 50, "tensorboard_dir": Path("/output/summaries")},
+    ),
+}
 
 
-def test_published_tpu_command(resolved: Resolve) -> None:
-    found = resolved(TPU, replicas=32)
-    assert values(found, "train_batch_size", "eval_batch_size", "tpu") == (24, 24, "perfzero-tpu")
-    # Step 3907 is not a multiple of 652.
-    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (6 * 652 * 768, 652 * 768)
-    assert values(found, "weight_decay_rate", "precision", "distribution_strategy") == (0.0049573, "bf16", "tpu")
-
-
-def test_published_defaults(resolved: Resolve) -> None:
-    found = resolved(MINIMAL)
-    assert values(found, "train_batch_size", "learning_rate", "warmup_steps") == (32, 5e-5, 10_000)
-    assert values(found, "max_steps", "optimizer", "opt_epsilon", "max_seq_length") == (3000, "adamw", 1e-6, 128)
-    # Without evaluation, reaching the limit is a success.
-    assert values(found, "do_eval", "target_mlm_accuracy") == (False, None)
-    assert found.origin["learning_rate"] == "default of --learning_rate"
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_follow_from_the_command_line(resolved: Resolve, case: str) -> None:
+    replicas, line, expected = SETTINGS[case]
+    found = resolved(line, replicas)
+    assert dict(zip(expected, values(found, *expected), strict=True)) == expected
+    assert found.origin["learning_rate"].endswith("--learning_rate")
 
 
 def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolve) -> None:
@@ -106,14 +149,6 @@ def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolv
     assert values(found, "optimizer", "target_mlm_accuracy") == ("adamw", 0.712)
 
 
-def test_samples_of_packed_steps_are_counted_in_sequences(resolved: Resolve) -> None:
-    line = f"{MINIMAL} --max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
-    found = resolved(f"{line} --steps_between_eval=4", replicas=2)
-    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (4 * 32, 4 * 32)
-    # Packs that are fuller than the nominal rate do not end the run early.
-    assert values(found, "max_samples_termination") == (2 * 20 * 32,)
-
-
 def test_our_settings_override_published_defaults(resolved: Resolve) -> None:
     found = resolved(f"{MINIMAL} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
     assert values(found, "max_steps", "eval_iter_samples", "max_samples_termination") == (7, 50, 99)
@@ -126,24 +161,6 @@ def test_our_settings_override_published_defaults(resolved: Resolve) -> None:
 def test_non_numeric_export_is_an_error(resolved: Resolve, name: str) -> None:
     with user_error("config.value", name):
         resolved(f"{MINIMAL} --enable_checkpoint_and_summary", **{name: "many"})
-
-
-def test_mlperf_evaluation_schedule(resolved: Resolve) -> None:
-    found = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8)
-    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (150_000, 150_000)
-
-
-@pytest.mark.parametrize(("scale", "value", "fixed"), [("dynamic", 32768.0, False), ("128", 128.0, True)])
-def test_loss_scale_flag(resolved: Resolve, scale: str, value: float, fixed: bool) -> None:
-    found = resolved(f"{MINIMAL} --dtype=fp16 --loss_scale={scale}")
-    assert values(found, "loss_scale", "loss_scale_fixed") == (value, fixed)
-
-
-def test_checkpoints_and_summaries_are_off_by_default(resolved: Resolve) -> None:
-    found = resolved(MINIMAL)
-    assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (0, None)
-    found = resolved(f"{MINIMAL} --enable_checkpoint_and_summary --steps_per_loop=50")
-    assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (50, Path("/output/summaries"))
 
 
 @pytest.mark.parametrize(

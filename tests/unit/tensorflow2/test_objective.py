@@ -16,7 +16,7 @@ from mlbert.models.objectives import PreTraining
 from tf2_bert.model import BertPretrainer, Logits
 from tf2_bert.objective import Counts, Sums, counts, loss, metrics, sums
 from tf2_bert.rows import Rows
-from unit.tensorflow2.cases import NO_DROPOUT, packed_case, rows_of, sequences, single_case, tensors
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case, single_case, tensors
 
 
 def rows_with(labels: list, weights: list, next_labels: list, next_weights: list) -> Rows:
@@ -72,24 +72,3 @@ def test_metrics_match_pytorch(case: Callable) -> None:
     found = metrics(sums(model(tensors(rows), None), tensors(rows)))
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     assert 0 < found["mlm_accuracy"] < 1
-
-
-def test_split_step_has_the_same_gradient() -> None:
-    ragged = sequences([20, 8, 30, 13, 24, 6, 17, 9], seed=5)
-    whole = tensors(rows_of(ragged, [2, 2, 2, 2], columns=43, predictions=8, most=2))
-    model = BertPretrainer(NO_DROPOUT, seed=1)
-    parameters = list(model.parameters().values())
-
-    def gradients(parts: list[Rows]) -> list[tf.Tensor]:
-        """Return the mean gradient of the parts, all with their mean counts as divisors."""
-        mean = Counts(*(tf.add_n(list(count)) / len(parts) for count in zip(*map(counts, parts), strict=True)))
-        found = []
-        for rows in parts:
-            with tf.GradientTape() as tape:
-                value = loss(model(rows, None), rows, mean)
-            found.append(tape.gradient(value, parameters))
-        return [tf.add_n(list(of_each)) / len(parts) for of_each in zip(*found, strict=True)]
-
-    split = [Rows(*(part[row : row + 1] for part in whole)) for row in range(4)]
-    for one, other in zip(gradients([whole]), gradients(split), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6)

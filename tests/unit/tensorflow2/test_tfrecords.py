@@ -131,16 +131,6 @@ def test_order_is_determined_by_the_seed(folder: Path) -> None:
     assert training(matched(folder / "part-*"), deterministic=False).resume_note
 
 
-def test_distributed_datasets_are_endless_with_static_shapes(folder: Path) -> None:
-    """Otherwise, workers ask each other at every step whether there is more data."""
-    strategy = tf.distribute.get_strategy()
-    evaluation = TFRecordEvaluation(matched(folder / "part-*"), 4, 10, vocab_size=VOCAB_SIZE)
-    evaluation.open()
-    for dataset in (training(matched(folder / "part-*")).dataset(strategy), evaluation.dataset(strategy)):
-        assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
-
-
 def test_padding_values_are_ignored(tmp_path: Path) -> None:
     """Slots without a token or prediction are ignored, as in the store."""
     odd = odd_examples()
