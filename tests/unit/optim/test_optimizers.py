@@ -18,10 +18,11 @@ from mlbert.optim import optimizers as methods
 from mlbert.optim.adamw import Adam, AdamW
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.config import OPTIMIZERS, OptimizerConfig, ScheduleConfig
-from mlbert.optim.flat import FlatParameters
+from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.optim.sgd import SGD
 from mlbert.recipes import packed_lamb
 from optimizer_cases import (
     BY_HAND,
@@ -131,6 +132,42 @@ def test_first_two_steps_by_hand(case: ByHand, implementation: str) -> None:
         flat.grad.copy_(torch.tensor(grads))
         optimizer.step(lr)
         torch.testing.assert_close(flat.data, torch.tensor(expected), rtol=2e-7, atol=0)
+
+
+def test_sgd_matches_torch(make_flat: MakeFlat, implementation: str) -> None:
+    """Without decay, which torch defines differently."""
+    flat, torch_flat = make_flat(), make_flat()
+    theirs = torch.optim.SGD(torch_flat.parameters, lr=0.1, momentum=0.9)
+    ours = make_one(SGD, flat, implementation, weight_decay=0.0, max_grad_norm=None)
+    start = flat.grad.clone()
+    for update in range(4):
+        flat.grad.copy_(start.roll(update))
+        torch_flat.grad.copy_(start.roll(update))
+        theirs.step()
+        ours.step(0.1)
+    torch.testing.assert_close(flat.data, torch_flat.data, rtol=1e-5, atol=3e-7)
+
+
+def test_adamw_matches_torch(make_flat: MakeFlat, implementation: str) -> None:
+    """With clipping; five updates of 1e-2 on weights of 0.02 may differ by rounding."""
+    flat, torch_flat = make_flat(), make_flat()
+    parameters = {name: nn.Parameter(view.clone()) for name, view in torch_flat.views(torch_flat.data).items()}
+    groups = [
+        {"params": [p for name, p in parameters.items() if is_decayed(name)], "weight_decay": 0.05},
+        {"params": [p for name, p in parameters.items() if not is_decayed(name)], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-6)
+    ours = make_one(AdamW, flat, implementation)
+    start = flat.grad.clone()
+    for update in range(5):
+        flat.grad.copy_(start.roll(update))
+        for name, view in torch_flat.views(start.roll(update)).items():
+            parameters[name].grad = view.clone()
+        norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
+        theirs.step()
+        assert float(ours.step(0.01)) == pytest.approx(float(norm), rel=1e-5)
+    for name, view in flat.views(flat.data).items():
+        torch.testing.assert_close(view, parameters[name].data, rtol=1e-5, atol=3e-7)
 
 
 def test_madgrad_restores_its_initial_weights(make_flat: MakeFlat, implementation: str) -> None:

@@ -11,9 +11,7 @@ import tensorflow as tf
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
 from sequences_of_rows import sequences_of
-from tf2_bert import store_rows
 from tf2_bert.rows import Rows
-from tf2_bert.store_rows import RowShape
 
 # The vocabulary size is not a multiple of 8: PyTorch's model pads it.
 SHAPE = BertConfig(163, 48, 3, 4, 96, max_position_embeddings=64)
@@ -37,7 +35,37 @@ def rows_of(ragged: Ragged, packs: Sequence[int], columns: int, predictions: int
 
     ``columns`` is L, ``predictions`` P and ``most`` S.
     """
-    return store_rows.rows_of(ragged, np.array(packs), len(packs), RowShape(columns, predictions, most))
+    names = ("input_ids", "segment_ids", "sequence_ids", "position_ids")
+    tokens = {name: np.zeros((len(packs), columns), np.int32) for name in names}
+    positions, labels = (np.zeros((len(packs), predictions), np.int32) for _ in range(2))
+    first, random_next = (np.zeros((len(packs), most), np.int32) for _ in range(2))
+    masked_weights, sequence_weights = (np.zeros((len(packs), n), np.float32) for n in (predictions, most))
+    s = 0
+    for row, count in enumerate(packs):
+        column = masked = 0
+        for number in range(count):
+            length, (low, high) = int(ragged.lengths[s]), ragged.masked_offsets[s : s + 2].tolist()
+            place, predicted = slice(column, column + length), slice(masked, masked + high - low)
+            tokens["input_ids"][row, place] = ragged.tokens[ragged.offsets[s] : ragged.offsets[s + 1]]
+            tokens["position_ids"][row, place] = np.arange(length)
+            tokens["segment_ids"][row, place] = np.arange(length) >= ragged.first_lengths[s]
+            tokens["sequence_ids"][row, place] = number + 1
+            positions[row, predicted] = column + ragged.masked_positions[low:high].astype(np.int32)
+            labels[row, predicted] = ragged.masked_labels[low:high]
+            masked_weights[row, predicted] = 1
+            first[row, number], random_next[row, number] = column, ragged.next_sentence[s]
+            sequence_weights[row, number] = 1
+            column, masked, s = column + length, masked + high - low, s + 1
+    assert s == len(ragged), "the packs must contain all sequences"
+    return Rows(
+        *tokens.values(),
+        masked_positions=positions,
+        masked_labels=labels,
+        masked_weights=masked_weights,
+        first_positions=first,
+        next_sentence_labels=random_next,
+        next_sentence_weights=sequence_weights,
+    )
 
 
 def single_case() -> tuple[Ragged, list[int], Rows]:

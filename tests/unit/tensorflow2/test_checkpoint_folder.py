@@ -1,9 +1,13 @@
-"""Checkpoints of a TensorFlow 2 run: bit-equal resume on every replica, damage, other settings.
-
-How folders are written and which one is taken is tested in unit/training/test_checkpoint.py.
-"""
+"""Checkpoints of a TensorFlow 2 run: bit-equal resume on every replica, damage, other settings, killed writers."""
 
 from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +16,8 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.runs.progress import TrainState
-from tf2_bert.checkpoints import CheckpointFolder
+from programs import free_ports
+from tf2_bert.checkpoints import CheckpointFolder, initial_values
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error
 
@@ -23,6 +28,10 @@ def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def cut(file, size):
+    file.write_bytes(file.read_bytes()[:size])
 
 
 class Slots(tf.Module):
@@ -96,18 +105,29 @@ def test_restore_without_checkpoints_changes_nothing(tmp_path):
     assert (state, int(slots.iterations.numpy())) == (TrainState(), 0)
 
 
-@pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index"])
-def test_damaged_checkpoint_is_skipped(tmp_path, name):
+@pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index", "state.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: cut(file, 200)])
+def test_damaged_checkpoint_is_skipped(tmp_path, name, damage):
     states = saved(tmp_path / "checkpoints")
-    file = tmp_path / "checkpoints/step_00000003" / name
-    file.write_bytes(file.read_bytes()[:200])
+    damage(tmp_path / "checkpoints" / "step_00000003" / name)
     assert_restored(tmp_path / "checkpoints", 2, states, notes=1)
 
 
-def test_checkpoint_of_other_settings_is_an_error(tmp_path):
+def test_only_damaged_checkpoints_is_an_error(tmp_path):
     saved(tmp_path, steps=[1])
-    with user_error("run.other-settings", tmp_path / "step_00000001"):
-        run_of(tmp_path, optimizer="adamw")[-1].restore_newest(TrainState(), str)
+    (tmp_path / "step_00000001" / "variables.index").unlink()
+    with user_error("checkpoint.damaged", tmp_path):
+        run_of(tmp_path)[-1].restore_newest(TrainState(), str)
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}]
+)
+def test_checkpoint_of_other_settings_is_an_error(tmp_path, change):
+    saved(tmp_path, steps=[1])
+    with user_error("run.other-settings", tmp_path / "step_00000001") as caught:
+        run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
+    assert "\n" not in str(caught.value)
 
 
 def test_variables_missing_from_the_checkpoint_are_an_error(tmp_path):
@@ -121,3 +141,134 @@ def test_variables_missing_from_the_checkpoint_are_an_error(tmp_path):
 def test_only_the_chief_keeps_files(tmp_path):
     saved(tmp_path / "checkpoints", is_chief=False)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_full_disk_keeps_the_older_checkpoint(tmp_path):
+    states = saved(tmp_path, steps=[1])
+    (tmp_path / ".partial_step_00000002").write_text("in the way")
+    with user_error("file.unwritable", tmp_path / "step_00000002"):
+        saved(tmp_path, steps=[2])
+    assert_restored(tmp_path, 1, states)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import test_checkpoint_folder as t
+folder = Path(sys.argv[1])
+real = t.tf.train.Checkpoint.write
+def write(self, prefix, *rest):
+    real(self, prefix, *rest)
+    if "step_00000002" in prefix:
+        print("writing", flush=True)
+        time.sleep(100)
+t.tf.train.Checkpoint.write = write
+t.saved(folder, steps=[1, 2])
+"""
+
+
+@pytest.mark.slow
+def test_killed_writer_keeps_the_older_checkpoint(tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path / "checkpoints"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout.readline() == b"writing\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
+    assert left == [".partial_step_00000002", "step_00000001"]
+    assert_restored(tmp_path / "checkpoints", 1, saved(tmp_path / "again", steps=[1]))
+    saved(tmp_path / "checkpoints", steps=[1, 2])
+    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step_00000001", "step_00000002"]
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import tensorflow as tf
+import test_checkpoint_folder as t
+from tf2_bert.checkpoints import write_weights
+
+folder, kind, task = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if kind == "mirrored":
+    devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+else:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+def barrier():
+    total = tf.function(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
+    strategy.experimental_local_results(tf.function(lambda: strategy.run(total))())
+
+def assert_on_replicas(model, values):
+    t.assert_same(model.values(), values)
+    for name, variable in model.parameters().items():
+        first, *others = (part.numpy() for part in strategy.experimental_local_results(variable))
+        assert len(others) == (kind == "mirrored")
+        for other in others:
+            t.np.testing.assert_array_equal(first, other, err_msg=name)
+
+def run_of(seed):
+    with strategy.scope():
+        return t.run_of(folder / "checkpoints", seed=seed, is_chief=task == 0)
+
+model, slots, scale, checkpoints = run_of(1)
+start = t.BertPretrainer(t.SHAPE, seed=3).values()
+model.assign(start)
+assert_on_replicas(model, start)
+slots.update(model, 1)
+checkpoints.save(t.TrainState(step=1))
+barrier()
+again, slots_again, _, checkpoints = run_of(2)
+assert checkpoints.restore_newest(t.TrainState(), print)
+assert_on_replicas(again, model.values())
+assert slots_again.state() == slots.state()
+if task == 0:
+    write_weights(folder, model, {})
+barrier()
+t.assert_same(t.initial_values(folder / "tf2" / "model.ckpt", again)[0], model.values())
+barrier()
+print("done")
+"""
+
+
+def start(folder, kind, task=0, **environment):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, folder, kind, str(task)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+
+
+def assert_done(*processes):
+    try:
+        for process in processes:
+            out, error = process.communicate(timeout=100)
+            assert out == "done\n", error[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_weights_and_checkpoints_reach_every_replica(tmp_path):
+    assert_done(start(tmp_path, "mirrored"))
+    model, _, _, folder = run_of(tmp_path / "checkpoints", seed=5)
+    assert folder.restore_newest(TrainState(), pytest.fail)
+    assert_same(model.values(), initial_values(tmp_path, model)[0])
+
+
+@pytest.mark.slow
+def test_two_workers_write_one_checkpoint(tmp_path):
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    clusters = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": task}} for task in range(2)]
+    assert_done(*(start(tmp_path, "workers", task, TF_CONFIG=json.dumps(clusters[task])) for task in range(2)))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
