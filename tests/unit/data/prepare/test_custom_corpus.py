@@ -24,11 +24,11 @@ from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import corpus_files, corpus_sequences, custom_corpus, pipeline
+from mlbert.data.prepare import corpus_files, custom_corpus, pipeline
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
-from mlbert.data.prepare.jobs import Progress
+from mlbert.data.prepare.jobs import Executor, Progress
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -46,6 +46,24 @@ def sentence(draw: random.Random) -> str:
 def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
     draw = random.Random(seed)
     return ["\n".join(sentence(draw) for _ in range(sentences)) for _ in range(count)]
+
+
+class Said(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.done: dict[str, list[int]] = {}  # of each task, and its total
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator:
+        self.done[name] = [0, total]
+
+        def advance(units: int) -> None:
+            self.done[name][0] += units
+
+        yield advance
 
 
 def prepared(folder: Path, *paths: Path) -> Facts:
@@ -232,10 +250,28 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
     assert (tmp_path / "x/train/index.json").stat().st_mtime_ns == before
 
 
+def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_TOGETHER": 1 << 13, "_MOST_WORDS": 70, "_MOST_KNOWN": 60}.items():
+        monkeypatch.setattr(custom_corpus, name, value)
+    (tmp_path / "a.txt").write_text("\n\n".join([*texts_of(300), *texts_of(50, seed=1), *texts_of(50, seed=2)]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "%s"}\n' % b"One more document. " * 20))
+    (tmp_path / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
+    request = Request(find_sources([tmp_path], tmp_path / "out"), None, 400, None, 32, 0.15, skip_bad=True)
+    facts, written = [], []
+    for processes in (1, 2, 3):
+        said = Said()
+        out = tmp_path / f"out{processes}"
+        facts.append(prepare(request, out, Executor(processes, said)))
+        written.append({file.relative_to(out): file.read_bytes() for file in out.rglob("*") if file.is_file()})
+        assert all(done == total for done, total in said.done.values()), said.done
+    assert facts[0] == facts[1] == facts[2]
+    assert written[0] == written[1] == written[2]
+
+
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
         monkeypatch.setattr(custom_corpus, name, value)
-    monkeypatch.setattr(corpus_sequences, "_TOGETHER", 1 << 15)
+    monkeypatch.setattr(custom_corpus, "_TOGETHER", 1 << 15)
     monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
@@ -300,18 +336,6 @@ def test_rare_characters_take_no_entries(tmp_path: Path) -> None:
     assert "river" in entries, "English gains from losing its case"
 
 
-class Said(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        self.lines.append(line)
-
-    @contextmanager
-    def task(self, name: str, total: int, unit: str) -> Iterator:
-        yield lambda units: None
-
-
 def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "dirty"
     folder.mkdir()
@@ -332,7 +356,7 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     request = Request(sources, None, 400, None, 32, 0.15, others=others)
     said = Said()
     with user_error("data.encoding", folder / "latin.txt") as caught:
-        prepare(request, tmp_path / "out", said)
+        prepare(request, tmp_path / "out", Executor(progress=said))
     assert "2 more cannot be read" in str(caught.value)
     assert [Path(line.split(": ")[1]).name for line in said.lines] == ["latin.txt", "latin2.txt"]
     with user_error("data.row", folder / "rows.jsonl"):
@@ -346,7 +370,7 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     request = replace(request, encoding="cp1252", skip_bad=True)
     facts = prepare(request, tmp_path / "out")
     assert facts.inventory[:3] == [files, text, markup]
-    assert prepare(request, tmp_path / "out", said) == facts
+    assert prepare(request, tmp_path / "out", Executor(progress=said)) == facts
     assert len(said.lines) == 2, "nothing was read again"
 
 

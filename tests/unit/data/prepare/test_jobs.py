@@ -20,7 +20,11 @@ SLEEPER = (
     "import sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
     "from test_jobs import sleep_long\n"
     "if __name__ == '__main__':\n"
-    "    jobs.Executor(2).run(sleep_long, [Path(p) for p in sys.argv[1:]], name='n', where=Path(), sizes=[1, 1, 1])"
+    "    paths = [Path(p) for p in sys.argv[1:]]\n"
+    "    if {stream}:\n"
+    "        with jobs.Executor(2).stream(sleep_long, paths, Path()) as results:\n"
+    "            list(results)\n"
+    "    jobs.Executor(2).run(sleep_long, paths, name='n', where=Path(), sizes=[1, 1, 1])"
 )
 
 
@@ -47,19 +51,40 @@ def run(function, items, workers):
     return Executor(workers).run(function, items, name="work", where=Path("out"), sizes=[1] * len(items))
 
 
+def stream(function, items, workers):
+    with Executor(workers).stream(function, iter(items), Path("out")) as results:
+        return [result for _, result in results]
+
+
+FORMS = pytest.mark.parametrize("run", [run, stream])
+
+
+@FORMS
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_results_in_order(workers):
+def test_results_in_order(run, workers):
     assert run(double, range(7), workers) == [2 * number for number in range(7)]
     assert run(double, [], workers) == []
 
 
+@FORMS
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_comes_back_as_it_is(workers):
+def test_an_error_comes_back_as_it_is(run, workers):
     with user_error("data.damaged", "two", wording=False):
         run(refuse_two, range(5), workers)
 
 
-def test_a_killed_worker_is_reported():
+def test_a_stream_takes_few_items_ahead():
+    taken = []
+    items = (taken.append(number) or number for number in range(100))
+    with Executor(2).stream(double, items, Path("out")) as results:
+        assert next(results) == (0, 0)
+        assert len(taken) <= 4
+        assert next(results) == (1, 2)
+        assert len(taken) <= 5
+
+
+@FORMS
+def test_a_killed_worker_is_reported(run):
     with user_error("machine.memory", "out"):
         run(be_killed, range(3), 2)
 
@@ -72,14 +97,20 @@ def group_exists(group: int) -> bool:
     return True
 
 
-SIGNALS = [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+SIGNALS = [
+    (signal.SIGTERM, False, False),
+    (signal.SIGTERM, True, False),
+    (signal.SIGINT, True, False),
+    (signal.SIGTERM, False, True),
+    (signal.SIGINT, True, True),
+]
 
 
-@pytest.mark.parametrize(("number", "whole_group"), SIGNALS)
-def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group):
+@pytest.mark.parametrize(("number", "whole_group", "stream"), SIGNALS)
+def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
     begun = [tmp_path / name for name in "abc"]
     program = tmp_path / "program.py"
-    program.write_text(SLEEPER)
+    program.write_text(SLEEPER.format(stream=stream))
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     command = [sys.executable, str(program), *map(str, begun)]
     process = subprocess.Popen(

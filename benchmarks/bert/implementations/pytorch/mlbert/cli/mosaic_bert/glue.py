@@ -17,21 +17,9 @@ from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic import finetuning_yaml, glue_yaml
+from mlbert.programs.mosaic import finetuning_yaml, glue_runner, glue_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
-from mlbert.programs.mosaic.glue_runner import (
-    FIGURE,
-    FIRST,
-    LOG,
-    SCORES,
-    GlueDisplay,
-    GlueJob,
-    Runner,
-    State,
-    make_slots,
-    scores_table,
-    write_scores,
-)
+from mlbert.programs.mosaic.glue_runner import GlueDisplay, GlueJob, Runner, State
 from mlbert.programs.mosaic.glue_yaml import GlueYaml
 from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue, read_nested
 
@@ -75,7 +63,7 @@ class Program:
         self._path, self._given, self._console = path, given, console
         self._metrics: dict[GlueJob, dict[str, float]] = {}
         self._display = GlueDisplay(console, self._folder, self._metrics)
-        self._first = next((job for job in given.jobs if job.task == FIRST), None)
+        self._first = next((job for job in given.jobs if job.task == glue_runner.FIRST), None)
 
     def run(self) -> int:
         """Run the unfinished jobs; print and write the scores."""
@@ -92,17 +80,18 @@ class Program:
             self._print(f"{len(done)} of {len(given.jobs)} jobs are already done")
         most = len(given.jobs) if given.parallel else 1
         visible = environment().get("CUDA_VISIBLE_DEVICES")
-        slots = make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
+        slots = glue_runner.make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
         runner = Runner(given.jobs, done, slots, self._prepare, self._folder, environment())
         with self._display.live:
             runner.run(lambda job: self._on_change(runner, job))
         missing = [job for job, state in runner.states.items() if state is not State.DONE]
-        write_scores(given.folder, self._metrics, missing)
-        self._console.print(scores_table(self._metrics))
-        self._print(f"{given.folder / SCORES}, {given.folder / FIGURE}")
+        glue_runner.write_scores(given.folder, self._metrics, missing)
+        self._console.print(glue_runner.scores_table(self._metrics))
+        self._print(f"{given.folder / glue_runner.SCORES}, {given.folder / glue_runner.FIGURE}")
         for job in missing:
-            failed = runner.states[job] is State.FAILED
-            why = f"{runner.last_line(job)} ({self._folder(job) / LOG})" if failed else f"{FIRST} has failed"
+            why = f"{glue_runner.FIRST} has failed"
+            if runner.states[job] is State.FAILED:
+                why = f"{runner.last_line(job)} ({self._folder(job) / glue_runner.LOG})"
             print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 

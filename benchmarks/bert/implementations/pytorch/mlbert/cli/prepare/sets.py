@@ -8,23 +8,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import (
-    MOST_FILES,
-    Out,
-    PoolArguments,
-    ShareArguments,
-    console,
-    counted,
-    say,
-    with_options,
-)
+from mlbert.cli.prepare.options import MOST_FILES, Out, PoolArguments, ShareArguments, counted, say, with_options
 from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
 from mlbert.host.errors import UserError
-from mlbert.programs.console import console_progress
+from mlbert.programs.console import console, console_progress
 
 app = typer.Typer()
 _LISTED = 30  # problems printed
@@ -80,13 +71,7 @@ def pack_command(
 
 @app.command("shuffle")
 @with_options()
-def shuffle_command(
-    source: Input,
-    out: Out,
-    run: ShareArguments,
-    seed: OrderSeed = 0,
-    shards: Shards = None,
-) -> None:
+def shuffle_command(source: Input, out: Out, run: ShareArguments, seed: OrderSeed = 0, shards: Shards = None) -> None:
     """Shuffle the sequences of a set over the whole set."""
     manifest = shuffle_set(source, out, seed=seed, num_shards=shards, executor=run.executor())
     say(_in_shards(manifest))

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, PoolArguments, TextArguments, console, say, with_options
+from mlbert.cli.prepare.options import Out, PoolArguments, TextArguments, say, with_options
 from mlbert.data.prepare import corpus, glue_files, pipeline, python_text
+from mlbert.programs.console import console
 
 app = typer.Typer()
 

@@ -68,6 +68,11 @@ class CorpusSource:
         return [str(self.path.resolve()), self.num_bytes, self.modified, *column]
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether the size on disk says little about that of the text."""
+        return self.path.is_dir() or self.path.suffix.lower() in (*PACKED, ".parquet")
+
+    @property
     def suffix(self) -> str:
         """Lower-case suffix, without that of the compression."""
         return suffix_of(self.path.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,27 +13,51 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.wordpiece import UNKNOWN
 
 RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
-_TOGETHER = 1 << 20  # characters tokenised at a time
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
+Encoded = tuple[np.ndarray, Counter[str]]  # uint16 tokens of some documents, with [SEP] after each; see `TextEncoder`
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Converts documents to tokens and counts them without [SEP]: kept ones, those of them that are unknown, and left
+    out ones. Picklable until it is used."""
+
+    tokenizer: Tokenizer
+    known: np.ndarray | None = None  # uint64, sorted: hashes of token runs; lines mostly of them are dropped
+
+    def __call__(self, texts: Sequence[str]) -> Encoded:
+        """Encode some documents."""
+        lines = [text.splitlines() for text in texts]
+        tokens, starts = self.tokenizer.encode_all([line for document in lines for line in document])
+        is_kept = np.ones(len(tokens), bool) if self.known is None else ~_repeated(tokens, starts, self.known)
+        ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
+        kept = tokens[is_kept]
+        places = offsets_of(is_kept)[ends]
+        found = np.insert(kept, places, self.tokenizer.sep_id)
+        is_end = np.zeros(len(found), bool)
+        is_end[places + np.arange(len(places))] = True
+        again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
+        unknown = int(np.count_nonzero(kept == self.tokenizer.vocabulary[UNKNOWN]))
+        counts = Counter(kept=len(kept), left_out=len(tokens) - len(kept), unknown=unknown)
+        return found[~again], counts  # a document without remaining tokens leaves no [SEP]
+
+
 class SequenceStream:
-    """Convert documents to sequences and count the tokens.
+    """Joins encoded documents to sequences and counts their tokens."""
 
-    Args:
-        known: uint64, sorted: hashes of token runs; lines that consist mostly of them are dropped.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, length: int, known: np.ndarray | None = None) -> None:
-        self._tokenizer, self._room, self._known = tokenizer, length - 2, known
+    def __init__(self, tokenizer: Tokenizer, length: int) -> None:
+        self._tokenizer, self._room = tokenizer, length - 2
         self._end = np.asarray([tokenizer.sep_id], np.uint16)
         self._waiting = np.empty(0, np.uint16)
-        self.tokens = self.left_out = self.unknown = 0
+        self.counts: Counter[str] = Counter()
 
-    def samples(self, texts: Iterator[str]) -> Iterator[np.ndarray]:
+    def samples(self, several: Iterable[Encoded]) -> Iterator[np.ndarray]:
         """Yield the full sequences of texts, uint16 [length]."""
-        for several in _together(texts):
-            self._waiting = np.concatenate([self._waiting, self._encoded(several)])
+        for tokens, counts in several:
+            self.counts += counts
+            self._waiting = np.concatenate([self._waiting, tokens])
             full = len(self._waiting) // self._room * self._room
             for part in self._waiting[:full].reshape(-1, self._room):
                 yield self._sequence(part)
@@ -46,37 +72,6 @@ class SequenceStream:
         inner = part[:-1] if part[-1] == self._end[0] and len(part) < self._room else part
         start = np.asarray([self._tokenizer.cls_id], np.uint16)
         return np.concatenate([start, inner, self._end])
-
-    def _encoded(self, texts: Sequence[str]) -> np.ndarray:
-        """Return uint16 tokens of some documents, with [SEP] after each and without known lines."""
-        lines = [text.splitlines() for text in texts]
-        tokens, starts = self._tokenizer.encode_all([line for document in lines for line in document])
-        kept = np.ones(len(tokens), bool)
-        if self._known is not None:
-            kept = ~_repeated(tokens, starts, self._known)
-        self.left_out += int(len(tokens) - kept.sum())
-        ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
-        self.unknown += int((tokens[kept] == self._tokenizer.vocabulary[UNKNOWN]).sum())
-        self.tokens += int(kept.sum())
-        before = np.concatenate([[0], np.cumsum(kept)])
-        places = before[ends]
-        found = np.insert(tokens[kept], places, self._end[0])
-        is_end = np.zeros(len(found), bool)
-        is_end[places + np.arange(len(places))] = True
-        again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
-        return found[~again]  # a document without remaining tokens leaves no [SEP]
-
-
-def _together(texts: Iterator[str]) -> Iterator[list[str]]:
-    several, size = list[str](), 0
-    for text in texts:
-        several.append(text)
-        size += len(text)
-        if size >= _TOGETHER:
-            yield several
-            several, size = [], 0
-    if several:
-        yield several
 
 
 def run_hashes(tokens: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@
     text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
     text/text.json                          written last: input, counts, baselines, masked example sentences
 
-The text is read twice, to count words and choose the held-out documents, and to tokenise, in constant memory.
+The text is read twice, to count words and choose the held-out documents, and to tokenise, in constant memory. One
+process reads and writes; others count or tokenise about a million characters at a time. Their number changes nothing.
 
 Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
 SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat one are dropped:
@@ -38,8 +39,8 @@ from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenize
 from mlbert.data.formats.wordpiece import CJK_RANGES, MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
-from mlbert.data.prepare.corpus_sequences import SequenceStream, has_next, run_hashes
-from mlbert.data.prepare.jobs import SILENT, Progress
+from mlbert.data.prepare.corpus_sequences import SequenceStream, TextEncoder, has_next, run_hashes
+from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -96,7 +97,6 @@ LEAST_CHARACTERS = 20_000
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
-_MOST_COUNTED, _THINNED = 100_000_000, 16  # characters with all words counted; after that every 16th document
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000
 _LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
@@ -107,6 +107,7 @@ _MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]
 _MUCH_MARKUP = 0.02
 _SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
 _SHARD_BYTES = 8 << 20
+_TOGETHER = 1 << 20  # characters that a process works on at a time
 _FACTS = "text.json"
 
 
@@ -168,23 +169,23 @@ class Request:
         }
 
 
-def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Facts:
+def prepare(request: Request, folder: Path, executor: Executor = LOCAL) -> Facts:
     """Prepare text, unless the folder already holds the same. Raises UserError: text cannot be read, is too short or
     not natural language, or the folder cannot be written."""
     if (found := read_facts(folder)) is not None and found.made_from == request.made_from():
         return found
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    readable, scan = _scan_text(request, progress)
+    readable, scan = _scan_text(request, executor)
     tokenizer = _tokenizer(readable, scan, folder)
-    facts = _write_sets(readable, scan, tokenizer, folder, progress, request.made_from())
+    facts = _write_sets(readable, scan, tokenizer, folder, executor, request.made_from())
     write_json(folder / _FACTS, add_checksum(asdict(facts)))
     return facts
 
 
-def take_inventory(request: Request, progress: Progress = SILENT) -> list[str]:
+def take_inventory(request: Request, executor: Executor = LOCAL) -> list[str]:
     """Read the text and describe it; write nothing. Raises UserError as `prepare`."""
-    request, scan = _scan_text(request, progress)
+    request, scan = _scan_text(request, executor)
     return scan.inventory(request)
 
 
@@ -231,6 +232,17 @@ class _HeldOut:
         return digest in self._known
 
 
+def _count(texts: Sequence[str]) -> tuple[list[tuple[int, int, int]], Counter[str]]:
+    """Return of each document a digest of its letters, one of its text, and its characters of markup; and the words of
+    all, separated by white space."""
+    found = []
+    for text in texts:
+        letters = _digest("".join(_LETTERS.findall(text.casefold())) or text)
+        markup = sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
+        found.append((letters, _digest(text), markup))
+    return found, Counter(word for text in texts for word in _words(text))
+
+
 @dataclass
 class _Scan:
     """Results of the first reading."""
@@ -247,25 +259,27 @@ class _Scan:
     bad: dict[CorpusSource, UserError] = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)
 
-    def add(self, text: str, may_hold_out: bool) -> None:
-        """Count a document, unless its letters are those of an earlier one."""
-        number, key = self.documents, _digest("".join(_LETTERS.findall(text.casefold())) or text)
-        self.documents += 1
-        self.characters += len(text)
-        if key in self._known:
-            self.repeats.add(number)
-            return
-        if len(self._known) < _MOST_KNOWN:
-            self._known.add(key)
-        digest = _digest(text)
-        if may_hold_out:
-            self.held_out.offer(digest, text)
-        if self.characters < _MOST_COUNTED or digest % _THINNED == 0:
-            self.words.update(_words(text))
-            if len(self.words) > _MOST_WORDS:
-                self.words = Counter({word: count for word, count in self.words.items() if count > 1})
-        self.sampled += len(text[:_SAMPLED])
-        self.markup += sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
+    def add(
+        self, texts: Sequence[str], may_hold_out: bool, counts: tuple[list[tuple[int, int, int]], Counter[str]]
+    ) -> None:
+        """Add documents with what `_count` returns, except those whose letters are those of an earlier one."""
+        found, words = counts
+        for text, (letters, digest, markup) in zip(texts, found, strict=True):
+            self.characters += len(text)
+            if letters in self._known:
+                self.repeats.add(self.documents)
+                words.subtract(_words(text))
+            else:
+                if len(self._known) < _MOST_KNOWN:
+                    self._known.add(letters)
+                if may_hold_out:
+                    self.held_out.offer(digest, text)
+                self.sampled += len(text[:_SAMPLED])
+                self.markup += markup
+            self.documents += 1
+        self.words.update(words)
+        if len(self.words) > _MOST_WORDS:
+            self.words = Counter({word: count for word, count in self.words.items() if count > 1})
 
     @cached_property
     def scripts(self) -> str:
@@ -318,22 +332,48 @@ def _digest(text: str) -> int:
 
 
 def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield the documents of all sources, without repeats."""
-    number = 0
+    """Yield the documents of all sources; advance by bytes. Sources that cannot be read go to ``scan.bad``."""
     for source in request.sources:
-        for text in documents(source, scan.piece, scan.is_cut):
-            if number not in scan.repeats:
+        left = source.num_bytes
+        try:
+            for text in documents(source, scan.piece, scan.is_cut):
                 yield text
-            number += 1
-        advance(source.num_bytes)
+                done = 0 if source.is_compressed else min(left, len(text.encode()))
+                advance(done)
+                left -= done
+        except UserError as error:
+            if error.code not in _SKIPPED:
+                raise
+            scan.bad[source] = error
+        advance(left)
 
 
-def _scan_text(request: Request, progress: Progress) -> tuple[Request, _Scan]:
+def _read_again(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield the documents to train on: no repeats and no held-out ones; advance by characters."""
+    for number, text in enumerate(_read(request, scan, lambda num_bytes: None)):
+        if number not in scan.repeats and _digest(text) not in scan.held_out:
+            yield text
+        advance(len(text))
+
+
+def _together(texts: Iterable[str]) -> Iterator[list[str]]:
+    several, size = list[str](), 0
+    for text in texts:
+        several.append(text)
+        size += len(text)
+        if size >= _TOGETHER:
+            yield several
+            several, size = [], 0
+    if several:
+        yield several
+
+
+def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
     """Read all text once; return the request for the sources that can be read, and the results. If there are too few
     documents, or they are too long to hold some out, cut them."""
     bad: dict[CorpusSource, UserError] = {}  # the first pass leaves them out of the request
     for is_cut in (False, True):
-        request, scan = _scan_readable(request, is_cut, progress)
+        request, scan = _scan_readable(request, is_cut, executor)
         scan.bad = bad = bad | scan.bad
         if (characters := scan.characters) < LEAST_CHARACTERS:
             reason = f"has only {characters:,} characters, too few to train a model"
@@ -359,21 +399,21 @@ def _repeats_itself() -> UserError:
     return UserError("data.repetitive", "the text", reason, "Give text with many different sentences")
 
 
-def _scan_readable(request: Request, is_cut: bool, progress: Progress) -> tuple[Request, _Scan]:
+def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[Request, _Scan]:
     """Scan; read files that are not UTF-8 in the given encoding, and leave out bad ones if that is allowed. Raises
     UserError: there are others, which are all named."""
-    scan = _scan_once(request, is_cut, progress)
+    scan = _scan_once(request, is_cut, executor)
     if (bad := scan.bad) and request.encoding is not None:
         other = {source for source, error in bad.items() if error.code == "data.encoding"}
         sources = [replace(s, encoding=request.encoding) if s in other else s for s in request.sources]
         request = replace(request, sources=sources, encoding=None)
-        scan = _scan_once(request, is_cut, progress)
+        scan = _scan_once(request, is_cut, executor)
         bad = scan.bad
     if bad and not request.skip_bad:
-        raise _unreadable(list(bad.values()), progress)
+        raise _unreadable(list(bad.values()), executor.progress)
     if bad:
         request = replace(request, sources=[source for source in request.sources if source not in bad])
-        scan = _scan_once(request, is_cut, progress)
+        scan = _scan_once(request, is_cut, executor)
         scan.bad = bad
     return request, scan
 
@@ -388,22 +428,18 @@ def _unreadable(errors: Sequence[UserError], progress: Progress) -> UserError:
     return UserError(first.code, first.subject, f"{first.problem}{others}", remedy)
 
 
-def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
+def _scan_once(request: Request, is_cut: bool, executor: Executor) -> _Scan:
     num_bytes = sum(source.num_bytes for source in request.sources)
     scan = _Scan(max(500, min(20_000, num_bytes // 400)), is_cut)
     for source in request.held_out:
         for text in documents(source, scan.piece, is_cut=True):
             scan.held_out.offer(_digest(text), text)
-    with progress.task("reading", num_bytes, "bytes") as advance:
-        for source in request.sources:
-            try:
-                for text in documents(source, scan.piece, is_cut):
-                    scan.add(text, not request.held_out)
-            except UserError as error:
-                if error.code not in _SKIPPED:
-                    raise
-                scan.bad[source] = error
-            advance(source.num_bytes)
+    with (
+        executor.progress.task("reading", num_bytes, "bytes") as advance,
+        executor.stream(_count, _together(_read(request, scan, advance)), "the text") as counted,
+    ):
+        for texts, counts in counted:
+            scan.add(texts, not request.held_out, counts)
     return scan
 
 
@@ -435,29 +471,30 @@ def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
 
 
 def _write_sets(
-    request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, progress: Progress, made_from: dict[str, Any]
+    request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, executor: Executor, made_from: dict[str, Any]
 ) -> Facts:
-    held_out = SequenceStream(tokenizer, request.length)
-    samples = [*held_out.samples(iter(scan.held_out.texts)), *held_out.rest()]
+    held_out, train = SequenceStream(tokenizer, request.length), SequenceStream(tokenizer, request.length)
+    samples = [*held_out.samples([TextEncoder(tokenizer)(scan.held_out.texts)]), *held_out.rest()]
     _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
-    train = SequenceStream(tokenizer, request.length, known)
 
-    def counted() -> Iterator[np.ndarray]:
-        samples = train.samples(text for text in texts if _digest(text) not in scan.held_out)
+    def counted(samples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while several := list(islice(samples, 256)):
             tokens = np.concatenate(several)
             neighbours.add(tokens, has_next(tokens, tokenizer))
             yield from several
         yield from train.rest()
 
-    with progress.task("tokenising", sum(s.num_bytes for s in request.sources), "bytes") as advance:
-        texts = _read(request, scan, advance)
-        written = _write_set(folder / "train", counted())
+    encode = TextEncoder(tokenizer.clone(), known)
+    with executor.progress.task("tokenising", scan.characters, "characters") as advance:
+        texts = _together(_read_again(request, scan, advance))
+        with executor.stream(encode, texts, "the text") as encoded:
+            written = _write_set(folder / "train", counted(train.samples(tokens for _, tokens in encoded)))
     if written < 2:
         raise _repeats_itself()
-    unknown = train.unknown / max(1, train.tokens)
+    counts, of_held_out = train.counts, held_out.counts
+    unknown = counts["unknown"] / max(1, counts["kept"])
     if unknown > MOST_UNKNOWN:
         reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
         remedy = "Give a vocabulary of its language, or none" if request.vocabulary else "Give natural-language text"
@@ -467,12 +504,12 @@ def _write_sets(
         characters=scan.characters,
         documents=scan.documents,
         train_sequences=written,
-        train_tokens=train.tokens,
+        train_tokens=counts["kept"],
         held_out_sequences=len(samples),
-        held_out_tokens=held_out.tokens,
-        near_repeats=train.left_out,
+        held_out_tokens=of_held_out["kept"],
+        near_repeats=counts["left_out"],
         unknown_share=unknown,
-        held_out_unknown=held_out.unknown / max(1, held_out.tokens),
+        held_out_unknown=of_held_out["unknown"] / max(1, of_held_out["kept"]),
         inventory=[*scan.inventory(request), _decision(request, scan, tokenizer)],
         scripts=scan.scripts,
         baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),

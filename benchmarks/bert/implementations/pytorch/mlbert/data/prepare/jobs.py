@@ -13,8 +13,9 @@ import re
 import shutil
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ Result = TypeVar("Result")
 WORK_FOLDER = ".tasks"  # in the output; see `mlbert.data.prepare.step_tasks`
 _PR_SET_PDEATHSIG = 1
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
+_AHEAD = 2  # items of a stream for each process, so that none waits for the next
+_FEWER = "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
 
 
 class Progress:
@@ -132,48 +135,57 @@ class Executor:
         Raises UserError: ``function`` raised it, or a process was killed (for example for lack of memory). Items not
         yet started are dropped; finished ones stay.
         """
-        with self.progress.task(name, sum(sizes), unit) as advance:
-            workers = min(self.workers, len(items), _MOST_WORKERS)
-            if workers > 1:
-                return _in_processes(function, items, sizes, workers, where, advance)
-            results = []
-            for item, size in zip(items, sizes, strict=True):
-                results.append(function(item))
+        results = []
+        some = replace(self, workers=min(self.workers, len(items)))
+        with (
+            self.progress.task(name, sum(sizes), unit) as advance,
+            some.stream(function, items, where, ahead=len(items)) as made,
+        ):
+            for (_, result), size in zip(made, sizes, strict=True):
+                results.append(result)
                 advance(size)
-            return results
+        return results
+
+    @contextmanager
+    def stream(
+        self, function: Callable[[Item], Result], items: Iterable[Item], where: Path | str, ahead: int = 0
+    ) -> Iterator[Iterator[tuple[Item, Result]]]:
+        """Yield an iterator over each item and its result, in the order of the items.
+
+        Items are taken as results are used: ``ahead`` of them at a time, or a few for each process. Raises UserError
+        as `run`, or as ``items`` does.
+        """
+        if self.workers <= 1:
+            yield ((item, function(item)) for item in items)
+            return
+        workers = min(self.workers, _MOST_WORKERS)
+        with processes(workers, function, where) as pool:
+            yield _in_order(pool, items, ahead or _AHEAD * workers)
 
 
 LOCAL = Executor()
 
 
-def _in_processes(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    sizes: Sequence[int],
-    workers: int,
-    where: Path,
-    advance: Callable[[int], None],
-) -> list[Result]:
-    try:
-        with processes(workers) as pool:
-            place = {pool.submit(function, item): index for index, item in enumerate(items)}
-            results: dict[int, Result] = {}
-            for future in as_completed(place):
-                results[place[future]] = future.result()
-                advance(sizes[place[future]])
-            return [results[index] for index in range(len(items))]
-    except BrokenProcessPool:
-        reason = "a worker process was killed, possibly for lack of memory"
-        raise UserError("machine.memory", where, reason, "Use fewer --workers; finished parts are kept") from None
+def _in_order(pool: ProcessPoolExecutor, items: Iterable[Item], most: int) -> Iterator[tuple[Item, Any]]:
+    waiting: deque[tuple[Item, Future]] = deque()
+    for item in items:
+        waiting.append((item, pool.submit(_call, item)))
+        if len(waiting) >= most:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    yield from ((item, future.result()) for item, future in waiting)
 
 
 @contextmanager
-def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of fresh processes that end with this one. After an error, running work finishes. Ctrl-C and SIGTERM
-    (raised as SystemExit meanwhile) kill it at once, which is safe because files are written atomically."""
+def processes(workers: int, function: Callable[[Any], Any], where: Path | str) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of fresh processes in which `_call` calls the function, and that end with this one.
+
+    After an error, running work finishes. Ctrl-C and SIGTERM (raised as SystemExit meanwhile) kill it at once, which is
+    safe because files are written atomically. Raises UserError if a process was killed; ``where`` is its subject.
+    """
     # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(), function))
     with sigterm_raises():
         try:
             yield pool
@@ -181,6 +193,9 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
             for process in multiprocessing.active_children():
                 process.kill()
             raise
+        except BrokenProcessPool:
+            reason = "a worker process was killed, possibly for lack of memory"
+            raise UserError("machine.memory", where, reason, _FEWER) from None
         finally:
             # Also releases the pool's semaphores: a signal's default action would leak them, with a warning.
             pool.shutdown(wait=True, cancel_futures=True)
@@ -203,8 +218,18 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Make a worker end at once if the main process is killed, and leave Ctrl-C and SIGTERM to the main process."""
+_function: Callable[[Any], Any]  # of a worker process
+
+
+def _call(item: Any) -> Any:
+    return _function(item)
+
+
+def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
+    """Make a worker end at once if the main process is killed, and leave Ctrl-C and SIGTERM to the main process. Keep
+    the function, which is sent only once."""
+    global _function
+    _function = function
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)

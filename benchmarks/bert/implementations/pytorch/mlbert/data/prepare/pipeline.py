@@ -31,16 +31,7 @@ from mlbert.data.prepare import corpus as corpora
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.data.prepare.instance_set import InstanceJob, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    Executor,
-    Progress,
-    inspect_parts,
-    is_whole,
-    read_summary,
-    tool_name,
-    whole_shards,
-)
+from mlbert.data.prepare.jobs import LOCAL, Executor, inspect_parts, is_whole, read_summary, tool_name, whole_shards
 from mlbert.data.prepare.shuffle import pick_evenly
 from mlbert.host.errors import UserError
 from mlbert.host.files import remove_leftovers, write_atomically
@@ -232,11 +223,7 @@ def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def prepare_text(
-    documents: Iterable[list[str]],
-    out: Path,
-    options: TextOptions,
-    source: dict[str, Any],
-    executor: Executor = LOCAL,
+    documents: Iterable[list[str]], out: Path, options: TextOptions, source: dict[str, Any], executor: Executor = LOCAL
 ) -> dict[str, Any]:
     """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
     return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
@@ -255,13 +242,14 @@ def prepare_text(
     counts = corpus.summary()
     progress("text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items()))
     parts = _write_parts(out / "text", corpus, options.num_parts)
-    vocab_file = _make_vocabulary(corpus, out, options, progress)
+    vocab_file = _make_vocabulary(corpus, out, options)
+    vocabulary = load_vocabulary(vocab_file)
+    progress(f"vocabulary: {len(vocabulary):,} entries")
     provenance = {"tool": tool_name(), "options": wanted}
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
     quiet = Executor(executor.workers)
     train = make_instances(job, inspect_parts(parts, executor=quiet), provenance, quiet)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
-    vocabulary = load_vocabulary(vocab_file)
     generator = make_generator(vocabulary, options.lower_case)
     evaluation = _make_evaluation(out, generator, options, provenance)
     progress(f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens")
@@ -291,13 +279,12 @@ def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     return whole_shards(*manifests)
 
 
-def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:
+def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions) -> Path:
     words = count_words((text for document in corpus.train for text in document), options.lower_case)
     entries = train_vocabulary(words, options.vocab_size)
     path = out / VOCAB_FILE
     write_atomically(path, "\n".join(entries) + "\n")
     write_json(out / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
-    progress(f"vocabulary: {len(entries):,} entries")
     return path
 
 

@@ -28,13 +28,7 @@ from mlbert.data.formats.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest, make_folder, read_manifest, write_json
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.export_nvidia import (
-    ROWS_A_FILE,
-    NvidiaExportFile,
-    NvidiaExportJob,
-    check_layout,
-    shard_name,
-)
+from mlbert.data.prepare.export_nvidia import ROWS_A_FILE, NvidiaExportFile, NvidiaExportJob, check_layout, shard_name
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, check_options, is_whole, tool_name, whole_shards
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
@@ -106,8 +100,7 @@ def make_bins(
     counting = Counting(source, info.identity, edges)
     tasks = StepTasks(out, options, executor)
     found_counts = tasks.run("counting", counting.count, pieces, sizes, unit="sequences", is_last=False, keep=True)
-    counts = np.asarray(found_counts, np.int64)
-    counts = counts.reshape(len(pieces), len(edges) + 1)
+    counts = np.asarray(found_counts, np.int64).reshape(len(pieces), len(edges) + 1)
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
         raise UserError("data.too-long", source, reason, f"Use --edges up to {info.max_seq_length}")

@@ -135,6 +135,11 @@ class CorpusPlan:
     decay: float
     shape: Mapping[str, Any]
 
+    def pace(self, seconds: float) -> Pace:
+        """Return the timing of evaluations and checkpoints for a run of this length."""
+        every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
+        return Pace(seconds, self.warmup, self.decay, every, SAVE_SECONDS)
+
 
 def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> CorpusPlan:
     """Choose settings for a text of ``num_bytes`` and a run of ``seconds`` on this machine.
@@ -143,8 +148,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = cpu_threads()
-    torch.set_num_threads(threads_per_rank(int(threads) if is_count(threads) else None, 1))
+    torch.set_num_threads(num_threads())
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
     choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
@@ -180,12 +184,6 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         decay=choice.decay / choice.updates,
         shape=json.loads(shape.to_json()),
     )
-
-
-def pace_of(seconds: float, plan: CorpusPlan) -> Pace:
-    """Return the timing of evaluations and checkpoints for a run of this length."""
-    every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
-    return Pace(seconds, plan.warmup, plan.decay, every, SAVE_SECONDS)
 
 
 def resolve_settings(
@@ -232,3 +230,9 @@ def resolve_settings(
 def cpu_threads() -> str:
     """Return CPU_THREADS, the only setting that programs without a configuration read from the environment."""
     return environment().get("CPU_THREADS", "none").strip()
+
+
+def num_threads() -> int:
+    """Return the number of threads for work on this machine: CPU_THREADS, or one for each core."""
+    threads = cpu_threads()
+    return threads_per_rank(int(threads) if is_count(threads) else None, 1)

@@ -23,6 +23,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
+from mlbert.data.prepare.jobs import Executor
 from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
@@ -32,7 +33,7 @@ from mlbert.models.fill_mask import MASK, fill, open_masked_lm
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.console import LINE_SECONDS, console_progress, short_duration, write_page
-from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, make_plan, pace_of, resolve_settings
+from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, make_plan, num_threads, resolve_settings
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.report.page import own_text_page
 from mlbert.runs.events import Events
@@ -98,6 +99,7 @@ def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guess
 
 
 AUTO = "auto"
+_PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
 MUCH_UNKNOWN = 0.005  # share of the held-out tokens
 
 
@@ -194,6 +196,7 @@ class _Run:
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._others: Counter[str] = Counter()
         self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path, self._others, asked.column)
+        self._num_bytes = sum(source.num_bytes for source in self._sources)
         held_out = [asked.held_out] if asked.held_out else []
         self._held_out = find_sources(held_out, folder.path, column=asked.column) if held_out else []
         self._vocabulary: Tokenizer | None = None
@@ -206,7 +209,7 @@ class _Run:
 
     def describe(self) -> int:
         """Print what would be read and return the exit status."""
-        for line in take_inventory(self._request(0, rules.SEQUENCE_LENGTH), console_progress(self._console)):
+        for line in take_inventory(self._request(0, rules.SEQUENCE_LENGTH), self._executor()):
             self._say(line)
         return SUCCEEDED
 
@@ -271,8 +274,7 @@ class _Run:
                 return CorpusPlan(**notes["settings"])
             except TypeError:
                 raise self._folder.damaged() from None
-        num_bytes = sum(source.num_bytes for source in self._sources)
-        plan = make_plan(num_bytes, self._asked.seconds, self._asked.size, self._start)
+        plan = make_plan(self._num_bytes, self._asked.seconds, self._asked.size, self._start)
         plan = replace(plan, vocab_size=self._asked.vocab_size or plan.vocab_size)
         self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
         return plan
@@ -292,9 +294,13 @@ class _Run:
             skip_bad=asked.skip_bad,
         )
 
+    def _executor(self) -> Executor:
+        """Return one with a process for each core, and none for little text."""
+        return Executor(min(num_threads(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console))
+
     def _prepare(self, plan: CorpusPlan) -> Facts:
         request = self._request(plan.vocab_size, plan.length)
-        facts = prepare(request, self._folder.text, console_progress(self._console))
+        facts = prepare(request, self._folder.text, self._executor())
         for line in facts.inventory:
             self._say(line)
         self._say(
@@ -321,7 +327,7 @@ class _Run:
         seconds = self._asked.seconds
         resolved = resolve_settings(self._folder, plan.settings, seconds, facts.train_sequences, resume)
         warnings = BaselineWarnings(self._say, seconds, facts.baselines)
-        options = RunOptions(pace_of(seconds, plan), warnings, self._asked.mlperf)
+        options = RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
         if self._start and not resume:
             accuracy = evaluate_only(resolved.config, resolved.recipe, world, Console(quiet=True))
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
