@@ -80,6 +80,7 @@ def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start
     assert 0 < metrics["mlm_accuracy"] < 1
     assert printed(out) == pytest.approx((metrics["mlm_accuracy"], metrics["loss"]), abs=1e-5)
     assert "0.34085" in out, "the benchmark's number"
+    assert "evaluating: 64 samples" in out, "its progress reached the end"
     assert not (tmp_path / "out").exists()
 
 

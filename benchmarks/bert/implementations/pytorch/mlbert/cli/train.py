@@ -135,6 +135,7 @@ def _run(args: Sequence[str]) -> int:
     if print_config and alone is not None:
         return _print_plan(alone, place, speed)
     from mlbert.distributed.world import World
+    from mlbert.programs.console import console_progress
     from mlbert.training.experiment import evaluate_only
 
     world = World.identify(environment())
@@ -151,7 +152,8 @@ def _run(args: Sequence[str]) -> int:
         return _print_plan(resolved, world, speed)
     if "--evaluate-only" in words:
         _print_config(console, resolved)
-        evaluate_only(resolved.config, resolved.recipe, world, console)
+        task = functools.partial(console_progress(console).task, "evaluating", unit="samples")
+        evaluate_only(resolved.config, resolved.recipe, world, console, task)
         return 0
     return _train(resolved, world, console)
 

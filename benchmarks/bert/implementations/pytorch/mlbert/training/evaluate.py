@@ -156,6 +156,8 @@ class Evaluator:
         self._sums += self._objective.sums(self._model, batch)
 
 
-def evaluate(model: Model, objective: Objective, batches: Iterable[HostBatch], world: World) -> dict[str, float]:
-    """Return the objective's metrics over every sample of the set; see `Evaluation.result`."""
-    return Evaluator(model, objective, batches, world).begin().result()
+def evaluate(
+    model: Model, objective: Objective, batches: Iterable[HostBatch], world: World, on_progress: OnProgress = iter
+) -> dict[str, float]:
+    """Return the objective's metrics over every sample of the set; see `Evaluator.begin` and `Evaluation.result`."""
+    return Evaluator(model, objective, batches, world).begin(on_progress).result()

@@ -24,8 +24,8 @@ from __future__ import annotations
 import functools
 import gc
 import json
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -399,7 +399,11 @@ def assemble(
     )
 
 
-def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: Console) -> float:
+# Begins to show the progress of work, given its total; the yielded function is called with what was just done.
+ProgressTask = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+
+
+def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: Console, task: ProgressTask) -> float:
     """Evaluate the starting weights once, as training would. Print all metrics and return the recipe's.
 
     Raises:
@@ -419,7 +423,14 @@ def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: 
         return model, objective, samples
 
     model, objective, samples = world.rendezvous.run_all("evaluation", build)
-    metrics = evaluate(model, objective, samples, world)
+    with task(samples.num_examples) as advance:
+
+        def each(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+            for batch in batches:
+                yield batch
+                advance(batch.num_samples * world.world_size)
+
+        metrics = evaluate(model, objective, samples, world, each)
     shown = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
     say(
         f"initial {shown}, {samples.num_examples} samples "

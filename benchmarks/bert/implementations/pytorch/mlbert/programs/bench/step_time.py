@@ -116,11 +116,7 @@ def peer_model(config: BertConfig, start: BertForPreTraining, attention: str | N
 
 
 def their_side(
-    config: BertConfig,
-    batch: HostBatch,
-    dtype: torch.dtype,
-    start: BertForPreTraining,
-    attention: str | None = None,
+    config: BertConfig, batch: HostBatch, dtype: torch.dtype, start: BertForPreTraining, attention: str | None = None
 ) -> Side:
     """Return Hugging Face's model (see `peer_model`) with AdamW on the same sequences, padded."""
     device = next(start.parameters()).device

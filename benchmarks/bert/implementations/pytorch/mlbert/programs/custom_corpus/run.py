@@ -329,7 +329,8 @@ class _Run:
         warnings = BaselineWarnings(self._say, seconds, facts.baselines)
         options = RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
         if self._start and not resume:
-            accuracy = evaluate_only(resolved.config, resolved.recipe, world, Console(quiet=True))
+            task = functools.partial(console_progress(self._console).task, "evaluating", unit="samples")
+            accuracy = evaluate_only(resolved.config, resolved.recipe, world, Console(quiet=True), task)
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
             with _signals_save():

@@ -125,11 +125,7 @@ def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
 
 CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's differences are added as options.
-SHAPES = {
-    "bert-base-uncased": "base.json",
-    "bert-large-uncased": "large.json",
-    "prajjwal1/bert-tiny": "tiny.json",
-}
+SHAPES = {"bert-base-uncased": "base.json", "bert-large-uncased": "large.json", "prajjwal1/bert-tiny": "tiny.json"}
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # transformers name -> ours
