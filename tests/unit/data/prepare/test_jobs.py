@@ -39,6 +39,8 @@ def refuse_two(number: int) -> int:
 
 
 def be_killed(number: int) -> None:
+    if number:
+        time.sleep(600)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -89,6 +91,15 @@ def test_a_killed_worker_is_reported(run):
         run(be_killed, range(3), 2)
 
 
+def sleeping(folder: Path, begun: list[Path], stream: bool) -> subprocess.Popen[str]:
+    program = folder / "program.py"
+    program.write_text(SLEEPER.format(stream=stream))
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environ = os.environ | {"PYTHONPATH": paths}
+    command = [sys.executable, str(program), *map(str, begun)]
+    return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
 def group_exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
@@ -106,20 +117,23 @@ SIGNALS = [
 ]
 
 
+def has_worker(process: int) -> bool:
+    return len(Path(f"/proc/{process}/task/{process}/children").read_text().split()) > 1  # one is the resource tracker
+
+
+def test_ctrl_c_while_the_processes_start_prints_nothing_of_them(tmp_path):
+    process = sleeping(tmp_path, [tmp_path / name for name in "abc"], stream=True)
+    while not has_worker(process.pid):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1].count("Traceback") == 1, "that of the main process"
+
+
 @pytest.mark.parametrize(("number", "whole_group", "stream"), SIGNALS)
 def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
     begun = [tmp_path / name for name in "abc"]
-    program = tmp_path / "program.py"
-    program.write_text(SLEEPER.format(stream=stream))
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    command = [sys.executable, str(program), *map(str, begun)]
-    process = subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONPATH": paths},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = sleeping(tmp_path, begun, stream)
     end = time.monotonic() + 120
     while sum(path.exists() for path in begun) < 2:
         assert process.poll() is None, process.communicate()

@@ -150,8 +150,7 @@ def _options(
     version: Annotated[bool, typer.Option("-V", "--version", help="Show version and commit.")] = False,
     _debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")] = False,
     install: Annotated[
-        Shell | None,
-        typer.Option(COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish."),
+        Shell | None, typer.Option(COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish.")
     ] = None,
     show: Annotated[
         Shell | None, typer.Option(COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead.")

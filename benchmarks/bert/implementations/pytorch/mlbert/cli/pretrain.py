@@ -42,8 +42,7 @@ def pretrain(
         int | None, typer.Option(metavar="N", help="Entries of a new vocabulary; default: by the size and the text.")
     ] = None,
     cased: Annotated[
-        bool | None,
-        typer.Option("--cased/--lower-case", help="Keep or remove case and accents; default: by the text."),
+        bool | None, typer.Option("--cased/--lower-case", help="Keep or remove case and accents; default: by the text.")
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option("--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text.")

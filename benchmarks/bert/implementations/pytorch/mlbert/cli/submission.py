@@ -36,8 +36,7 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold 
 @app.command("check")
 def check_command(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."),
+        list[Path], typer.Argument(metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs.")
     ],
     division: Annotated[Division | None, typer.Option(help="Require this division everywhere.")] = None,
     json_file: Annotated[

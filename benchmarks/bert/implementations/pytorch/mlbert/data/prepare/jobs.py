@@ -169,11 +169,20 @@ LOCAL = Executor()
 def _in_order(pool: ProcessPoolExecutor, items: Iterable[Item], most: int) -> Iterator[tuple[Item, Any]]:
     waiting: deque[tuple[Item, Future]] = deque()
     for item in items:
-        waiting.append((item, pool.submit(_call, item)))
+        waiting.append((item, _submit(pool, item)))
         if len(waiting) >= most:
             first, future = waiting.popleft()
             yield first, future.result()
     yield from ((item, future.result()) for item, future in waiting)
+
+
+def _submit(pool: ProcessPoolExecutor, item: Any) -> Future:
+    """Submit an item. A process that is started for it never gets Ctrl-C and SIGTERM: the main process ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return pool.submit(_call, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -189,13 +198,13 @@ def processes(workers: int, function: Callable[[Any], Any], where: Path | str) -
     with sigterm_raises():
         try:
             yield pool
-        except (KeyboardInterrupt, SystemExit):
-            for process in multiprocessing.active_children():
+        except (KeyboardInterrupt, SystemExit, BrokenProcessPool) as end:
+            for process in multiprocessing.active_children():  # the pool's own way is SIGTERM, which they never get
                 process.kill()
+            if isinstance(end, BrokenProcessPool):
+                reason = "a worker process was killed, possibly for lack of memory"
+                raise UserError("machine.memory", where, reason, _FEWER) from None
             raise
-        except BrokenProcessPool:
-            reason = "a worker process was killed, possibly for lack of memory"
-            raise UserError("machine.memory", where, reason, _FEWER) from None
         finally:
             # Also releases the pool's semaphores: a signal's default action would leak them, with a warning.
             pool.shutdown(wait=True, cancel_futures=True)
@@ -226,15 +235,12 @@ def _call(item: Any) -> Any:
 
 
 def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
-    """Make a worker end at once if the main process is killed, and leave Ctrl-C and SIGTERM to the main process. Keep
-    the function, which is sent only once."""
+    """Make a worker end at once if the main process is killed. Keep the function, which is sent only once."""
     global _function
     _function = function
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def tool_name() -> str:
