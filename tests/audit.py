@@ -70,6 +70,11 @@ def expect(found: dict[str, tuple[Outcome, str]], check: str, outcome: Outcome, 
         assert part in found[check][1], found[check]
 
 
+def errors(log: Path) -> set[str]:
+    """Return the checks that call one log wrong."""
+    return {check for check, (outcome, _) in report([log]).items() if outcome is Outcome.ERROR}
+
+
 def report(
     logs: Sequence[Path], tree: Path | None = None, division: str | None = None
 ) -> dict[str, tuple[Outcome, str]]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from audit import errors
 from harness import run_program
 from mlbert.cli.mosaic_bert.main_yaml import app
 from mlbert.data.formats.mds import MdsReader
@@ -142,6 +143,7 @@ def test_streams_of_several_sets(tree_root: Path, work: Path) -> None:
     steps = (train // 2 + held_out) // 32
     assert f"MAX_STEPS {math.ceil(0.5 * steps)} reached" in printed
     assert read_log(work / "runs/mixed/result_0.txt").value("eval_samples") == held_out + 7
+    assert errors(work / "runs/mixed/result_0.txt") == set()
 
 
 def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

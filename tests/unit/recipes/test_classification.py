@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from audit import errors
 from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
@@ -118,6 +119,7 @@ def test_a_task_is_learnt_exported_and_predicted(
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert right / len(rows) == pytest.approx(evaluations[-1]["eval_accuracy"])
     assert (made / "confusion_matrix.png").stat().st_size > 1000
+    assert errors(folder / name / "result_0.txt") <= {"accuracies"}, "only one of 1, which masked tokens never reach"
 
     out = tmp_path / "again.jsonl"
     with pytest.raises(SystemExit) as end:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from audit import errors
 from mlbert.cli.main import main
 from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.manifest import read_manifest
@@ -102,6 +103,7 @@ def test_the_log_has_the_events_in_order(finished):
     times = [event["time_ms"] for event in log]
     assert times == sorted(times)
     assert (log[-1]["key"], log[-1]["metadata"]["status"]) == ("run_stop", "aborted")
+    assert errors(finished / "result_0.txt") == {"status"}
 
 
 def test_every_log_line_names_an_existing_line_of_the_tree(finished, tree_root):
@@ -125,6 +127,7 @@ def test_time_and_sample_limits(tmp_path):
     assert json.loads((tmp_path / "seconds/run_0/summary.json").read_text())["steps"] == 1
     assert run(tmp_path, "samples", max_samples_termination=12) == 1
     assert 12 <= json.loads((tmp_path / "samples/run_0/summary.json").read_text())["samples"] < 24
+    assert [errors(tmp_path / name / "result_0.txt") for name in ("seconds", "samples")] == [{"status"}] * 2
 
 
 def test_evaluations_follow_the_grid(tmp_path):
