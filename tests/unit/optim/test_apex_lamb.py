@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from mlbert.distributed.sharding import ShardLayout
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import ApexLamb, Lamb
+from mlbert.optim.lamb import ApexLamb, Lamb, find_fused_lamb
 from unsharded import unsharded
 from user_errors import user_error
 
@@ -99,6 +100,13 @@ def test_apex_does_not_shard(make_flat: Callable[[], FlatParameters]) -> None:
 def test_unavailable_apex_is_a_user_error(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
     with user_error("ops.unavailable", "apex optimizer"):
         unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
+
+
+def test_missing_apex_is_reported() -> None:
+    if importlib.util.find_spec("apex") is not None:
+        pytest.skip("apex is installed")
+    with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
+        find_fused_lamb()
 
 
 def test_apex_without_kernels_is_reported(make_flat: Callable[[], FlatParameters]) -> None:

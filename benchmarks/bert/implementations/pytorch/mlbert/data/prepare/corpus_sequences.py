@@ -1,16 +1,21 @@
-"""Convert documents to sequences of tokens, without lines that nearly repeat known text."""
+"""Convert documents to sequences of tokens without near repeats; choose sentences with a masked word as examples."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.formats.wordpiece import UNKNOWN
+from mlbert.data.formats.wordpiece import CJK_RANGES, UNKNOWN, is_cjk
+from mlbert.data.prepare.corpus import split_sentences
 
 RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
@@ -107,3 +112,50 @@ def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     is_followed[:-1] &= ~ends[1:]
     is_followed[-1] = False
     return is_followed
+
+
+COUNT = 10
+_TOKENS, _LONGEST = range(8, 41), 400  # allowed number of tokens in a sentence; characters
+_LEAST_LETTERS = 3  # of the masked word, if its script has blanks
+_LOOKED_AT = 20_000  # sentences examined
+_SENTENCE_END = re.compile(r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])")  # unknown to `split_sentences`
+_CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
+_WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
+
+
+def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
+    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and that word;
+    deterministic for the same texts."""
+    found: dict[str, str] = {}
+    for sentence in islice(_sentences(texts), _LOOKED_AT):
+        if "[" not in sentence and len(sentence) < _LONGEST and len(tokenizer.encode(sentence)) in _TOKENS:
+            found[hashlib.sha256(sentence.encode()).hexdigest()] = sentence
+    masked = (_mask(sentence, int(digest[:8], 16), tokenizer) for digest, sentence in sorted(found.items()))
+    return list(islice(filter(None, masked), COUNT))
+
+
+def _sentences(texts: Iterable[str]) -> Iterable[str]:
+    for text in texts:
+        for paragraph in text.split("\n\n"):
+            sentences = [end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end]
+            yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
+
+
+def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
+    """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
+    places = [match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)]
+    if not places:
+        return None
+    start, end = places[number % len(places)].span()
+    word = sentence[start:end]
+    return [f"{sentence[:start]}[MASK]{sentence[end:]}", word.lower() if tokenizer.lower_case else word]
+
+
+def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
+    """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
+    word, ids = match.group(), tokenizer.encode(match.group())
+    if len(ids) != 1 or ids[0] in tokenizer.special_ids:
+        return False
+    around = sentence[max(0, match.start() - 1) : match.start()] + sentence[match.end() : match.end() + 1]
+    is_whole = not any(unicodedata.category(char)[0] in "MN" or char in "_-'’" for char in around)
+    return is_whole and (len(word) >= _LEAST_LETTERS or is_cjk(word[0]))

@@ -36,62 +36,14 @@ from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
-from mlbert.data.formats.wordpiece import CJK_RANGES, MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words, is_cjk
-from mlbert.data.prepare.corpus import split_sentences
+from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
-from mlbert.data.prepare.corpus_sequences import SequenceStream, TextEncoder, has_next, run_hashes
+from mlbert.data.prepare.corpus_sequences import SequenceStream, TextEncoder, choose_sentences, has_next, run_hashes
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
-
-COUNT = 10
-_TOKENS, _LONGEST = range(8, 41), 400  # allowed number of tokens in a sentence; characters
-_LEAST_LETTERS = 3  # of the masked word, if its script has blanks
-_LOOKED_AT = 20_000  # sentences examined
-_SENTENCE_END = re.compile(r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])")  # unknown to `split_sentences`
-_CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
-_WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
-
-
-def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
-    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and that word;
-    deterministic for the same texts."""
-    found: dict[str, str] = {}
-    for sentence in islice(_sentences(texts), _LOOKED_AT):
-        if "[" not in sentence and len(sentence) < _LONGEST and len(tokenizer.encode(sentence)) in _TOKENS:
-            found[hashlib.sha256(sentence.encode()).hexdigest()] = sentence
-    masked = (_mask(sentence, int(digest[:8], 16), tokenizer) for digest, sentence in sorted(found.items()))
-    return list(islice(filter(None, masked), COUNT))
-
-
-def _sentences(texts: Iterable[str]) -> Iterable[str]:
-    for text in texts:
-        for paragraph in text.split("\n\n"):
-            sentences = [end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end]
-            yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
-
-
-def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
-    """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
-    places = [match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)]
-    if not places:
-        return None
-    start, end = places[number % len(places)].span()
-    word = sentence[start:end]
-    return [f"{sentence[:start]}[MASK]{sentence[end:]}", word.lower() if tokenizer.lower_case else word]
-
-
-def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
-    """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
-    word, ids = match.group(), tokenizer.encode(match.group())
-    if len(ids) != 1 or ids[0] in tokenizer.special_ids:
-        return False
-    around = sentence[max(0, match.start() - 1) : match.start()] + sentence[match.end() : match.end() + 1]
-    is_whole = not any(unicodedata.category(char)[0] in "MN" or char in "_-'’" for char in around)
-    return is_whole and (len(word) >= _LEAST_LETTERS or is_cjk(word[0]))
-
 
 LEAST_CHARACTERS = 20_000
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
