@@ -17,14 +17,17 @@ from mlbert.host.errors import UserError
 from user_errors import user_error
 
 SLEEPER = (
-    "import sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
+    "import os, sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
     "from test_jobs import sleep_long\n"
     "if __name__ == '__main__':\n"
     "    paths = [Path(p) for p in sys.argv[1:]]\n"
     "    if {stream}:\n"
     "        with jobs.Executor(2).stream(sleep_long, paths, Path()) as results:\n"
     "            list(results)\n"
-    "    jobs.Executor(2).run(sleep_long, paths, name='n', where=Path(), sizes=[1, 1, 1])"
+    "    jobs.Executor(2).run(sleep_long, paths, name='n', where=Path(), sizes=[1, 1, 1])\n"
+    "elif {slow_import}:\n"
+    "    print(os.getpid(), flush=True)\n"
+    "    time.sleep(600)\n"
 )
 
 
@@ -91,13 +94,16 @@ def test_a_killed_worker_is_reported(run):
         run(be_killed, range(3), 2)
 
 
-def sleeping(folder: Path, begun: list[Path], stream: bool) -> subprocess.Popen[str]:
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def sleeping(folder: Path, begun: list[Path], stream: bool, slow_import: bool = False) -> subprocess.Popen[str]:
     program = folder / "program.py"
-    program.write_text(SLEEPER.format(stream=stream))
+    program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environ = os.environ | {"PYTHONPATH": paths}
     command = [sys.executable, str(program), *map(str, begun)]
-    return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(command, env=environ, **PIPES, text=True, start_new_session=True)
 
 
 def group_exists(group: int) -> bool:
@@ -117,16 +123,12 @@ SIGNALS = [
 ]
 
 
-def has_worker(process: int) -> bool:
-    return len(Path(f"/proc/{process}/task/{process}/children").read_text().split()) > 1  # one is the resource tracker
-
-
-def test_ctrl_c_while_the_processes_start_prints_nothing_of_them(tmp_path):
-    process = sleeping(tmp_path, [tmp_path / name for name in "abc"], stream=True)
-    while not has_worker(process.pid):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
+def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
+    process = sleeping(tmp_path, [tmp_path / name for name in "abc"], stream=True, slow_import=True)
+    worker = int(process.stdout.readline())
+    os.kill(worker, signal.SIGINT)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1].count("Traceback") == 1, "that of the main process"
 
 
