@@ -6,8 +6,8 @@ The stand-ins have the exact file formats, and labels that follow from the texts
 ================= ============================================================================================
 cola sst2         1: a sentence; 0: its words in another order
 stsb              5 times the share of words that both sentences have
-all others        entailment, 1: one text is a part of the other; not_entailment, neutral, 0: a part of another
-                  sentence; contradiction: a denied part of it
+all others        entailment, 1: one text is a part of the other; neutral, 0: a part of another sentence;
+                  contradiction: a denied part of it; not_entailment: half of each
 ================= ============================================================================================
 
 The mismatched files of mnli use modules that no training file uses. The same Python installation produces the same
@@ -119,8 +119,9 @@ def _rows(task: str, generator: random.Random, sentences: list[Words], count: in
         if task in ("cola", "sst2"):
             yield (" ".join(first if label == "1" else generator.sample(first, len(first))),), label
             continue
-        part = " ".join(_part(generator, other if label in _UNRELATED else first))
-        if label == "contradiction":
+        is_denied = label == "contradiction" or (label == "not_entailment" and number % 4 == 3)
+        part = " ".join(_part(generator, other if label in _UNRELATED and not is_denied else first))
+        if is_denied:
             part = f"{generator.choice(_DENIALS)} {part}"
         yield ((part, " ".join(first)) if task == "qnli" else (" ".join(first), part)), label
 
