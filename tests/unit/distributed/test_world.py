@@ -220,7 +220,7 @@ def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
     ],
 )
 def test_limit_on_open_files_grows_with_the_ranks(hard: int, ranks: int, raised: int) -> None:
-    """In a process of its own, which cannot raise its hard limit again; tests/dist has one that is too low."""
+    """In another process, because a process cannot raise its hard limit again; tests/dist has one that is too low."""
     context = multiprocessing.get_context("fork")
     found = context.SimpleQueue()
 

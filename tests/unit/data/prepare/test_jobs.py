@@ -94,16 +94,15 @@ def test_a_killed_worker_is_reported(run):
         run(be_killed, range(3), 2)
 
 
-PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-
-
 def sleeping(folder: Path, begun: list[Path], stream: bool, slow_import: bool = False) -> subprocess.Popen[str]:
     program = folder / "program.py"
     program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environ = os.environ | {"PYTHONPATH": paths}
     command = [sys.executable, str(program), *map(str, begun)]
-    return subprocess.Popen(command, env=environ, **PIPES, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def group_exists(group: int) -> bool:

@@ -5,7 +5,6 @@ Each command prints the fate of every tensor.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -83,8 +82,9 @@ def torch_to_hf(source: Folder, target: NewFolder) -> None:
 
 def _convert(function: str, source: Path, target: Path, *config: Path | None) -> None:
     """Run a function of `mlbert.models.weights.convert` and print its report."""
-    convert = importlib.import_module("mlbert.models.weights.convert")  # torch takes a second
-    convert.weight_files.check_target(target)
+    from mlbert.models.weights import convert, weight_files  # torch takes a second
+
+    weight_files.check_target(target)
     with waiting(f"converting {source}"):
         report = getattr(convert, function)(source, target, *config)
     for line in [*report.lines(), f"wrote {target}"]:

@@ -184,9 +184,12 @@ class _HeldOut:
         return digest in self._known
 
 
-def _count(texts: Sequence[str]) -> tuple[list[tuple[int, int, int]], Counter[str]]:
-    """Return of each document a digest of its letters, one of its text, and its characters of markup; and the words of
-    all, separated by white space."""
+# Of each document a digest of its letters, one of its text, and its characters of markup; the words of all documents,
+# separated by white space.
+_Counts = tuple[list[tuple[int, int, int]], Counter[str]]
+
+
+def _count(texts: Sequence[str]) -> _Counts:
     found = []
     for text in texts:
         letters = _digest("".join(_LETTERS.findall(text.casefold())) or text)
@@ -211,9 +214,7 @@ class _Scan:
     bad: dict[CorpusSource, UserError] = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)
 
-    def add(
-        self, texts: Sequence[str], may_hold_out: bool, counts: tuple[list[tuple[int, int, int]], Counter[str]]
-    ) -> None:
+    def add(self, texts: Sequence[str], may_hold_out: bool, counts: _Counts) -> None:
         """Add documents with what `_count` returns, except those whose letters are those of an earlier one."""
         found, words = counts
         for text, (letters, digest, markup) in zip(texts, found, strict=True):
