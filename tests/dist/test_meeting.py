@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import Rank, free_port, rank_environment
-from meeting_programs import meet, run_all, start_with_few_files
+from meeting_programs import gather_and_leave, meet, run_all, start_with_few_files
 from mlbert.cli.main import main
 from training_settings import train_arguments
 
@@ -43,6 +43,10 @@ def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int
     message = f"rank {victim} on {socket.gethostname()} joined, then hung or died"
     # A stopped rank 0 does not answer requests to its store.
     assert (message if victim else "rank 0 has not answered for") in line
+
+
+def test_all_ranks_have_read_what_was_gathered_before_the_store_closes(tmp_path: Path) -> None:
+    assert outcome(gather_and_leave, (), tmp_path, 3) == ([0, 0, 0], [])
 
 
 @pytest.mark.parametrize(

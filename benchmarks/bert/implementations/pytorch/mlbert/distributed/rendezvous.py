@@ -141,6 +141,7 @@ class Rendezvous:
         """Return the text of each rank, in rank order; the same list on every rank. Each name is for one use.
 
         Rank 0 reads the texts and publishes them as one value, so that each rank makes a constant number of requests.
+        It returns last, because its process may hold the store and exit.
         """
         seconds = self.collective_seconds
         texts = dist.PrefixStore(f"mlbert/gather/{name}", self.store(seconds))
@@ -150,7 +151,12 @@ class Rendezvous:
             texts.wait(ranks, timedelta(seconds=seconds))
             texts.set("all", json.dumps([one.decode() for one in texts.multi_get(ranks)]))
         texts.wait(["all"], timedelta(seconds=seconds))
-        return json.loads(texts.get("all"))
+        everyone = json.loads(texts.get("all"))
+        if texts.add("readers", 1) == self._world.world_size:
+            texts.set("end", "")
+        if self._world.rank == 0:
+            texts.wait(["end"], timedelta(seconds=seconds))
+        return everyone
 
     def store(self, seconds: float) -> dist.Store:
         """Return the store over which the ranks find each other; it holds the host of each rank that joined."""
