@@ -179,7 +179,11 @@ class HealthMonitor:
         self._is_signalled = False
 
     def take_signal(self) -> None:
-        """Record that a signal ends this process, since a hanging main thread cannot. Other ranks may get it too."""
+        """Record that a signal ends this process, and that the log says so. The main thread may hang in a collective.
+
+        Other ranks may get the signal too. They wait until rank 0 has recorded it, since launchers kill all ranks when
+        the first one exits.
+        """
         self._is_signalled = True
 
     def mark(self, step: int, stage: Stage) -> None:
@@ -320,7 +324,11 @@ class HealthMonitor:
                     else:
                         self._hear(peer, messages, presence)
                 own.is_at(self._current_place())
-                if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
+                if self._suspicion is not None and self._is_signalled:
+                    self._leaving = True
+                    self._announce(self._suspicion[1])  # the others exit, and so end a collective that may hang
+                    self._suspicion = None
+                elif self._suspicion is not None and time.monotonic() > self._suspicion[0]:
                     self._end(*self._suspicion[1:])
                 # Not during a suspicion: ranks that wait for the failed one would look like a hang.
                 if time.monotonic() >= next_check and self._suspicion is None:
@@ -345,9 +353,6 @@ class HealthMonitor:
                 self._channels[peer.rank].send(verdict=None)
             elif message["is_cause"] or presence.is_doubtful:
                 self.report_lost(message["failed"], presence)
-            elif self._is_signalled:
-                self._leaving = True
-                self._announce(message["failed"])  # the others exit, and so end a collective that may hang
             else:
                 about = message["failed"], message["is_mistake"]
                 self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, *about)

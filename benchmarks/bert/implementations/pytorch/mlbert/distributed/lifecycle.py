@@ -191,10 +191,10 @@ class Lifecycle:
             while signum := int.from_bytes(receiver.recv(1)):  # 0: the sender is closed
                 # Only the main thread handles a warning: if it hangs, there is nothing to save.
                 if signum in replaced and signum != WARNING:
-                    self.watch.take_signal()
                     # Slurm sends it when a rank is lost. The watch, which looks this often, is to name that rank first.
                     left.wait(2 * LOOK_SECONDS * self.watch.joined)
                     self._abort_on_rank_0(signal.Signals(signum).name)
+                    self.watch.take_signal()
                     if not left.wait(UNWIND_SECONDS):
                         os._exit(BY_SIGNAL + signum)
 
