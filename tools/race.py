@@ -1,11 +1,13 @@
-"""Race our masked-LM pre-training against a plain `transformers` loop, on the same text for the same time.
+"""Race our masked-LM pre-training against an expert's loop with `transformers`, on the same text for the same time.
 
-    python tools/race.py [--alone] [--minutes 10] [--size 2x128] [--text FILE] [--work DIR] [--json FILE]
-    python tools/race.py --optimizers stableadamw:3e-3 muon:1e-2     # ours against ours, three seeds
+    python tools/race.py SIDE [SIDE] [--minutes 20] [--size 2x128] [--seeds 3] [--text FILE] [--work DIR] [--json FILE]
+    python tools/race.py mlbert modernbert:2e-3
+    python tools/race.py modernbert:1e-3 modernbert:2e-3 --minutes 3 --seeds 1
 
-Both sides run at the same time, each with one thread on a separate core, so that a noisy machine slows both. They read
-the same rows with the same vocabulary and are scored on the same masked tokens. There is one pair of runs per learning
-rate of theirs, of which the best counts; ours uses the rate from its rules and a new seed each time.
+Each side is NAME or NAME:LEARNING_RATE: `mlbert` with the settings from its rules, `bert` or `modernbert` of
+`transformers`, or ours with another optimizer. Both run at the same time, each with one thread on a separate core, so
+that a noisy machine slows both. They read the same rows with the same vocabulary and are scored on the same masked
+tokens. There is one pair of runs for each seed.
 """
 
 from __future__ import annotations
@@ -28,15 +30,12 @@ import race_sides
 from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
-from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
+from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, Choice, choose
 from race_text import read_race
 
 TEXT_BYTES = 40_000_000
-NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
-# The middle one was the best in short runs; neighbours differ by a factor of 2.
-THEIR_RATES = {"2x128": (1e-3, 2e-3, 4e-3), "4x256": (5e-4, 1e-3, 2e-3)}
-OURS, THEIRS = "mlbert", "transformers"
-SEEDS = 3  # pairs of runs with two optimizers
+NAMES = {"2x128": "tiny", "4x256": "small", "6x384": "medium"}  # layers x hidden size: name in the rules
+OURS = "mlbert"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `OURS`, `THEIRS`, or an optimizer that ours uses in place of the rules' one.
+        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`, or an optimizer of ours in place of the rules' one.
         size: a name of `NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
@@ -77,7 +76,7 @@ def run(
     folder: Path,
     size: str,
     minutes: float,
-    seed: int,
+    seeds: Sequence[int],
     sides: Sequence[tuple[str, float | None]],
     tell: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
@@ -88,8 +87,8 @@ def run(
         folder: folder for the vocabulary and tokens.
         size: a name of `NAMES`.
         minutes: CPU time of each run.
-        seed: seed of the first run.
-        sides: one or two names, `THEIRS` last, with a learning rate for each optimizer.
+        seeds: one for each pair of runs.
+        sides: one or two names with learning rates; None is the rules' rate.
         tell: called with each record.
 
     Raises:
@@ -106,15 +105,10 @@ def run(
     keep({"text": text.name, "bytes": text.stat().st_size, "machine": platform.machine(), "torch": torch.__version__})
     keep({"guesses": guesses, "choice": asdict(choice)})
     cores = sorted(os.sched_getaffinity(0))
-    is_versus = sides[-1][0] == THEIRS
-    for number in range(len(THEIR_RATES[size]) if is_versus else SEEDS if len(sides) > 1 else 1):
-        settings: dict[str, Any] = {"size": size, "budget": 60.0 * minutes, "seed": seed + number}
-        rates = [rate or choice.learning_rate for _, rate in sides]
-        if is_versus:
-            rates[-1] = THEIR_RATES[size][number]
+    for seed in seeds:
         runners = [
-            Runner(side, **settings, learning_rate=rate, core=core)
-            for (side, _), rate, core in zip(sides, rates, (cores[0], cores[-1]), strict=False)
+            Runner(side, size, 60.0 * minutes, seed, rate or choice.learning_rate, core)
+            for (side, rate), core in zip(sides, (cores[0], cores[-1]), strict=False)
         ]
         # With one core the sides take turns.
         for group in [runners] if len(cores) > 1 else [[runner] for runner in runners]:
@@ -162,14 +156,13 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         torch.set_num_threads(1)
         choice = choice_of(text, folder, runner.size, runner.budget / 60.0)
         rows = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH)
-        if runner.side != THEIRS:
-            device = torch.device("cpu")
-            dtype = compute_dtype(small_model_precision(device), device)
+        dtype = compute_dtype(small_model_precision(torch.device("cpu")), torch.device("cpu"))
+        if runner.side in race_sides.THEIR_MASK_RATES:
+            side = race_sides.theirs(rows, runner.side, choice.shape, runner.learning_rate, runner.seed, dtype)
+        else:
             if runner.side != OURS:
                 choice = replace(choice, optimizer=runner.side, learning_rate=runner.learning_rate)
             side = race_sides.ours(rows, choice, runner.seed, dtype)
-        else:
-            side = race_sides.theirs(rows, *SIZES[NAMES[runner.size]], runner.learning_rate, runner.seed)
         for point in race_sides.race(*side, runner.budget):
             queue.put({**asdict(runner), **point})
     finally:
@@ -200,11 +193,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
-    parser.add_argument("--alone", action="store_true", help="without transformers")
-    parser.add_argument("--optimizers", nargs="+", metavar="NAME:RATE", help="of one or two runs of ours")
-    parser.add_argument("--minutes", type=float, default=10.0, help="processor time of each run")
+    parser.add_argument("sides", nargs="+", metavar="SIDE", help="NAME[:RATE], one or two")
+    parser.add_argument("--minutes", type=float, default=20.0, help="processor time of each run")
     parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--seeds", type=int, default=3, help="number of pairs of runs")
     parser.add_argument("--text", type=Path, help="one sentence per line; default: what packages here carry")
     parser.add_argument("--work", type=Path, default=Path("bench-pretrain"), help="folder for text and tokens")
     parser.add_argument("--json", type=Path, help="write one line of JSON per point there")
@@ -216,13 +209,13 @@ def main() -> None:
         if given.json:
             given.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
+    named = (side.partition(":") for side in given.sides)
+    sides = [(name, float(rate) if rate else None) for name, _, rate in named]
+    if len(sides) > 2 or any(name in race_sides.THEIR_MASK_RATES and not rate for name, rate in sides):
+        parser.error("name one or two sides; those of transformers need a learning rate")
+    seeds = range(given.seed, given.seed + given.seeds)
     text = given.text or make_text(given.work)
-    sides: list[tuple[str, float | None]] = [(OURS, None)]
-    if given.optimizers:
-        sides = [(name, float(rate)) for name, _, rate in (side.partition(":") for side in given.optimizers)]
-    elif not given.alone:
-        sides.append((THEIRS, None))
-    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, given.seed, sides, keep)))
+    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, seeds, sides, keep)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import race
+import race_picture
 import race_sides
-from mlbert.programs.pretrain_rules import choose
+from mlbert.programs.pretrain_rules import SizeShape, choose
 from race_text import RaceText, read_race
 from user_errors import user_error
 
@@ -52,7 +53,8 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     for name, side in (
         ("ours", race_sides.ours(text, choice, 1, torch.float32)),
         ("stableadamw", race_sides.ours(text, replace(choice, optimizer="stableadamw"), 1, torch.float32)),
-        ("theirs", race_sides.theirs(text, 1, 64, 2e-3, 1)),
+        ("bert", race_sides.theirs(text, "bert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32)),
+        ("modernbert", race_sides.theirs(text, "modernbert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32)),
     ):
         points = list(race_sides.race(*side, 1.5))
         assert points[-1]["seconds"] >= 1.5
@@ -60,7 +62,7 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
         ends[name] = points[-1]["accuracy"]
     guesses = text.guesses()
     assert min(ends["ours"], ends["stableadamw"]) > 2 * float(guesses["most_frequent_accuracy"])
-    assert ends["theirs"] > 0.5 * float(guesses["most_frequent_accuracy"])
+    assert min(ends["bert"], ends["modernbert"]) > 0.5 * float(guesses["most_frequent_accuracy"])
 
 
 def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
@@ -69,3 +71,13 @@ def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
         read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)
     with user_error("file.missing", tmp_path / "none"):
         race.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)
+
+
+def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
+    record = Path(__file__).parents[2] / "records/2026-11-23_pretrain_epyc-2cpu"
+    sizes, bigram = race_picture.read_races([record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"])
+    assert round(bigram, 3) == 0.138
+    last = sizes["2x128"]["mlbert"][race_sides.EVALUATIONS]["accuracy"]
+    assert [round(value, 3) for value in last] == [0.463, 0.462, 0.467]
+    race_picture.draw(sizes, bigram, tmp_path / "race.png")
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

@@ -32,7 +32,7 @@ def pretrain(
     minutes: Annotated[float | None, typer.Option(help="Total training time; default 30.")] = None,
     hours: Annotated[float | None, typer.Option(help="Total training time in hours.")] = None,
     size: Annotated[
-        Literal["auto", "tiny", "small", "base"],
+        Literal["auto", "tiny", "small", "medium", "base"],
         typer.Option(help="Model size; auto: by the training time and the text."),
     ] = "auto",
     vocab: Annotated[

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 
-SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
+SIZES = {"tiny": (2, 128), "small": (4, 256), "medium": (6, 384), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15  # fraction of tokens to predict in training and in evaluation
 LEARNING_RATES = {"muon": 1e-2, "stableadamw": 3e-3}  # at a hidden size of 128
@@ -107,7 +107,7 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
     shapes = {name: _shape(corpus_tokens, *numbers) for name, numbers in SIZES.items()}
     tokens = {name: seconds * (flops_per_second / shape.flops_a_token) for name, shape in shapes.items()}
     needed = LEAST_UPDATES * LEAST_SEQUENCES * SEQUENCE_LENGTH
-    if size in ("small", "base") and tokens[size] < needed:
+    if size not in ("auto", "tiny") and tokens[size] < needed:
         fitting = next(name for name in reversed(SIZES) if tokens[name] >= needed or name == "tiny")
         reason = f"cannot do {LEAST_UPDATES} steps in this time on this machine"
         remedy = f"Use --size {fitting}, or --minutes {math.ceil(seconds * needed / tokens[size] / 60)}"
