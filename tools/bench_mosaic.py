@@ -1,11 +1,12 @@
-"""Time one MosaicBERT training step, ours against the published implementation, on the same texts in one run.
+"""Time one MosaicBERT training step, ours against two others, on the same texts in one run.
 
     python tools/bench_mosaic.py --data MDS [--config FILE] [--length 128] [--sequences 16] [--json FILE]
 
 The published step is reproduced in plain PyTorch with our model's weights, so that values and times can be compared:
 every text is padded to one length, `torch.nn.functional`'s attention adds a float bias of [S, N, L, L] (ALiBi, and
 -10000 at padding), all layers and the decoder run on all S x L positions, and `torch.optim.AdamW` updates tensor by
-tensor.
+tensor. An expert makes of it: groups of texts of similar length, each padded to its own longest one, in the number that
+is fastest, logits of masked tokens only, and fused AdamW.
 
 Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabulary.
 """
@@ -36,10 +37,12 @@ from mlbert.ops import api as ops
 from mlbert.ops.precision import compute_dtype
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
+from mlbert.programs.bench.expert import make_groups
 from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
 
 CONFIG = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs/mosaic_base.json"
 MASKED_SCORE = -10_000.0
+TRIALS = 3  # measured steps of each number of groups
 
 
 class PaddedMosaicBert(nn.Module):
@@ -56,21 +59,29 @@ class PaddedMosaicBert(nn.Module):
         self.weights = nn.ParameterDict(named)
         self.register_buffer("slopes", torch.tensor(self.config.alibi_slopes), persistent=False)
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean cross-entropy for Hugging Face's padded inputs, int64 [S, L]."""
+    def forward(self, inputs: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy for Hugging Face's padded inputs, int64 [S, L].
+
+        With ``places`` of the masked tokens among S L, int64 [M], their labels are [M], and the result is the sum.
+        """
         word = self._weight("bert.embeddings.word_embeddings.weight")
         x_SLD = F.embedding(inputs["input_ids"], word)
         x_SLD = x_SLD + F.embedding(
             inputs["token_type_ids"], self._weight("bert.embeddings.token_type_embeddings.weight")
         )
         x_SLD = self._drop(self._norm("bert.embeddings", x_SLD))
-        bias = self._bias(inputs["attention_mask"], x_SLD.dtype)
+        everywhere = torch.ones_like(inputs["input_ids"])
+        bias = self._bias(inputs.get("attention_mask", everywhere), x_SLD.dtype)
         for index in range(self.config.num_hidden_layers):
             x_SLD = self._layer(f"bert.encoder.layer.{index}", x_SLD, bias)
-        x_SLD = self._linear("cls.predictions.transform.dense", x_SLD)
-        x_SLD = self._norm("cls.predictions.transform", self._gelu(x_SLD))
-        logits = F.linear(x_SLD, word, self._weight("cls.predictions.bias"))[..., : self.config.vocab_size]
-        return F.cross_entropy(logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=IGNORED_LABEL)
+        x_TD = x_SLD.flatten(0, 1)
+        x_TD = x_TD if places is None else x_TD[places]
+        x_TD = self._linear("cls.predictions.transform.dense", x_TD)
+        x_TD = self._norm("cls.predictions.transform", self._gelu(x_TD))
+        logits = F.linear(x_TD, word, self._weight("cls.predictions.bias"))[..., : self.config.vocab_size]
+        reduction = "mean" if places is None else "sum"
+        labels = inputs["labels"].flatten()
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction=reduction)
 
     def _layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
         """Map [S, L, D] to [S, L, D]."""
@@ -140,9 +151,40 @@ def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
     return Side("padded", step)
 
 
+def expert_side(batch: HostBatch, start: BertForMaskedLM, number: int) -> Side:
+    """Return the published model with the same weights and texts, as an expert would run it in ``number`` groups."""
+    device = next(start.parameters()).device
+    model = PaddedMosaicBert(start).to(device)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **ADAMW)
+    groups = make_groups(batch, number, device)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for group in groups:
+            with torch.autocast(device.type, torch.bfloat16, enabled=start.dtype == torch.bfloat16):
+                loss = model({**group.encoder, "labels": group.labels}, group.places) / batch.num_masked
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        return total
+
+    return Side("expert", step)
+
+
+def fastest_expert(batch: HostBatch, start: BertForMaskedLM) -> tuple[Side, dict[int, float]]:
+    """Return the expert's step in the fastest number of groups, and the median seconds of each number."""
+    trials = {}
+    for number in (1, 2, 4, 8):
+        if number <= batch.num_samples:
+            trials[number] = statistics.median(alternate([expert_side(batch, start, number)], TRIALS)["expert"])
+    return expert_side(batch, start, min(trials, key=trials.__getitem__)), trials
+
+
 def run(
     config: BertConfig, batch: HostBatch, length: int, pairs: int, dtype: torch.dtype, device: torch.device, seed: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run the benchmark and return a JSON-able record; times in seconds.
 
     Args:
@@ -158,11 +200,13 @@ def run(
     model = BertForMaskedLM(config, dtype)
     model.initialize(seed)
     model = model.to(device)
-    theirs = padded_side(batch, model, length)  # first: it copies the weights
-    seconds = alternate([our_side(batch, model, seed), theirs], pairs)
+    padded = padded_side(batch, model, length)  # first: these copy the weights
+    expert, trials = fastest_expert(batch, model)
+    seconds = alternate([our_side(batch, model, seed), padded, expert], pairs)
     return {
         **common_record(config, batch, dtype, device, implementations),
         **pair_ratios(seconds["mlbert"], seconds["padded"]),
+        "expert": {**pair_ratios(seconds["mlbert"], seconds["expert"]), "seconds_by_groups": trials},
         "padded_to": length,
         "padded_tokens": batch.num_samples * length,
         "sides": {
@@ -214,7 +258,8 @@ def main() -> None:
     batch = first_texts(given.data, given.tokenizer, given.sequences, given.length, given.rate, given.seed)
     dtype = compute_dtype(given.precision, device)
     record = run(shape, batch, given.length, given.pairs, dtype, device, given.seed)
-    print(f"padded to {given.length}: ratio (median of pairs) {record['ratio']:.2f}")
+    expert = record["expert"]["ratio"]
+    print(f"ratio (median of pairs): padded to {given.length} {record['ratio']:.2f}, an expert's {expert:.2f}")
     if given.json:
         given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench_mosaic import PaddedMosaicBert
+from bench_mosaic import PaddedMosaicBert, expert_side, padded_side
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import sequences
@@ -51,3 +51,10 @@ def test_the_padded_twin_has_the_same_loss_and_gradients(batch: HostBatch, lengt
         theirs = twin.weights[name.replace(".", "/")].grad
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_an_expert_s_step_has_the_same_loss(batch: HostBatch) -> None:
+    model = BertForMaskedLM(SHAPE)
+    model.initialize(3)
+    losses = [side.step() for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
