@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 from mlbert.config.sections import Configuration
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.sharding import ShardLayout
+from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.keys import SETTINGS_OF
+from mlbert.mlperf.logs import Log
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import optimizers as methods
 from mlbert.optim.adamw import Adam, AdamW
@@ -343,10 +347,20 @@ def test_one_rank_does_not_copy_weights_or_state(make_flat: MakeFlat) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_settings_create_each_optimizer(make_flat: MakeFlat, name: str) -> None:
-    """Settings become log entries, each logged once; the weight decay is logged as configured."""
-    flat, events = make_flat(), []
+    """Settings become log entries, each logged once; the weight decay is logged as configured.
+
+    The audit finds each key in the line that logs it.
+    """
+    flat, events, root = make_flat(), [], Path(__file__).parents[3]
+    sources = Sources(root, Log(Path("result_0.txt"), ()))
+
+    def event(key: str, value: object) -> None:
+        events.append((key, value))
+        caller = inspect.stack()[1]
+        assert sources.call_of(Path(caller.filename).relative_to(root).as_posix(), caller.lineno, key), key
+
     optimizer = make_configured(configuration(packed_lamb.RECIPE, optimizer=name), flat)
-    optimizer.hyperparameters(lambda key, value: events.append((key, value)))
+    optimizer.hyperparameters(event)
     found = dict(events)
     assert len(found) == len(events)
     prefix = f"opt_{'adamw' if isinstance(optimizer, AdamW) else name}_"

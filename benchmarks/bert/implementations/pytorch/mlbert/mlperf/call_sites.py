@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -187,7 +188,11 @@ def _names_key(call: ast.Call, key: str) -> bool:
 
 
 def is_key(argument: ast.expr, key: str) -> bool:
-    """Return True if an argument is the key, as a string or as a constant of `mlperf_logging`."""
+    """Return True if an argument is the key: a string, an f-string that begins like it and fits, or a constant of
+    `mlperf_logging`."""
+    if isinstance(argument, ast.JoinedStr) and key_of(argument.values[0]):
+        parts = (re.escape(text) if (text := key_of(part)) else ".+" for part in argument.values)
+        return re.fullmatch("".join(parts), key) is not None
     return key_of(argument) == key
 
 
