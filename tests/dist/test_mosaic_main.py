@@ -57,7 +57,8 @@ def evaluations(folder: Path) -> list[dict]:
     return [line for line in lines if line["kind"] == "evaluation"]
 
 
-@pytest.mark.parametrize("model", [pytest.param("hf_bert", marks=pytest.mark.slow), "mosaic_bert"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
     """Based on the published smoke test. A masked number can be inferred from its neighbours."""
     words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")

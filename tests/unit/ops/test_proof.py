@@ -79,7 +79,11 @@ def test_right_ones_stay(precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "op", ["dropout_add_layer_norm", "feed_forward", "fp8_quantise", "fp8_gelu_backward", "fp8_quantise_sum", "gelu"]
+    "op",
+    [
+        pytest.param("dropout_add_layer_norm", marks=pytest.mark.slow),
+        *("feed_forward", "fp8_quantise", "fp8_gelu_backward", "fp8_quantise_sum", "gelu"),
+    ],
 )
 def test_interpreted_kernels_pass(use_triton: None, op: str) -> None:
     """The others take the interpreter minutes."""

@@ -51,7 +51,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         yield
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * ("H=128" in c)) for c in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * ("H=128" in c or "device key" in c)) for c in CASES]
+)
 def test_kernels_compile(case: str) -> None:
     reports = compiled(case)
     assert reports
