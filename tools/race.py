@@ -1,7 +1,7 @@
 """Race our masked-LM pre-training against an expert's loop with `transformers`, on the same text for the same time.
 
     python tools/race.py SIDE [SIDE] [--minutes 20] [--size 2x128] [--seeds 3] [--text FILE] [--work DIR] [--json FILE]
-    python tools/race.py mlbert modernbert:2e-3
+    python tools/race.py mlbert modernbert:4e-3
     python tools/race.py modernbert:1e-3 modernbert:2e-3 --minutes 3 --seeds 1
 
 Each side is NAME or NAME:LEARNING_RATE: `mlbert` with the settings from its rules, `bert` or `modernbert` of
