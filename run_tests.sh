@@ -31,7 +31,8 @@ check lint-imports --config=.importlinter
 check mypy
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
-workers=$(nproc) # one more runs while others wait for the programs that they start
+workers=$(nproc)
+# Up to eight workers: one more than processors, since some wait for the programs that they start.
 side_by_side=(--timeout=300 --numprocesses=$((workers < 8 ? workers + 1 : 8)) --dist=loadfile --no-loadscope-reorder)
 if [[ ${1:-} == --fast ]]; then
     found=$(python tools/affected_tests.py --since "${2:-HEAD}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,11 @@ from mlbert.ops import api as ops
 from mlbert.ops.precision import compute_dtype
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench.expert import make_groups
+from mlbert.programs.bench.expert import GROUPS, TRIALS, make_groups
 from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
 
 CONFIG = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs/mosaic_base.json"
 MASKED_SCORE = -10_000.0
-TRIALS = 3  # measured steps of each number of groups
 
 
 class PaddedMosaicBert(nn.Module):
@@ -60,9 +59,9 @@ class PaddedMosaicBert(nn.Module):
         self.register_buffer("slopes", torch.tensor(self.config.alibi_slopes), persistent=False)
 
     def forward(self, inputs: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy for Hugging Face's padded inputs, int64 [S, L].
+        """Return the summed cross-entropy for Hugging Face's padded inputs, int64 [S, L].
 
-        With ``places`` of the masked tokens among S L, int64 [M], their labels are [M], and the result is the sum.
+        With ``places`` of the masked tokens among S L, int64 [M], the decoder runs on these only; the labels are [M].
         """
         word = self._weight("bert.embeddings.word_embeddings.weight")
         x_SLD = F.embedding(inputs["input_ids"], word)
@@ -79,9 +78,8 @@ class PaddedMosaicBert(nn.Module):
         x_TD = self._linear("cls.predictions.transform.dense", x_TD)
         x_TD = self._norm("cls.predictions.transform", self._gelu(x_TD))
         logits = F.linear(x_TD, word, self._weight("cls.predictions.bias"))[..., : self.config.vocab_size]
-        reduction = "mean" if places is None else "sum"
         labels = inputs["labels"].flatten()
-        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction=reduction)
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
     def _layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
         """Map [S, L, D] to [S, L, D]."""
@@ -132,51 +130,47 @@ def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
     return trained_side(batch, model, seed, flat, optimizer, MaskedLM("step"))
 
 
+Part = tuple[Mapping[str, Tensor], Tensor | None]  # arguments of `PaddedMosaicBert.forward`
+
+
 def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
     """Return the published model with the same weights and texts, padded to ``length``."""
     device = next(start.parameters()).device
-    model = PaddedMosaicBert(start).to(device)
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, **ADAMW)
     inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu"), length).items()}
-
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=start.dtype == torch.bfloat16):
-            loss = model(inputs)
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return Side("padded", step)
+    return _side("padded", batch, start, [(inputs, None)], fused=None)
 
 
 def expert_side(batch: HostBatch, start: BertForMaskedLM, number: int) -> Side:
-    """Return the published model with the same weights and texts, as an expert would run it in ``number`` groups."""
+    """Return the same as an expert would run it, in ``number`` groups of texts of similar length."""
+    groups = make_groups(batch, number, next(start.parameters()).device)
+    parts: list[Part] = [({**group.encoder, "labels": group.labels}, group.places) for group in groups]
+    return _side("expert", batch, start, parts, fused=True)
+
+
+def _side(name: str, batch: HostBatch, start: BertForMaskedLM, parts: Sequence[Part], fused: bool | None) -> Side:
     device = next(start.parameters()).device
     model = PaddedMosaicBert(start).to(device)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, **ADAMW)
-    groups = make_groups(batch, number, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused, **ADAMW)
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for group in groups:
+        for part in parts:
             with torch.autocast(device.type, torch.bfloat16, enabled=start.dtype == torch.bfloat16):
-                loss = model({**group.encoder, "labels": group.labels}, group.places) / batch.num_masked
+                loss = model(*part) / batch.num_masked
             loss.backward()
             total += float(loss.detach())
         optimizer.step()
         return total
 
-    return Side("expert", step)
+    return Side(name, step)
 
 
 def fastest_expert(batch: HostBatch, start: BertForMaskedLM) -> tuple[Side, dict[int, float]]:
     """Return the expert's step in the fastest number of groups, and the median seconds of each number."""
     trials = {}
-    for number in (1, 2, 4, 8):
+    for number in GROUPS:
         if number <= batch.num_samples:
             trials[number] = statistics.median(alternate([expert_side(batch, start, number)], TRIALS)["expert"])
     return expert_side(batch, start, min(trials, key=trials.__getitem__)), trials

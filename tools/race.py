@@ -4,10 +4,10 @@
     python tools/race.py mlbert modernbert:4e-3
     python tools/race.py modernbert:1e-3 modernbert:2e-3 --minutes 3 --seeds 1
 
-Each side is NAME or NAME:LEARNING_RATE: `mlbert` with the settings from its rules, `bert` or `modernbert` of
-`transformers`, or ours with another optimizer. Both run at the same time, each with one thread on a separate core, so
-that a noisy machine slows both. They read the same rows with the same vocabulary and are scored on the same masked
-tokens. There is one pair of runs for each seed.
+A side is `mlbert`, with the settings from its rules, or NAME:LEARNING_RATE: `bert` or `modernbert` of `transformers`,
+or ours with the optimizer NAME. Both run at the same time, each with one thread on a separate core, so that a noisy
+machine slows both. They read the same rows with the same vocabulary and are scored on the same masked tokens. There is
+one pair of runs for each seed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run(
         size: a name of `NAMES`.
         minutes: CPU time of each run.
         seeds: one for each pair of runs.
-        sides: one or two names with learning rates; None is the rules' rate.
+        sides: one or two names with learning rates; None, of `OURS` only, is the rules' rate.
         tell: called with each record.
 
     Raises:
@@ -156,7 +156,8 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         torch.set_num_threads(1)
         choice = choice_of(text, folder, runner.size, runner.budget / 60.0)
         rows = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH)
-        dtype = compute_dtype(small_model_precision(torch.device("cpu")), torch.device("cpu"))
+        device = torch.device("cpu")
+        dtype = compute_dtype(small_model_precision(device), device)
         if runner.side in race_sides.THEIR_MASK_RATES:
             side = race_sides.theirs(rows, runner.side, choice.shape, runner.learning_rate, runner.seed, dtype)
         else:
@@ -190,10 +191,18 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _named_side(text: str) -> tuple[str, float | None]:
+    """Read NAME:RATE; only the rules' side has a rate of its own. Raises ArgumentTypeError or ValueError otherwise."""
+    name, _, rate = text.partition(":")
+    if not rate and name != OURS:
+        raise argparse.ArgumentTypeError(f"{name} needs a learning rate: {name}:RATE")
+    return name, float(rate) if rate else None
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
-    parser.add_argument("sides", nargs="+", metavar="SIDE", help="NAME[:RATE], one or two")
+    parser.add_argument("sides", nargs="+", type=_named_side, metavar="SIDE", help="NAME:RATE or mlbert, one or two")
     parser.add_argument("--minutes", type=float, default=20.0, help="processor time of each run")
     parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
@@ -209,13 +218,11 @@ def main() -> None:
         if given.json:
             given.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    named = (side.partition(":") for side in given.sides)
-    sides = [(name, float(rate) if rate else None) for name, _, rate in named]
-    if len(sides) > 2 or any(name in race_sides.THEIR_MASK_RATES and not rate for name, rate in sides):
-        parser.error("name one or two sides; those of transformers need a learning rate")
+    if len(given.sides) > 2:
+        parser.error("name one or two sides")
     seeds = range(given.seed, given.seed + given.seeds)
     text = given.text or make_text(given.work)
-    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, seeds, sides, keep)))
+    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, seeds, given.sides, keep)))
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def theirs(
     """Train a model of `THEIR_MASK_RATES` with Hugging Face's `transformers` as an expert would.
 
     SDPA on full rows, logits of masked tokens only, dynamic masking, no dropout, fused AdamW with linear warm-up and
-    decay over the time, gradient clipped to 1, autocast if ``dtype`` is bfloat16. `torch.compile` made a step at most
-    2 % faster (records/2026-11-26_expert-step_epyc-2cpu) and takes a minute to compile, so it is not used.
+    decay over the time, gradient clipped to 1, autocast if ``dtype`` is bfloat16. `torch.compile` is not used: it
+    made a step at most 2 % faster (records/2026-11-26_expert-step_epyc-2cpu).
     """
     torch.manual_seed(seed)
     model, encoder, head = _their_model(kind, shape, len(text.unigrams))

@@ -43,7 +43,7 @@ def test_the_padded_twin_has_the_same_loss_and_gradients(batch: HostBatch, lengt
     flat = batch.to("cpu")
     divisor = torch.tensor(batch.num_masked + MLM_DIVISOR_EPS)
     loss = MaskedLM("step").loss(model, flat, None, [divisor])
-    padded = twin(padded_inputs(flat, length))
+    padded = twin(padded_inputs(flat, length)) / batch.num_masked
     torch.testing.assert_close(loss, padded, rtol=1e-6, atol=1e-6)
     loss.backward()
     padded.backward()

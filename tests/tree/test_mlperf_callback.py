@@ -138,7 +138,7 @@ def test_missed_target_is_logged_as_aborted(tmp_path: Path) -> None:
     assert log_of(log).events[-1].metadata["reason"] == "target 0.8 not reached"
 
 
-@pytest.mark.parametrize("end", ["", "; sys.exit(3)"])
+@pytest.mark.parametrize("end", ["", pytest.param("; raise ValueError", marks=pytest.mark.slow), "; sys.exit(3)"])
 def test_process_exit_closes_the_log(end: str, tmp_path: Path, tree_root: Path) -> None:
     text = (
         "import sys, json; from mlbert.mlperf.callback import MLPerfCallback as C; assert 'torch' not in sys.modules;"

@@ -190,18 +190,19 @@ def test_a_signal_to_rank_0_ends_the_others_without_a_report() -> None:
     assert (ranks.reports, ranks.ended) == ([], {1, 2})
 
 
-def test_ranks_that_fail_because_of_the_same_signal_exit_once_rank_0_has_logged_it() -> None:
+@pytest.mark.parametrize("seconds", [0.0, CAUSE / 2])
+def test_ranks_that_fail_because_of_the_same_signal_exit_once_rank_0_has_logged_it(seconds: float) -> None:
     """Nothing is reported. Launchers kill rank 0 when another rank exits."""
     ranks, early = Ranks(["h0", "h1", "h2"]), set[int]()
 
-    def log_slowly() -> None:
-        time.sleep(CAUSE / 2)
+    def log_signal() -> None:
+        time.sleep(seconds)
         early.update(ranks.ended)
         ranks.monitors[0].take_signal()
         ranks.wait_for_end(2)
         time.sleep(CAUSE)
 
-    ranks.run({0: log_slowly, 1: fail(RuntimeError("closed"))})
+    ranks.run({0: log_signal, 1: fail(RuntimeError("closed"))})
     assert (early, ranks.ended, ranks.reports) == (set(), {1, 2}, [])
 
 

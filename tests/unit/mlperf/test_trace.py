@@ -15,6 +15,7 @@ from mlbert.cli.submission import app
 from mlbert.config.sections import settings_by_key
 from mlbert.host.provenance import PACKAGE_HOME
 from mlbert.mlperf import official
+from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.mlperf.logs import read_log
@@ -59,14 +60,13 @@ def test_every_key_is_followed(run: Path) -> None:
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parts[-3])
 def test_committed_results_are_traced(path: Path) -> None:
     """Logs written before settings were declared in sections are traced with the code of their commit."""
-    commit = read_log(path).value("commit")
-    sections = ["git", "-C", ROOT, "cat-file", "-e", f"{commit}:{PACKAGE_HOME}/config/section.py"]
-    is_older = subprocess.run(sections, capture_output=True).returncode != 0
+    sources = Sources(ROOT, read_log(path))
+    is_older = sources.text(f"{PACKAGE_HOME}/config/section.py") is None
     key = ["eval_accuracy"] if is_older else []  # that code is tested with itself
     done = CliRunner().invoke(app, ["trace", str(path), *key, "--tree", str(ROOT)])
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    note = [f"note: traced with the code of commit {commit}"] if is_older else []
+    note = [f"note: traced with the code of commit {sources.commit}"] if is_older else []
     assert [line for line in lines if line.startswith("note:")] == note
     assert any(line.startswith("eval_accuracy = ") for line in lines)
     assert "env.sh" in done.stdout

@@ -27,7 +27,7 @@ UGLY = {
     "around 512": [511, 512, 513],
     "around a block": [47, 48, 49, 95, 96, 97],
     "one sequence": [300],
-    "many sequences of 1": [1] * 130,
+    "512 sequences of 1": [1] * 512,
     "empty tail": [20, 33, 0, 0, 0],
     "empty between": [0, 20, 0, 33],
     "nothing": [0, 0],

@@ -26,8 +26,8 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, peer_model
 
-_TRIALS = 3  # measured steps of each choice
-_GROUPS = (1, 2, 4, 8)  # numbers of groups that are tried
+TRIALS = 3  # measured steps of each choice
+GROUPS = (1, 2, 4, 8)  # numbers of groups that are tried
 _COMPILED = (False, True)
 
 
@@ -126,7 +126,7 @@ def fastest_side(
         if tried not in trials:
             side = expert_side(config, batch, dtype, start, tried)
             try:
-                trials[tried] = statistics.median(alternate([side], _TRIALS)[side.name])
+                trials[tried] = statistics.median(alternate([side], TRIALS)[side.name])
             except Exception:  # the compiler needs g++, and raises many types
                 if not tried.compiled:
                     raise
@@ -134,7 +134,7 @@ def fastest_side(
         return trials[tried]
 
     options: dict[str, Sequence[Any]] = {
-        "groups": sorted({min(number, batch.num_samples) for number in _GROUPS}),
+        "groups": sorted({min(number, batch.num_samples) for number in GROUPS}),
         "attention": ("sdpa", "eager"),
         "compiled": _COMPILED,
     }
