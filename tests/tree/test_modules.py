@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -82,17 +83,16 @@ def test_programs_import_names_that_exist(
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlbert.")
         for alias in node.names
-        if not exists(str(node.module).removeprefix("mlbert."), alias.name, package)
+        if f"{node.module}.{alias.name}".removeprefix("mlbert.") not in package
+        if alias.name not in names(package.get(str(node.module).removeprefix("mlbert."), ast.Module([], [])))
     ]
     assert missing == []
 
 
-def exists(base: str, name: str, package: Modules) -> bool:
-    """Return True if a package has a module of this name, or a module defines or imports it."""
-    if base not in package:
-        return f"{base}.{name}" in package
-    nodes = list(ast.walk(package[base]))
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    imported_names = {a.asname or a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
-    return name in defined | imported_names
+@functools.cache
+def names(module: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports."""
+    nodes = list(ast.walk(module))
+    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found | {a.asname or a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
