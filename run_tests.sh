@@ -42,15 +42,18 @@ if [[ ${1:-} == --fast ]]; then
 elif (($#)) && [[ $* != --slow ]]; then
     check python -m pytest --timeout=300 "$@"
 else
-    # What starts ranks, daemons or jobs of its own mostly waits for them, and runs beside the other files. On a busy
-    # machine, another process may get no time: a failure of these counts when it comes twice.
+    # What starts ranks, daemons or jobs of its own mostly waits for them, and runs while the other files run. On a busy
+    # machine, another process may get no time: a failure of these counts when it comes twice. The tests of TensorFlow
+    # follow those of ranks: the other workers need not import it.
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!
-    "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist &>"${outputs}/dist" &
+    "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist tests/unit/tensorflow2 \
+        &>"${outputs}/dist" &
     dist=$!
     trap 'kill "${slurm}" "${dist}" 2>/dev/null || true; rm -rf "${outputs}"' EXIT
-    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm "$@"
+    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm \
+        --ignore=tests/unit/tensorflow2 "$@"
     for name in dist slurm; do
         echo "== ${of_processes[*]} tests/${name}"
         wait "${!name}" || failed+=("tests/${name}")

@@ -19,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 # The longest files. If one started last, it would run alone while the other workers are idle.
-RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/unit/tensorflow2/test_experiment.py")
+RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_quickstart_environment.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -96,7 +96,11 @@ def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path)
 
 
 @pytest.mark.parametrize(
-    ("save", "signum"), [((), signal.SIGTERM), (("save_folder=cut/saved", "save_interval=2ba"), signal.SIGINT)]
+    ("save", "signum"),
+    [
+        pytest.param((), signal.SIGTERM, marks=pytest.mark.slow),
+        (("save_folder=cut/saved", "save_interval=2ba"), signal.SIGINT),
+    ],
 )
 def test_the_same_command_works_again_after_a_signal(
     tree_root: Path, work: Path, save: tuple[str, ...], signum: int

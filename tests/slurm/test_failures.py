@@ -99,7 +99,7 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     assert read_log(log)["run_stop"] == ["aborted"]
     assert words in log.read_text()
     assert not list(log.parent.glob(".*")), "the job must remove its temporary files"
-    if rank == 1:
+    if rank == 0:
         job = site.submit(**ENDLESS)
         assert site.cluster.wait_for_end(job)["ExitCode"] == "2:0", "the old log must not count"
         assert site.output(job).count("is the log of an unfinished run") == 1

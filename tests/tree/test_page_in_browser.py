@@ -113,7 +113,7 @@ def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
     return end.stdout, end.stderr
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_pages_render_completely_at_every_width(
     chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
 ) -> None:

@@ -116,6 +116,7 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
 
 
+@pytest.mark.slow
 def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
     root, out = tmp_path / "tree", tmp_path / "site"
     shutil.copytree(tree_root / "docs", root / "docs")

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 SUITES = {  # of a process each
-    "data, models and ops": [
+    # The proofs compare every kernel with its plain twin.
+    "batches, proofs, attention and casts": [
         "data/loading/test_host_batch.py",
         "models/test_step_counts.py",
-        *(f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")),
         "ops/test_proof.py::test_interpreted_kernels_pass",
         *(f"ops/triton/test_{name}.py" for name in ("attention", "cast")),
     ],
+    "other ops": [f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")],
     "FP8": [
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
         *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
@@ -25,7 +26,7 @@ SUITES = {  # of a process each
     # Which kernel runs does not depend on a published run's numbers: one run of each kind of update is enough.
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
 }
-OTHER_SUITES = ("FP8", "optimizers and steps")
+SLOW_SUITES = ("other ops", "FP8", "optimizers and steps")
 LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 
 
@@ -33,7 +34,7 @@ LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite in OTHER_SUITES else suite for suite in SUITES]
+    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite in SLOW_SUITES else suite for suite in SUITES]
 )
 def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
     files = [f"tests/unit/{file}" for file in SUITES[suite]]

@@ -113,6 +113,7 @@ def test_work_of_a_step_is_that_of_its_sequences() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_loop_is_traced_once_for_any_number_of_steps() -> None:
     """And warming up changes nothing."""
     one, other = (trained(0.1, run_eagerly=0) for _ in range(2))

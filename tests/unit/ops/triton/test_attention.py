@@ -156,7 +156,8 @@ def kernels(*arguments: object) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("shape", "probability"), [*((shape, 0.1) for shape in UGLY), ("tiny", 0.0), ("two blocks", 0.0)]
+    ("shape", "probability"),
+    [*((shape, 0.1) for shape in UGLY), ("tiny", 0.0), pytest.param("two blocks", 0.0, marks=pytest.mark.slow)],
 )
 def test_error_on_ugly_lengths(shape: str, probability: float) -> None:
     check(UGLY[shape], 2, 64, torch.bfloat16, probability)
@@ -180,9 +181,16 @@ def test_error_above_512() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "num_heads", "head_size"),
-    [(torch.float16, 3, 32), (torch.bfloat16, 3, 32), (torch.float16, 1, 64), (torch.float16, 1, 128),
-     (torch.bfloat16, 1, 128), (torch.float32, 1, 128)],
-)  # fmt: skip
+    [
+        (torch.bfloat16, 3, 32),
+        (torch.bfloat16, 1, 128),
+        (torch.float16, 1, 64),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((torch.float16, 3, 32), (torch.float16, 1, 128), (torch.float32, 1, 128))
+        ),
+    ],
+)
 def test_error_on_head_sizes(dtype: torch.dtype, num_heads: int, head_size: int) -> None:
     check([1, 70], num_heads, head_size, dtype, 0.1)
 
