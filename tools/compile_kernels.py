@@ -236,10 +236,11 @@ def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
     flat = FlatParameters(
         (f"{i}.weight", torch.nn.Parameter(_tensor(size))) for i, size in enumerate(sizes or (1 << 20, 1024, 2))
     )
-    settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-    layout, kinds = ShardLayout.whole(flat.numel), {"formulas": optimizer.FORMULAS, "scaling": optimizer.SCALING}
+    settings: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    settings |= {"formulas": optimizer.FORMULAS, "scaling": optimizer.SCALING}
+    layout = ShardLayout.whole(flat.numel)
     pieces = pieces_of(layout.parts, flat.segments)
-    update = TritonUpdate(pieces, len(flat.segments), layout, _META, **settings, **kinds)
+    update = TritonUpdate(pieces, len(flat.segments), layout, _META, **settings)
     state = (torch.empty_like(flat.data) for _ in optimizer.STATE)
     update.launch((flat.data, flat.grad, *state), after_block=lambda block: None)
 

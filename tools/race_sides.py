@@ -111,7 +111,7 @@ def _their_model(kind: str, shape: SizeShape, vocabulary: int) -> tuple[nn.Modul
     """Return a model with random weights, its encoder, and its head from hidden states to logits."""
     import transformers
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -134,8 +134,12 @@ def _their_model(kind: str, shape: SizeShape, vocabulary: int) -> tuple[nn.Modul
             **sizes,
             num_attention_heads=shape.hidden // HEAD_SIZE,
             intermediate_size=shape.intermediate,
-            global_attn_every_n_layers=1,
-            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
+            layer_types=["full_attention"] * shape.layers,
+            pad_token_id=0,
+            bos_token_id=0,
+            eos_token_id=0,
+            cls_token_id=0,
+            sep_token_id=0,
         )
     )
     return modern, modern.model, nn.Sequential(modern.head, modern.decoder)

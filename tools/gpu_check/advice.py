@@ -39,7 +39,7 @@ def _failed(run: int, work: Path, ends: Mapping[str, str]) -> Iterator[str]:
 
 def _speeds(rows: Rows) -> Iterator[str]:
     """Compare the product's rates with the goals and with each other."""
-    best = {}
+    best: dict[str, tuple[str, float]] = {}
     for name, row in rows.items():
         precision, speed = row.get("precision"), row.get("sequences_per_second", 0.0)
         if precision in GOALS and speed > best.get(precision, ("", 0.0))[1]:

@@ -141,6 +141,10 @@ def write_set(folder: Path, vocab_size: int, num_words: int, seed: int) -> None:
     rows = replace(rows, tokens=tokens, masked_labels=np.repeat(words, np.diff(rows.masked_offsets)))
     writer = ShardWriter(folder, 1, "gpu_check")
     writer.write_shard(0, rows, np.arange(0, len(lengths) + 1, SEQUENCES))
-    facts = {"vocabulary": {"sha256": "0" * 64, "size": vocab_size}, "provenance": {"seed": seed}}
-    packs = {"max_tokens": SEQUENCES * LENGTH, "max_sequences": SEQUENCES}
-    writer.finish(**facts, packs=packs, max_seq_length=LENGTH, max_predictions=LENGTH)
+    writer.finish(
+        vocabulary={"sha256": "0" * 64, "size": vocab_size},
+        provenance={"seed": seed},
+        packs={"max_tokens": SEQUENCES * LENGTH, "max_sequences": SEQUENCES},
+        max_seq_length=LENGTH,
+        max_predictions=LENGTH,
+    )

@@ -76,7 +76,8 @@ class Rung:
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
     """Plain, then one op after the other in its other forms and in its best; all there is on the device."""
     available, best = registry.available(device), registry.select("auto", device)
-    found, forms = [Rung("plain", {}, sizes.plain)], {}
+    found: list[Rung] = [Rung("plain", {}, sizes.plain)]
+    forms: dict[str, str] = {}
     others = sorted(op for op in available if op not in OPS and not op.startswith(FP8_OPS))
     for op in (*(op for op in OPS if op in available), *others):
         fast = [name for name in available[op] if name != "plain"]

@@ -32,8 +32,9 @@ class Cost:
 
     def rate(self, seconds: float, which: slice) -> tuple[float, str]:
         """(TFLOP/s or TB/s, unit) of the forward ([0:1]), the backward ([1:2]) or both passes ([0:2])."""
-        amounts, unit = (self.flops, "TFLOP/s") if any(self.flops) else (self.bytes, "TB/s")
-        return sum(amounts[which]) / seconds / 1e12, unit
+        computes = any(self.flops)
+        amounts = self.flops if computes else self.bytes
+        return sum(list(amounts)[which]) / seconds / 1e12, "TFLOP/s" if computes else "TB/s"
 
 
 @dataclass(frozen=True)

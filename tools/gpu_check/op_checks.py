@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ def check_rows(config: BertConfig, cases: OpCases) -> Iterator[Row]:
             # The FlashAttention inside PyTorch draws its own masks and knows no ALiBi.
             is_own = form != "flash" or case.name == "attention without dropout"
             if form != "plain" and is_own:
-                yield f"{case.name}: {form}", lambda c=case, f=form: check_case(c, f, cases.dtype)
+                yield f"{case.name}: {form}", partial(check_case, case, form, cases.dtype)
     for form in forms["attention"]:
-        yield f"attention dropout rate: {form}", lambda f=form: check_dropout_rate(f, cases)
+        yield f"attention dropout rate: {form}", partial(check_dropout_rate, form, cases)
     yield "LAMB", lambda: check_lamb(config, cases.device)
     if any("triton" in names for names in forms.values()):
         yield "cast_transpose to FP8", lambda: check_cast(cases)
@@ -93,12 +94,13 @@ def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
 def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
     """The fast LAMB's weights against the specification in float64, next to the plain one's, after some updates."""
     weights, grads = _lamb_problem(config, device)
-    numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    numbers: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
     exact = ReferenceLamb({name: value.double() for name, value in weights.items()}, **numbers)
     for _ in range(LAMB_STEPS):
         exact.step(1e-3, {name: grad.double() for name, grad in grads.items()})
     target = torch.cat([value.flatten() for value in exact.weights.values()])
-    errors, used = {}, {}
+    errors: dict[str, float] = {}
+    used: dict[str, Tensor] = {}
     for implementation in ("plain", "auto", "auto"):
         flat = FlatParameters([(name, torch.nn.Parameter(value.clone())) for name, value in weights.items()])
         optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers, implementation=implementation)

@@ -6,6 +6,7 @@ Legend: T tokens, D hidden, F inner size, B bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,9 +39,9 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     forms = registry.available(device)
     for case in cases.all():
         for form in forms[case.op]:
-            yield f"{case.name}: {form}", lambda c=case, f=form: _op(c, f, device, seconds, peaks)
+            yield f"{case.name}: {form}", partial(_op, case, form, device, seconds, peaks)
     for implementation in lamb_implementations(device):
-        yield f"LAMB: {implementation}", lambda i=implementation: _lamb(config, i, device, seconds, peaks)
+        yield f"LAMB: {implementation}", partial(_lamb, config, implementation, device, seconds, peaks)
     yield from cast_rows(cases, seconds, peaks)
 
 
@@ -48,7 +49,7 @@ def cast_rows(cases: OpCases, seconds: float, peaks: Peaks | None) -> Iterator[R
     """What surrounds the products, where there are kernels for it."""
     if "triton" in registry.available(cases.device)["fp8_quantise"]:
         for name, call in kernel_calls(cases).items():
-            yield f"{name}: triton", lambda c=call: _traffic(c, cases.device, seconds, peaks)
+            yield f"{name}: triton", partial(_traffic, call, cases.device, seconds, peaks)
 
 
 def lamb_implementations(device: torch.device) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import mlbert
 from gpu_check import collectives, external, gemm, product
 from gpu_check.end_to_end import EndToEnd
 from gpu_check.hardware import device_name, environment_facts
-from gpu_check.ladder import Ladder, Sizes, fp8_rungs, rungs
+from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs
 from gpu_check.op_cases import OpCases
 from gpu_check.op_checks import check_rows
 from gpu_check.op_speed import speed_rows
@@ -149,8 +149,12 @@ def compile_calls(bench: Bench) -> Iterator[tuple[str, Callable[[], object]]]:
     host = make_batch(config, bench.scale.compiled, None, SEED)
     ladder = Ladder(config, device, torch.bfloat16, Sizes(*(3 * [bench.scale.compiled])), 0.0, SEED)
     best = rungs(device, ladder.sizes)[-1]
+
+    def step(rung: Rung) -> object:
+        return ladder.side(rung, host).step()
+
     for rung in [*fp8_rungs(device, best), best]:
-        yield rung.name, lambda r=rung: ladder.side(r, host).step()
+        yield rung.name, partial(step, rung)
     shape = StaticShape.over([host])
     filled = shape.allocate(device)
     shape.write(host, filled)
@@ -221,7 +225,7 @@ def speed(bench: Bench) -> None:
 def profiles(bench: Bench) -> None:
     """Where the time of the product's replays goes."""
     for precision in product.CONFIGS:
-        bench.rows.measure(f"replay in {precision}", lambda p=precision: profiled_replay(bench, p))
+        bench.rows.measure(f"replay in {precision}", partial(profiled_replay, bench, precision))
 
 
 def profiled_replay(bench: Bench, precision: str) -> dict[str, Any]:
@@ -245,7 +249,7 @@ def train(bench: Bench) -> None:
 def counters(bench: Bench) -> None:
     """What ncu counts of the kernels that took most of the time of the profiled replays."""
     for kernel in external.costliest(read_rows(bench.work.with_name("run1"), "profile")):
-        bench.rows.measure(kernel, lambda k=kernel: external.count_kernel(k, bench.work, bench.rehearses))
+        bench.rows.measure(kernel, partial(external.count_kernel, kernel, bench.work, bench.rehearses))
 
 
 def nccl(bench: Bench) -> None:

@@ -65,10 +65,10 @@ def write_tables(
         sections += goals_section(rows) if part in ("smoke", "record", "step") else []
     lists = {"failed": [*missing, *failures(work, ends)] or ["nothing"], "next": list(following)}
     text, markdown = [head, ""], ["# GPU check", "", head or "Nothing measured.", ""]
-    for title, rows in sections:
-        text += [f"== {title}", *aligned(rows), ""]
-        lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-        markdown += [f"## {title}", "", lines[0], f"|{'---|' * len(rows[0])}", *lines[1:], ""]
+    for title, table in sections:
+        text += [f"== {title}", *aligned(table), ""]
+        lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table]
+        markdown += [f"## {title}", "", lines[0], f"|{'---|' * len(table[0])}", *lines[1:], ""]
     for title, lines in lists.items():
         text += [f"== {title}", *lines, ""]
         markdown += [f"## {title}", "", *(f"* {line}" for line in lines), ""]
@@ -93,7 +93,7 @@ def state(row: dict[str, Any]) -> str:
     """What became of a row."""
     if "error" in row:
         return "ERROR"
-    return "skipped" if "skipped" in row else {True: "ok", False: "FAILED"}.get(row.get("passed"), "ok")
+    return "skipped" if "skipped" in row else "FAILED" if row.get("passed") is False else "ok"
 
 
 def rate(row: dict[str, Any], name: str = "rate") -> str:
