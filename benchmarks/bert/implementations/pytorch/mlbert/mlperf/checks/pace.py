@@ -158,7 +158,7 @@ _MIN_INTERVALS, _MIN_RUNS = 4, 3
 # Shorter intervals come from trial runs, where one CPU stall multiplies the time.
 _NOISY_OURS_MS, _NOISY_MS = 2000, 1000
 _BEFORE = ("start", "evaluation before")
-_MIN_EVALUATION_MS = {True: 100, False: 20}  # keyed by is_ours: below, one stall of a shared CPU changes the median
+_MIN_EVALUATION_MS = {True: 300, False: 20}  # keyed by is_ours: below, stalls of a shared CPU change the median
 _SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
 _NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
 
