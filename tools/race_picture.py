@@ -65,7 +65,12 @@ def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
         minutes = [statistics.median(points[number]["seconds"]) / 60 for number in sorted(points)]
         values: list[Any] = [points[number]["accuracy"] for number in sorted(points)]
         seeds = max(map(len, values))
-        axes.plot(minutes, [statistics.median(found) for found in values], color=color, label=f"{side}, {seeds} seeds")
+        axes.plot(
+            minutes,
+            [statistics.median(found) for found in values],
+            color=color,
+            label=f"{side}, {seeds} seed{'s' * (seeds > 1)}",
+        )
         axes.fill_between(
             minutes, [min(found) for found in values], [max(found) for found in values], color=color, alpha=0.25
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.glue import TASKS
 from mlbert.data.prepare import glue_files
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.programs.mosaic import glue_yaml
 from mlbert.programs.mosaic.glue_runner import GlueJob
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
@@ -47,7 +49,7 @@ tasks:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
-    glue_files.make(made / "glue", size=0.1)
+    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 250))  # all take seconds
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 400)) + "\n")
     (made / "shape.json").write_text(SHAPE.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import datasets
@@ -11,6 +12,7 @@ import pytest
 from mlbert.data.formats.glue import TASKS
 from mlbert.data.formats.tasks import form_of_task, read_evaluation, read_training
 from mlbert.data.prepare import glue_files
+from mlbert.data.prepare.python_text import documents_by_file
 from user_errors import user_error
 
 # Column names of Hugging Face's copy.
@@ -58,22 +60,25 @@ def test_without_a_network_one_line_reports_it(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def documents() -> list[tuple[str, list[str]]]:
+    return list(itertools.islice(documents_by_file(), 250))  # all take seconds
+
+
+@pytest.fixture(scope="module")
+def made(documents: list[tuple[str, list[str]]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("python glue")
-    glue_files.make(folder, size=0.1)
+    glue_files.make(folder, 0.1, documents)
     return folder
 
 
-@pytest.mark.slow
-def test_the_same_files_again(made: Path, tmp_path: Path) -> None:
+def test_the_same_files_again(made: Path, documents: list[tuple[str, list[str]]], tmp_path: Path) -> None:
     assert glue_files.is_complete(made)
-    glue_files.make(tmp_path, size=0.1)
+    glue_files.make(tmp_path, 0.1, documents)
     files = sorted(path.relative_to(made) for path in made.rglob("*.tsv"))
     assert len(files) == 17
     assert all((made / name).read_bytes() == (tmp_path / name).read_bytes() for name in files)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_rows_of_every_class(made: Path, name: str) -> None:
     task, form = TASKS[name], form_of_task(name)
@@ -89,7 +94,6 @@ def test_every_task_has_rows_of_every_class(made: Path, name: str) -> None:
             assert not set(zip(*rows.texts, strict=True)) & set(zip(*train.texts, strict=True))
 
 
-@pytest.mark.slow
 def test_labels_follow_from_the_texts(made: Path) -> None:
     rows = read_training(TASKS["qnli"].train_file(made), form_of_task("qnli"))
     assert rows.labels is not None

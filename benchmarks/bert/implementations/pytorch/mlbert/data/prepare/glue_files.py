@@ -90,9 +90,9 @@ Words = list[str]
 _UNRELATED = ("not_entailment", "neutral", "0")  # labels
 
 
-def make(folder: Path, size: float = 1.0) -> None:
-    """Write all stand-in tasks; ``size`` scales the numbers of rows."""
-    by_file = [(name, _sentences(document)) for name, document in documents_by_file()]
+def make(folder: Path, size: float = 1.0, documents: Iterable[tuple[str, Sequence[str]]] | None = None) -> None:
+    """Write all stand-in tasks; ``size`` scales the numbers of rows, ``documents`` defaults to `documents_by_file`."""
+    by_file = [(name, _sentences(document)) for name, document in documents or documents_by_file()]
     matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
     held_out = _unique(matched[::6], set())
     elsewhere = _unique((s for name, s in by_file if name.startswith(_MISMATCHED)), set(held_out))
@@ -139,7 +139,7 @@ def _replaced(generator: random.Random, words: Words, other: Words, share: float
     return [generator.choice(other) if place in places else word for place, word in enumerate(words)]
 
 
-def _sentences(document: list[str]) -> list[Words]:
+def _sentences(document: Sequence[str]) -> list[Words]:
     found = (sentence.split() for sentence in document)
     return [words for words in found if SHORTEST <= len(words) <= LONGEST]
 
