@@ -1,4 +1,4 @@
-"""Draw races: a panel for each size, a line through the median of each side, and the range of its seeds around it.
+"""Draw races: a panel for each size; for each side and rate a line through the median, and the range of its seeds.
 
     python tools/race_picture.py RACE.jsonl... --out race.png
 
@@ -20,9 +20,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-COLORS = ("tab:blue", "tab:orange", "tab:green")
+COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:purple")
 
-Curves = dict[str, dict[int, dict[str, list[float]]]]  # by side, point of the curve, and quantity; a value per seed
+# By side and rate, point of the curve, and quantity; a value per seed.
+Curves = dict[str, dict[int, dict[str, list[float]]]]
 
 
 def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
@@ -37,7 +38,8 @@ def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
             elif "accuracy" in record:
                 run = record["side"], record["learning_rate"], record["seed"]
                 numbers[run] = numbers.get(run, 0) + 1
-                points = sizes.setdefault(record["size"], {}).setdefault(record["side"], {})
+                name = f"{record['side']}, rate {record['learning_rate']:.2g}"
+                points = sizes.setdefault(record["size"], {}).setdefault(name, {})
                 found = points.setdefault(numbers[run], {"seconds": [], "accuracy": []})
                 for key in ("seconds", "accuracy"):
                     found[key].append(record[key])
@@ -51,34 +53,26 @@ def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
     )
     for axes, (size, curves) in zip(panels[0], sorted(sizes.items()), strict=True):
         _panel(axes, size, curves, bigram)
-    legend = {
-        label: handle for axes in panels[0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend), fontsize="small")
     panels[0][0].set_ylabel("masked-LM accuracy, held-out text")
     figure.savefig(out, dpi=110)
     pyplot.close(figure)
 
 
 def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
-    for (side, points), color in zip(curves.items(), COLORS, strict=False):
+    seeds = 1
+    for (name, points), color in zip(curves.items(), COLORS, strict=False):
         minutes = [statistics.median(points[number]["seconds"]) / 60 for number in sorted(points)]
         values: list[Any] = [points[number]["accuracy"] for number in sorted(points)]
-        seeds = max(map(len, values))
-        axes.plot(
-            minutes,
-            [statistics.median(found) for found in values],
-            color=color,
-            label=f"{side}, {seeds} seed{'s' * (seeds > 1)}",
-        )
+        seeds = max(seeds, *map(len, values))
+        axes.plot(minutes, [statistics.median(found) for found in values], color=color, label=name)
         axes.fill_between(
             minutes, [min(found) for found in values], [max(found) for found in values], color=color, alpha=0.25
         )
     axes.axhline(bigram, color="gray", linestyle="--", linewidth=1, label="best bigram")
-    axes.set(
-        title=f"{size} (layers x hidden size)", xlabel="processor minutes of one core", xlim=(0, None), ylim=(0, None)
-    )
+    title = f"{size} (layers x hidden size), {seeds} seed{'s' * (seeds > 1)}"
+    axes.set(title=title, xlabel="processor minutes of one core", xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="x-small")
 
 
 def main() -> None:

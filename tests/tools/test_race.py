@@ -77,7 +77,7 @@ def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
     record = Path(__file__).parents[2] / "records/2026-11-23_pretrain_epyc-2cpu"
     sizes, bigram = race_picture.read_races([record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"])
     assert round(bigram, 3) == 0.138
-    last = sizes["2x128"]["mlbert"][race_sides.EVALUATIONS]["accuracy"]
+    last = sizes["2x128"]["mlbert, rate 0.003"][race_sides.EVALUATIONS]["accuracy"]
     assert [round(value, 3) for value in last] == [0.463, 0.462, 0.467]
     race_picture.draw(sizes, bigram, tmp_path / "race.png")
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

@@ -4,9 +4,9 @@ Pure arithmetic. A run gets as many tokens as fit its time. Model shape and voca
 number; batch, learning rate and schedule follow from the shape and the number of updates. Precision depends on the
 processor: see `mlbert.ops.precision.small_model_precision`. For weight initialization see `mlbert.models.bert`.
 
-Measured (records/2026-11-22_pretrain_epyc-2cpu, records/2026-11-24_muon_epyc-2cpu, minutes on one core): 2 layers x 128
-and 4 x 256 with 16 sequences per update, the learning rates of both optimizers, and this initialization, mask rate and
-schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
+Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and 2026-11-26_race_epyc-2cpu, minutes on one
+core): 2 layers x 128 and 4 x 256 with 16 sequences per update, the learning rates of both optimizers, and this
+initialization, mask rate and schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlbert.host.errors import UserError
 SIZES = {"tiny": (2, 128), "small": (4, 256), "medium": (6, 384), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15  # fraction of tokens to predict in training and in evaluation
-LEARNING_RATES = {"muon": 1e-2, "stableadamw": 3e-3}  # at a hidden size of 128
+LEARNING_RATES = {"muon": (1e-2, 1.0), "stableadamw": (3e-3, 0.5)}  # at a hidden size of 128; power of 128 / size
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
 WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
@@ -117,9 +117,8 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
     sequences = max(LEAST_SEQUENCES, min(256, 1 << max(0, round(target)).bit_length()))
-    # Muon's products cost about 5 x hidden / (tokens per update) of the training's own. At a third of it Muon wins, at
-    # two thirds it does not.
-    optimizer = "muon" if 16 * shapes[size].hidden <= sequences * SEQUENCE_LENGTH else "stableadamw"
+    # Muon's products cost about 5 x hidden / (tokens per update) of the training's own. At two thirds of it Muon wins.
+    optimizer = "muon" if 8 * shapes[size].hidden <= sequences * SEQUENCE_LENGTH else "stableadamw"
     updates = max(1, round(tokens[size] / (sequences * SEQUENCE_LENGTH)))
     return Choice(
         shape=shapes[size],
@@ -134,7 +133,8 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
 
 def learning_rate(optimizer: str, hidden: int) -> float:
     """Return the plateau's learning rate of an optimizer of `LEARNING_RATES` for a hidden size."""
-    return LEARNING_RATES[optimizer] * (128 / hidden) ** 0.5
+    rate, power = LEARNING_RATES[optimizer]
+    return rate * (128 / hidden) ** power
 
 
 def _shape(corpus_tokens: int, layers: int, hidden: int) -> SizeShape:
