@@ -42,9 +42,9 @@ if [[ ${1:-} == --fast ]]; then
 elif (($#)) && [[ $* != --slow ]]; then
     check python -m pytest --timeout=300 "$@"
 else
-    # What starts ranks, daemons or jobs of its own mostly waits for them, and runs while the other files run. On a busy
-    # machine, another process may get no time: a failure of these counts when it comes twice. The tests of TensorFlow
-    # follow those of ranks: the other workers need not import it.
+    # Tests that start ranks, daemons or jobs mostly wait for them, so they run at the same time as the other files. On a
+    # busy machine, another process may get no time: a failure of these counts when it comes twice. The tests of
+    # TensorFlow follow those of ranks: the other workers need not import it.
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!

@@ -192,7 +192,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _named_side(text: str) -> tuple[str, float | None]:
-    """Read NAME:RATE; only the rules' side has a rate of its own. Raises ArgumentTypeError or ValueError otherwise."""
+    """Read NAME:RATE; only `OURS`, whose rate the rules set, may lack one. Raises ArgumentTypeError or ValueError."""
     name, _, rate = text.partition(":")
     if not rate and name != OURS:
         raise argparse.ArgumentTypeError(f"{name} needs a learning rate: {name}:RATE")

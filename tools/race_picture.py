@@ -20,8 +20,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:purple")
-
 # By side and rate, point of the curve, and quantity; a value per seed.
 Curves = dict[str, dict[int, dict[str, list[float]]]]
 
@@ -60,14 +58,13 @@ def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
 
 def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
     seeds = 1
-    for (name, points), color in zip(curves.items(), COLORS, strict=False):
+    for name, points in curves.items():
         minutes = [statistics.median(points[number]["seconds"]) / 60 for number in sorted(points)]
         values: list[Any] = [points[number]["accuracy"] for number in sorted(points)]
         seeds = max(seeds, *map(len, values))
-        axes.plot(minutes, [statistics.median(found) for found in values], color=color, label=name)
-        axes.fill_between(
-            minutes, [min(found) for found in values], [max(found) for found in values], color=color, alpha=0.25
-        )
+        (line,) = axes.plot(minutes, [statistics.median(found) for found in values], label=name)
+        low, high = [min(found) for found in values], [max(found) for found in values]
+        axes.fill_between(minutes, low, high, color=line.get_color(), alpha=0.25)
     axes.axhline(bigram, color="gray", linestyle="--", linewidth=1, label="best bigram")
     title = f"{size} (layers x hidden size), {seeds} seed{'s' * (seeds > 1)}"
     axes.set(title=title, xlabel="processor minutes of one core", xlim=(0, None), ylim=(0, None))

@@ -42,7 +42,7 @@ def test_a_measured_speed_counts() -> None:
     assert fast == pytest.approx(10 * slow, rel=1e-3)
 
 
-def test_muon_is_chosen_where_its_products_are_a_small_part() -> None:
+def test_muon_is_chosen_where_its_products_cost_less_than_training() -> None:
     chosen = {size: choose(10**7, 2000.0, size).optimizer for size in SIZES}
     assert chosen == {"tiny": "muon", "small": "muon", "medium": "stableadamw", "base": "stableadamw"}
     assert choose(10**10, 1e7, "base", 1e15).optimizer == "muon"

@@ -78,7 +78,7 @@ class Choice:
     Attributes:
         shape: model dimensions.
         sequences: sequences per update.
-        optimizer: Muon where its products are a small part of the work, else StableAdamW.
+        optimizer: Muon where its products add at most two thirds to the work, else StableAdamW.
         learning_rate: learning rate of the plateau.
         updates: updates that fit in the time.
         warmup, decay: updates before and after the plateau.
