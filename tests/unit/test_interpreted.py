@@ -1,4 +1,4 @@
-"""Runs the tests of Triton kernels in processes of their own, where Triton interprets."""
+"""Run the tests of Triton kernels in separate processes with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SUITES = {  # of a process each
-    # The proofs compare every kernel with its plain twin.
+SUITES = {  # each runs in one process
     "batches, proofs, attention and casts": [
         "data/loading/test_host_batch.py",
         "models/test_step_counts.py",
@@ -23,15 +22,15 @@ SUITES = {  # of a process each
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
         *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
     ],
-    # Which kernel runs does not depend on a published run's numbers: one run of each kind of update is enough.
+    # The kernels do not depend on a published run's numbers, so EXCLUDED leaves one run of each kind of update.
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
 }
 SLOW_SUITES = ("other ops", "FP8", "optimizers and steps")
-LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
+EXCLUDED = "published_program and not (lamb_clip_inside or wd1e-2)"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process already interprets")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite in SLOW_SUITES else suite for suite in SUITES]
@@ -39,7 +38,7 @@ LEFT_OUT = "published_program and not (lamb_clip_inside or wd1e-2)"
 def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
     files = [f"tests/unit/{file}" for file in SUITES[suite]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    command += ["-k", f"not ({LEFT_OUT})"]
+    command += ["-k", f"not ({EXCLUDED})"]
     command += ["--slow"] if request.config.getoption("--slow") else []
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.run(command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False)

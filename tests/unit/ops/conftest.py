@@ -1,4 +1,4 @@
-"""Shared by the op tests: the native implementation or a skip with its reason, the error rule, an emulated cublasLt."""
+"""Fixtures for the op tests: seeds, implementations or a skip with its reason, the error rule, an emulated cublasLt."""
 
 from __future__ import annotations
 
@@ -16,22 +16,36 @@ from mlbert.host import native
 from mlbert.ops import api as ops
 from mlbert.ops import cublaslt, native_library, reference
 from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
+from unit.ops import op_inputs
 
 Check = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Small tensors on several threads spend their time waiting."""
+def one_thread() -> Iterator[None]:
+    """Use one thread: with small tensors, several threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def reseed() -> None:
+    """Make the inputs of a test independent of the tests that ran before it."""
+    op_inputs.GENERATOR.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def restore_selection() -> Iterator[None]:
+    """Select the default implementations again after each test."""
+    yield
+    ops.select("auto")
+
+
 @pytest.fixture(scope="session")
 def native_ops() -> None:
-    """Skips where the kernels can't be compiled."""
+    """Skip the test if the native kernels cannot be compiled."""
     try:
         native_library.library()
     except native.NativeUnavailable as error:
@@ -41,26 +55,31 @@ def native_ops() -> None:
 @pytest.fixture
 def use_native(native_ops: None) -> None:
     ops.select("native")
-    yield
-    ops.select("auto")
 
 
 @pytest.fixture(params=["native", "triton"])
 def kernels(request: pytest.FixtureRequest) -> str:
-    """The compiled forms of the ops, or those of Triton where its kernels are interpreted."""
+    """Select and return native or, in a process that interprets Triton kernels, triton."""
     request.getfixturevalue("native_ops" if request.param == "native" else "use_triton")
     ops.select(request.param)
-    yield request.param
-    ops.select("auto")
+    return request.param
+
+
+@pytest.fixture(params=["plain", "auto", "triton"])
+def choice(request: pytest.FixtureRequest) -> str:
+    """Select and return a choice for the FP8 ops; with a compiler, auto uses torch._scaled_mm for products."""
+    if request.param == "triton":
+        request.getfixturevalue("use_triton")
+    ops.select(request.param)
+    return request.param
 
 
 def run(
-    function: Callable[..., Any], arguments: Sequence[Any], dtype: torch.dtype, wanted: Sequence[int]
+    function: Callable[..., Any], arguments: Sequence[Any], dtype: torch.dtype, gradient_of: Sequence[int]
 ) -> list[Tensor]:
-    """[output, gradient of each wanted argument], with the floating arguments in `dtype`; rounded to bfloat16 first
-    where `dtype` is not float32, so that the exact and the fast form see the same numbers."""
+    """Return the output and the gradients of these arguments, with all floating-point arguments cast to `dtype`."""
     prepared = [
-        x.to(dtype).clone().requires_grad_(i in wanted) if isinstance(x, Tensor) and x.is_floating_point() else x
+        x.to(dtype).clone().requires_grad_(i in gradient_of) if isinstance(x, Tensor) and x.is_floating_point() else x
         for i, x in enumerate(arguments)
     ]
     result = function(*prepared)
@@ -68,7 +87,7 @@ def run(
     generator = torch.Generator().manual_seed(7)
     gradient = torch.randn(out.shape, generator=generator).bfloat16().to(out.dtype)
     out.backward(gradient)
-    return [out.detach(), *(prepared[i].grad for i in wanted)]
+    return [out.detach(), *(prepared[i].grad for i in gradient_of)]
 
 
 def check_errors(
@@ -78,10 +97,14 @@ def check_errors(
     gradient_of: Sequence[int],
     form: Callable[..., Any] | None = None,
 ) -> None:
-    """Output and gradients of the public op obey `mlbert.ops.comparison`.
+    """Assert that the output and gradients of an op obey the rule of `mlbert.ops.comparison`.
 
-    `arguments` may be a function that draws them, where one draw holds too few numbers. `form` stands in for the
-    public op.
+    Args:
+        name: of the op.
+        arguments: of the op, or a function that draws them, for ops where one draw gives too few numbers.
+        dtype: of the floating-point arguments.
+        gradient_of: indices of the arguments to differentiate.
+        form: implementation to check (default: the public op).
     """
     names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
 
@@ -91,6 +114,7 @@ def check_errors(
     rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
     while draw < draws:
         drawn = arguments() if callable(arguments) else arguments
+        # Round first, so that all precisions compute with the same numbers.
         drawn = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn]
         exact = results(getattr(reference, name), drawn, torch.float64)
         fast = results(form or getattr(ops, name), drawn, dtype)
@@ -106,13 +130,13 @@ def check_errors(
 
 @pytest.fixture
 def error_rule(use_native: None) -> Check:
-    """Return `check_errors` for the compiled forms."""
+    """Return `check_errors`, with the native ops selected."""
     return check_errors
 
 
 @pytest.fixture
 def error_rule_of_kernels(kernels: str) -> Check:
-    """Return `check_errors` for the forms that `kernels` selects."""
+    """Return `check_errors`, with the ops that `kernels` selects."""
     return check_errors
 
 
@@ -125,7 +149,7 @@ def emulator_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emulator(emulator_path: Path) -> Iterator[Emulator]:
-    """The emulator in the place of cublasLt; every warning is an error, so nothing falls back unseen."""
+    """Replace cublasLt with the emulator. Warnings are errors, so that no fallback goes unnoticed."""
     emulator = Emulator(emulator_path)
     cublaslt.use(emulator.library)
     with warnings.catch_warnings():
@@ -135,14 +159,4 @@ def emulator(emulator_path: Path) -> Iterator[Emulator]:
     emulator.refuse()
     emulator.offer(1)
     emulator.library.close()
-    assert emulator.count("living") == 0, "descriptors or handles were not given back"
-
-
-@pytest.fixture(params=["plain", "auto", "triton"])
-def choice(request: pytest.FixtureRequest) -> str:
-    """The forms of quantising and of the product; auto is torch._scaled_mm unless there is no compiler."""
-    if request.param == "triton":
-        request.getfixturevalue("use_triton")
-    ops.select(request.param)
-    yield request.param
-    ops.select("auto")
+    assert emulator.count("living") == 0, "descriptors or handles were not destroyed"

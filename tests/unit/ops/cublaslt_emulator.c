@@ -1,7 +1,6 @@
-/* cublasLt's documented behaviour on host memory, for tests without a GPU: the entries that csrc/mhalib calls, in naive
- * loops. It stands for NVIDIA's library and shares no declaration with the code under test: numbers and structures
- * below are written from NVIDIA's documentation. What it does not know or finds inconsistent it answers with a status,
- * and `emulator_complaint` tells why. Sums are taken in double and rounded once. */
+/* Emulate cublasLt on host memory, for tests without a GPU: the functions that csrc/mhalib calls, as naive loops.
+ * Constants and structures follow NVIDIA's documentation and are not shared with the code under test. Unknown or
+ * inconsistent arguments return a status, with the reason in `emulator_complaint`. Sums are in double, rounded once. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +19,7 @@ enum {
     BGRADA = 256,
     BGRADB = 512
 };
-#define ALGORITHM ((uint64_t)1 << 32) /* its number, from 0 on, stands above the epilogue's */
+#define ALGORITHM ((uint64_t)1 << 32) /* index from 0 on, in the bits above the epilogue's */
 enum { OPERATION = 0x6f70, LAYOUT, PREFERENCE, HANDLE };
 
 typedef struct {
@@ -49,12 +48,12 @@ typedef struct {
     int reserved[4];
 } heuristic_t;
 
-/* What tests look at and set. */
+/* Read and written by tests. */
 int64_t emulator_heuristics, emulator_products, emulator_living;
-int emulator_refused_epilogues[4]; /* the heuristic has nothing for these */
-int emulator_next_status;          /* of the next product */
-int64_t emulator_algorithms = 1;   /* that the heuristic has for each problem, the last of several being wrong */
-int64_t emulator_algorithm;        /* of the last product, from 0 on */
+int emulator_refused_epilogues[4]; /* the heuristic finds no algorithm for these */
+int emulator_next_status;          /* error of the next product, or 0 */
+int64_t emulator_algorithms = 1;   /* number that the heuristic finds per problem; the last of several is wrong */
+int64_t emulator_algorithm;        /* index of the last product's algorithm */
 char emulator_complaint[256];
 
 static int complain(int status, const char *why) {
@@ -66,7 +65,7 @@ static int complain(int status, const char *why) {
 
 /* ---- numbers ---- */
 
-/* A small float with `exponent` and `mantissa` bits; E4M3 has no infinity. */
+/* Decode a float with these numbers of exponent and mantissa bits; `finite_only` (E4M3) has no infinity. */
 static double decode(uint32_t bits, int exponent, int mantissa, int finite_only) {
     int top = (1 << exponent) - 1, bias = (1 << (exponent - 1)) - 1;
     int e = bits >> mantissa & top, m = bits & ((1 << mantissa) - 1);
@@ -75,7 +74,7 @@ static double decode(uint32_t bits, int exponent, int mantissa, int finite_only)
     return sign * (e ? ldexp(1 + ldexp(m, -mantissa), e - bias) : ldexp(m, 1 - bias - mantissa));
 }
 
-/* Nearest, ties to even, saturating for FP8 (`finite_only` or not, cublasLt stores FP8 so). */
+/* Round to nearest, ties to even. cublasLt saturates both FP8 types. */
 static uint32_t encode(double x, int exponent, int mantissa, int finite_only, int saturates) {
     int top = (1 << exponent) - 1, bias = (1 << (exponent - 1)) - 1;
     uint32_t sign = (uint32_t)(signbit(x) != 0) << (exponent + mantissa), infinity = (uint32_t)top << mantissa;
@@ -99,7 +98,7 @@ static double get(const void *data, int type, int64_t i) {
     switch (type) {
     case F32: return ((const float *)data)[i];
     case F16: return decode(((const uint16_t *)data)[i], 5, 10, 0);
-    case BF16: { /* the most frequent by far, and the upper half of a float32 */
+    case BF16: { /* a fast path for the most common type, which is the upper half of a float32 */
         uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
         float x;
         memcpy(&x, &bits, sizeof x);
@@ -270,10 +269,10 @@ int cublasLtMatmulAlgoGetHeuristic(int *handle, operation_t *o, layout_t *a, lay
     REQUIRE(wanted > 0 && p && p->magic == PREFERENCE);
     emulator_heuristics++;
     for (int i = 0; i < 4; i++)
-        if (o->epilogue == emulator_refused_epilogues[i]) return i % 2 ? SUCCESS : NOT_SUPPORTED; /* both say no */
+        if (o->epilogue == emulator_refused_epilogues[i]) return i % 2 ? SUCCESS : NOT_SUPPORTED; /* either means no */
     *found = wanted < emulator_algorithms ? wanted : (int)emulator_algorithms;
     memset(results, 0, (size_t)*found * sizeof *results);
-    /* The algorithm remembers what it was chosen for; a product that differs is refused. */
+    /* The algorithm contains the problem that it was chosen for; cublasLtMatmul rejects any other. */
     uint64_t types = (uint64_t)a->type << 16 | (uint64_t)d->type, epilogue = (uint64_t)o->epilogue;
     uint64_t chosen[8] = {s.m, s.n, s.k, epilogue, types, p->alignment[0], p->alignment[1], p->alignment[3]};
     for (int i = 0; i < *found; i++, chosen[3] += ALGORITHM) {
@@ -285,7 +284,7 @@ int cublasLtMatmulAlgoGetHeuristic(int *handle, operation_t *o, layout_t *a, lay
 
 static int is_aligned(const void *pointer, uint64_t bytes) { return bytes && (uintptr_t)pointer % bytes == 0; }
 
-/* Operand A's element in row i and inner place l, and B's in inner place l and column j. */
+/* Return A[i, l] and B[l, j] of the product's operands after transposition. */
 static double a_at(const operation_t *o, const layout_t *a, const void *data, uint64_t i, uint64_t l) {
     return get(data, a->type, o->transpose[0] ? (int64_t)l + (int64_t)i * a->ld : (int64_t)i + (int64_t)l * a->ld);
 }
@@ -298,15 +297,15 @@ int cublasLtMatmul(int *handle, operation_t *o, const void *alpha, const void *a
                    const algorithm_t *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
     (void)stream;
     if (!handle || *handle != HANDLE) return complain(NOT_INITIALIZED, "no handle");
-    if ((uintptr_t)o->scale_a % 16 || (uintptr_t)o->scale_b % 16) return NOT_SUPPORTED; /* though the heuristic agreed */
+    if ((uintptr_t)o->scale_a % 16 || (uintptr_t)o->scale_b % 16) return NOT_SUPPORTED; /* the heuristic does not check this */
     sizes_t s;
     int status = check(o, a, b, c, d, &s);
     if (status) return status;
     if (emulator_next_status) {
         status = emulator_next_status, emulator_next_status = 0;
-        return complain(status, "as told");
+        return complain(status, "requested by the test");
     }
-    float adds = *(const float *)beta; /* c is added to the product, before the epilogue */
+    float adds = *(const float *)beta; /* c is added before the epilogue */
     REQUIRE(*(const float *)alpha == 1 && (adds == 0 || (adds == 1 && c_data && !is_small(d->type))) && a_data && b_data && d_data && algorithm);
     const uint64_t *chosen = algorithm->data;
     REQUIRE(chosen[0] == s.m && chosen[1] == s.n && chosen[2] == s.k && chosen[3] % ALGORITHM == (uint64_t)o->epilogue);

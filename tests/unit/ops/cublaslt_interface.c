@@ -1,5 +1,5 @@
-/* Compiles only if csrc/mhalib/cublaslt.h says what NVIDIA's cublasLt.h says: numbers, sizes, offsets, and parameters,
- * which every function below passes on one by one. Flags: -Wconversion -Werror, so that no width differs. */
+/* Compile only if csrc/mhalib/cublaslt.h agrees with NVIDIA's cublasLt.h: constants, sizes, offsets, and parameters,
+ * which every function below passes on. With -Wconversion -Werror, integer widths must be the same, too. */
 #include <cublasLt.h>
 #include <stddef.h>
 
@@ -65,7 +65,7 @@ SAME(sizeof(uint32_t), sizeof(cublasLtEpilogue_t));
 SAME(sizeof(uint32_t), sizeof(cudaDataType));
 SAME(sizeof(uint32_t), sizeof(cublasComputeType_t));
 
-/* Each has our parameters (or the pointer to it below would not fit) and passes them to theirs. */
+/* Each has our parameters, as checked by the pointers to them below, and passes them to NVIDIA's function. */
 static size_t GetVersion(void) { return cublasLtGetVersion(); }
 static lt_status Create(lt_handle *handle) { return cublasLtCreate((cublasLtHandle_t *)handle); }
 static lt_status Destroy(lt_handle handle) { return cublasLtDestroy(handle); }

@@ -1,5 +1,5 @@
-/* Runs csrc/fmha, emulated, on buffers of exactly the documented sizes, for AddressSanitizer to watch: each word of the
-command line is a length. Exit code 0: no report, and all results were written. */
+/* Run csrc/fmha, emulated, with AddressSanitizer on buffers of exactly the documented sizes. The arguments are the
+lengths of the sequences. The exit code is 0 if nothing was reported and all results were written. */
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@ template <class Number> static Number *buffer(size_t count) {
     return static_cast<Number *>(memory);
 }
 
-/* Whether all 16-bit numbers are finite. */
+/* Return whether all 16-bit floats are finite. */
 static bool all_finite(const uint16_t *numbers, size_t count, bool is_bfloat16) {
     const uint16_t exponent = is_bfloat16 ? 0x7F80 : 0x7C00;
     for (size_t i = 0; i < count; i++) {
@@ -46,7 +46,7 @@ int main(int count, char **words) {
     float *d_query = longest > FMHA_KEYS_AT_ONCE ? buffer<float>(numbers) : nullptr;
     bool good = true;
     for (int is_bfloat16 = 0; is_bfloat16 < 2; is_bfloat16++) {
-        /* 1 to 2 in either sign and type. */
+        /* Random magnitudes from 1 to 2, of either sign. */
         const uint16_t one = is_bfloat16 ? 0x3F80 : 0x3C00, fraction = is_bfloat16 ? 0x7F : 0x3FF;
         auto draw = [&] { return static_cast<uint16_t>(one | (rand() & fraction) | (rand() & 1) << 15); };
         for (size_t i = 0; i < 3 * numbers; i++) qkv[i] = draw();

@@ -1,6 +1,6 @@
-"""Attention: error rule on ugly shapes, exact masks, no leak between sequences, bit-equal runs.
+"""CPU attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface.
 
-Legend: T tokens, N heads, H head size, L tokens of one sequence.
+Legend: H head size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mlbert.ops import forms as registry
 from mlbert.ops import native_library, reference
 from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
-from unit.ops.attention_cases import stream
+from unit.ops.op_inputs import packed_qkv
 
-UGLY = {
+SHAPES = {
     "one token": [1],
     "tiny": [1, 2, 3, 5, 7, 1],
     "around 512": [511, 512, 513],
@@ -35,7 +35,7 @@ UGLY = {
 HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]
 
 
-def drawing(
+def draw_inputs(
     lengths: list[int],
     num_heads: int,
     head_size: int,
@@ -44,27 +44,27 @@ def drawing(
     factor: float = 1.0,
     slopes: Tensor | None = None,
 ) -> Callable[[], list]:
-    """Draws the arguments of attention; `slopes` are ALiBi's."""
+    """Return a function that draws arguments of attention; `slopes` are ALiBi's."""
     generator = torch.Generator().manual_seed(len(lengths))
 
     def draw() -> list:
-        qkv, cu_seqlens, longest, rows = stream(lengths, num_heads, head_size, generator=generator)
+        qkv, cu_seqlens, longest, rows = packed_qkv(lengths, num_heads, head_size, generator=generator)
         return [factor * qkv, cu_seqlens, longest, dropout, key, rows, *([] if slopes is None else [slopes])]
 
     return draw
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_error_on_ugly_lengths(error_rule, shape: str, dtype: torch.dtype, dropout: float) -> None:
-    error_rule("attention", drawing(UGLY[shape], 2, 64, dropout), dtype, [0])
+def test_error_on_awkward_lengths(error_rule, shape: str, dtype: torch.dtype, dropout: float) -> None:
+    error_rule("attention", draw_inputs(SHAPES[shape], 2, 64, dropout), dtype, [0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "head_size"), HEADS)
 def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
-    error_rule("attention", drawing([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
+    error_rule("attention", draw_inputs([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
 
 
 def tile_form(
@@ -76,42 +76,43 @@ def tile_form(
     rows: Tensor,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """The kernel for the matrix unit; emulated in C on a processor without one."""
+    """Run the kernel for the matrix unit, which is emulated in C on a processor without one."""
     slopes = None if slopes is None else slopes.float()
     return native_attention(qkv, cu_seqlens, dropout_p, key, rows, slopes, tiles=True)
 
 
 def native_form(*arguments: Any) -> Tensor:
-    """The public op: slopes are float32 whatever the activations are."""
+    """Run the public op with float32 slopes, which `run` casts with the other arguments."""
     *rest, slopes = arguments
     return ops.attention(*rest, slopes.float())
 
 
-SLOPES = torch.tensor([0.5, 0.00390625])
+SLOPES = torch.tensor([0.5, 0.00390625])  # steep and gentle
 
 
-@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("form", [native_form, tile_form], ids=["native", "tiles"])
-def test_alibi_error_on_ugly_lengths(error_rule, shape: str, dropout: float, form: Callable[..., Tensor]) -> None:
-    """Output and gradient with both a steep and a gentle slope."""
+def test_alibi_error_on_awkward_lengths(error_rule, shape: str, dropout: float, form: Callable[..., Tensor]) -> None:
     for dtype in (torch.float32, torch.bfloat16) if form is native_form else (torch.bfloat16,):
-        error_rule("attention", drawing(UGLY[shape], 2, 64, dropout, slopes=SLOPES), dtype, [0], form)
+        error_rule("attention", draw_inputs(SHAPES[shape], 2, 64, dropout, slopes=SLOPES), dtype, [0], form)
 
 
-@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_tile_form_error_on_ugly_lengths(error_rule, shape: str, dropout: float) -> None:
-    error_rule("attention", drawing(UGLY[shape], 2, 64, dropout), torch.bfloat16, [0], tile_form)
+def test_tile_form_error_on_awkward_lengths(error_rule, shape: str, dropout: float) -> None:
+    error_rule("attention", draw_inputs(SHAPES[shape], 2, 64, dropout), torch.bfloat16, [0], tile_form)
 
 
 @pytest.mark.parametrize(("num_heads", "head_size"), [(3, 32), (1, 96), (2, 128)])
 def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
-    error_rule("attention", drawing([1, 64, 130, 31, 140], num_heads, head_size, 0.1), torch.bfloat16, [0], tile_form)
+    error_rule(
+        "attention", draw_inputs([1, 64, 130, 31, 140], num_heads, head_size, 0.1), torch.bfloat16, [0], tile_form
+    )
 
 
-def test_tiles_are_used_only_where_they_work(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = stream([5, 70], 2, 64)
+def test_matrix_unit_is_used_only_if_it_works(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = packed_qkv([5, 70], 2, 64)
     x = qkv.bfloat16()
     want = native_attention(x, cu_seqlens, 0.1, 3, rows, None, tiles=tiles_work())
     assert torch.equal(ops.attention(x, cu_seqlens, longest, 0.1, 3, rows), want)
@@ -120,11 +121,11 @@ def test_tiles_are_used_only_where_they_work(use_native) -> None:
 
 
 def test_large_scores_stay_finite(error_rule) -> None:
-    error_rule("attention", drawing([60, 7], 2, 64, 0.1, key=1, factor=30.0), torch.float32, [0])
+    error_rule("attention", draw_inputs([60, 7], 2, 64, 0.1, key=1, factor=30.0), torch.float32, [0])
 
 
-def test_tokens_behind_the_last_sequence_are_zero(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = stream([5, 9, 0], 2, 32, tail=6)
+def test_tokens_after_the_last_sequence_are_zero(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = packed_qkv([5, 9, 0], 2, 32, tail=6)
     for function in (ops.attention, reference.attention):
         x = qkv.clone().requires_grad_()
         out = function(x, cu_seqlens, longest, 0.1, 5, rows)
@@ -133,10 +134,10 @@ def test_tokens_behind_the_last_sequence_are_zero(use_native) -> None:
         assert x.grad[14:].abs().max() == 0
 
 
-def test_mask_equals_the_plain_twin_bit_for_bit(use_native) -> None:
-    """With equal scores and one-hot values the output is the mask itself, a window of H keys at a time."""
+def test_dropout_mask_equals_the_reference(use_native) -> None:
+    """With equal scores and one-hot values, the output is the mask, H keys at a time."""
     length, num_heads, head_size, key = 130, 3, 64, 4242
-    _, cu_seqlens, _, rows = stream([17, length], num_heads, head_size)
+    _, cu_seqlens, _, rows = packed_qkv([17, length], num_heads, head_size)
     want = attention_keep_mask(key, rows[17:], num_heads, length, 0.1)
     for first in range(0, length, head_size):
         qkv = torch.zeros(17 + length, 3, num_heads, head_size)
@@ -146,8 +147,8 @@ def test_mask_equals_the_plain_twin_bit_for_bit(use_native) -> None:
         assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
 
 
-def test_sequences_do_not_see_each_other(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = stream([40, 50, 60], 2, 32)
+def test_sequences_do_not_affect_each_other(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = packed_qkv([40, 50, 60], 2, 32)
     changed = qkv.clone()
     changed[40:90] += 1.0
     a = ops.attention(qkv, cu_seqlens, longest, 0.1, 3, rows)
@@ -157,10 +158,9 @@ def test_sequences_do_not_see_each_other(use_native) -> None:
     assert not torch.equal(a[40:90], b[40:90])
 
 
-def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
-    """Against PyTorch's attention with the bias written out."""
+def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native) -> None:
     lengths, num_heads, head_size = [7, 0, 12], 3, 8
-    qkv, cu_seqlens, longest, _ = stream(lengths, num_heads, head_size)
+    qkv, cu_seqlens, longest, _ = packed_qkv(lengths, num_heads, head_size)
     slopes = torch.tensor([1.0, 0.25, 0.0])
     out = ops.attention(qkv, cu_seqlens, longest, 0.0, 0, None, slopes)
     for start, stop in ((0, 7), (7, 19)):
@@ -171,8 +171,8 @@ def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
         torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
 
 
-class Calls(TorchDispatchMode):
-    """Writes down what PyTorch is told to do: names of the ops, and the tensors that each was given."""
+class RecordOps(TorchDispatchMode):
+    """Record the names and tensor arguments of all PyTorch ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,12 +185,14 @@ class Calls(TorchDispatchMode):
 
 
 def test_flash_form_matches_pytorchs_interface(use_native) -> None:
-    """On tensors without memory: the call and its derivative have the arguments and shapes that PyTorch expects, Q, K
-    and V are read where they lie, and nothing but the gradients is copied. The numbers need a CUDA device."""
+    """On meta tensors, PyTorch accepts the arguments, Q, K and V are read in place, and only gradients are copied.
+
+    Values need a CUDA device.
+    """
     flash = registry._implementations["attention"]["flash"]
     qkv = torch.empty(20, 3, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
-    with Calls() as calls:
+    with RecordOps() as calls:
         out = flash(qkv, cu_seqlens, 12, 0.1, 5, None, None)
         (gradient,) = torch.autograd.grad(out, qkv, torch.empty_like(out))
     assert (out.shape, out.dtype) == ((20, 2, 64), torch.bfloat16)
@@ -202,13 +204,13 @@ def test_flash_form_matches_pytorchs_interface(use_native) -> None:
     written = [x[-1].stride() for called, x in calls.seen if called == "aten.where.self_out"]
     assert written == [steps] * 3
     assert not [called for called, _ in calls.seen if re.search("cat|stack|copy|clone|where.self$", called)]
-    plain, bounds, longest, rows = stream([5, 9], 2, 32)
+    plain, bounds, longest, rows = packed_qkv([5, 9], 2, 32)
     arguments = (plain, bounds, longest, 0.1, 5, rows, None)
     assert torch.equal(flash(*arguments), reference.attention(*arguments))
 
 
-def test_wrong_arguments_are_refused(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = stream([5, 9], 2, 32)
+def test_invalid_arguments_raise(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = packed_qkv([5, 9], 2, 32)
     with pytest.raises(AssertionError, match="needs rows"):
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, None)
     with pytest.raises(AssertionError, match="13 tokens"):
@@ -219,23 +221,27 @@ def test_wrong_arguments_are_refused(use_native) -> None:
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])
 
 
-def test_what_cannot_be_captured_is_reported(native_ops) -> None:
-    device = torch.device("cpu")
-    bfloat16, single = torch.bfloat16, torch.float32
-    try:
-        for form in ("plain", "native"):
-            ops.select(form)
-            assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False, 512))
-        for form, found in (
-            (
-                "triton",
-                {(bfloat16, 64, True, 999): False, (bfloat16, 48, False, 9): True, (single, 32, False, 9): False},
-            ),
-            ("flash", {(bfloat16, 64, False, 9): False, (bfloat16, 64, True, 9): True, (single, 64, False, 9): True}),
-            ("fmha", {(bfloat16, 64, True, 512): False, (bfloat16, 64, False, 513): True}),
-        ):
-            registry.select_each({"attention": form})
-            for kind, expected in found.items():
-                assert (capture_obstacle(device, *kind) is not None) == expected, (form, kind)
-    finally:
-        ops.select("auto")
+@pytest.mark.parametrize("form", ["plain", "native"])
+def test_cpu_attention_cannot_be_captured(native_ops, form: str) -> None:
+    ops.select(form)
+    assert f"{form} attention reads" in str(capture_obstacle(torch.device("cpu"), torch.float32, 64, False, 512))
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "head_size", "alibi", "max_seqlen", "capturable"),
+    [
+        ("triton", torch.bfloat16, 64, True, 999, True),
+        ("triton", torch.bfloat16, 48, False, 9, False),
+        ("triton", torch.float32, 32, False, 9, True),
+        ("flash", torch.bfloat16, 64, False, 9, True),
+        ("flash", torch.bfloat16, 64, True, 9, False),
+        ("flash", torch.float32, 64, False, 9, False),
+        ("fmha", torch.bfloat16, 64, True, 512, True),
+        ("fmha", torch.bfloat16, 64, False, 513, False),
+    ],
+)
+def test_capturable_cases(
+    form: str, dtype: torch.dtype, head_size: int, alibi: bool, max_seqlen: int, capturable: bool
+) -> None:
+    registry.select_each({"attention": form})
+    assert (capture_obstacle(torch.device("cpu"), dtype, head_size, alibi, max_seqlen) is None) == capturable

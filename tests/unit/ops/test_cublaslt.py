@@ -1,8 +1,4 @@
-"""Linear layers on cublasLt, without a GPU: `cublaslt_emulator.c` answers for NVIDIA's library, on host memory, by what
-its documentation says.
-
-Legend: T tokens, D hidden, F columns.
-"""
+"""Linear layers with cublasLt, without a GPU: `cublaslt_emulator.c` replaces NVIDIA's library."""
 
 from __future__ import annotations
 
@@ -26,50 +22,37 @@ from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of
 from step_counts import counted
+from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs
 
-GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(1, 8, 24), (37, 16, 48), (64, 32, 64), (0, 16, 32), (65, 7, 9), (13, 20, 44)]
+SHAPES = [(1, 8, 24), (37, 16, 48), (64, 32, 64), (0, 16, 32), (65, 7, 9), (13, 20, 44)]  # tokens, hidden, columns
 FORMS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=GENERATOR)
-
-
-def feed_forward_arguments(tokens: int, hidden: int, columns: int) -> list[Any]:
-    weights = randn(columns, hidden) * 2 / hidden**0.5, randn(hidden, columns) / columns**0.5
-    return [randn(tokens, hidden), weights[0], randn(columns), weights[1]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_feed_forward_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    arguments = [*feed_forward_arguments(*shape), exact]
-    error_rule("feed_forward", arguments, dtype, [0, 1, 2, 3], cublaslt.feed_forward)
+    error_rule("feed_forward", [*feed_forward_inputs(*shape), exact], dtype, [0, 1, 2, 3], cublaslt.feed_forward)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_gelu_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    arguments = [*feed_forward_arguments(*shape)[:3], exact]
-    error_rule("linear_gelu", arguments, dtype, [0, 1, 2], cublaslt.linear_gelu)
+    error_rule("linear_gelu", [*feed_forward_inputs(*shape)[:3], exact], dtype, [0, 1, 2], cublaslt.linear_gelu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 24), (1, 24), (77, 24), (10, 7)])
 def test_linear_qkv_error(emulator, error_rule, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    tokens, hidden = shape
-    arguments = [randn(tokens, hidden), *(randn(hidden, hidden) for _ in range(3)), *(randn(hidden) for _ in range(3))]
-    error_rule("linear_qkv", arguments, dtype, list(range(7)), cublaslt.linear_qkv)
+    error_rule("linear_qkv", linear_qkv_inputs(*shape), dtype, list(range(7)), cublaslt.linear_qkv)
 
 
 def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Tensor]:
-    """[output, gradients of all tensors]."""
+    """Return the output and the gradients of all tensors."""
     inputs = [x.clone().requires_grad_() if isinstance(x, Tensor) else x for x in arguments]
     out = function(*inputs)
     generator = torch.Generator().manual_seed(1)
@@ -77,9 +60,9 @@ def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Ten
     return [out.detach(), *(x.grad for x in inputs if isinstance(x, Tensor))]
 
 
-def test_master_weights_get_gradients_that_were_never_rounded(emulator) -> None:
-    """float32 weights beside bfloat16 activations: their gradients are closer to float64's than bfloat16 allows."""
-    x, w1, b1, w2 = feed_forward_arguments(200, 16, 32)
+def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator) -> None:
+    """With bfloat16 activations, weight gradients are closer to the exact ones than if they were rounded."""
+    x, w1, b1, w2 = feed_forward_inputs(200, 16, 32)
     narrow = [x.bfloat16(), w1.bfloat16().float(), b1.bfloat16().float(), w2.bfloat16().float(), False]
     found = gradients(cublaslt.feed_forward, narrow)
     plain = gradients(reference.feed_forward, narrow)
@@ -89,9 +72,9 @@ def test_master_weights_get_gradients_that_were_never_rounded(emulator) -> None:
         assert (found[place] - exact[place]).norm() < 0.9 * (plain[place] - exact[place]).norm()
 
 
-def test_each_product_runs_on_its_implementation(emulator) -> None:
-    """Forward: one product with an epilogue. Backward: two weight gradients and GELU's, each one product."""
-    arguments = [x.requires_grad_() for x in feed_forward_arguments(9, 16, 24)]
+def test_feed_forward_runs_four_products_in_cublaslt(emulator) -> None:
+    """Forward is one product with an epilogue; backward is two weight gradients and one through GELU."""
+    arguments = [x.requires_grad_() for x in feed_forward_inputs(9, 16, 24)]
     out = cublaslt.feed_forward(*arguments, False)
     assert emulator.count("products") == 1
     out.sum().backward()
@@ -114,20 +97,18 @@ def test_pytorch_replaces_unsupported_products(emulator, error_rule, refused: tu
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            error_rule(
-                "feed_forward", [*feed_forward_arguments(9, 16, 24), False], dtype, [0, 1, 2, 3], cublaslt.feed_forward
-            )
-        arguments = [randn(9, 16), *(randn(16, 16) for _ in range(3)), *(randn(16) for _ in range(3))]
-        error_rule("linear_qkv", arguments, dtype, list(range(7)), cublaslt.linear_qkv)
+            arguments = [*feed_forward_inputs(9, 16, 24), False]
+            error_rule("feed_forward", arguments, dtype, [0, 1, 2, 3], cublaslt.feed_forward)
+        error_rule("linear_qkv", linear_qkv_inputs(9, 16), dtype, list(range(7)), cublaslt.linear_qkv)
     texts = [str(warning.message) for warning in caught]
     gelu = {Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS, Epilogue.DGELU_BGRAD, 0}
-    assert texts or (dtype == torch.float32 and gelu >= set(refused)), "float32 asks for no GELU"
-    assert len(set(texts)) == len(texts), "said once"
+    assert texts or (dtype == torch.float32 and gelu >= set(refused)), "float32 does not use the GELU epilogues"
+    assert len(set(texts)) == len(texts), "each warning appears once"
     assert all(re.match(r"cublasLt has no algorithm for \d+x\d+x\d+, .*PyTorch's product runs", text) for text in texts)
 
 
-def test_evaluation_equals_training_and_keeps_nothing(emulator) -> None:
-    x, w1, b1, w2 = (t.requires_grad_() for t in feed_forward_arguments(9, 16, 24))
+def test_evaluation_equals_training_without_a_graph(emulator) -> None:
+    x, w1, b1, w2 = (t.requires_grad_() for t in feed_forward_inputs(9, 16, 24))
     with torch.no_grad():
         evaluation = cublaslt.feed_forward(x, w1, b1, w2, False)
     training = cublaslt.feed_forward(x, w1, b1, w2, False)
@@ -136,7 +117,7 @@ def test_evaluation_equals_training_and_keeps_nothing(emulator) -> None:
 
 
 def test_non_contiguous_tensors(emulator) -> None:
-    x, w1, b1, w2 = feed_forward_arguments(9, 16, 24)
+    x, w1, b1, w2 = feed_forward_inputs(9, 16, 24)
     plain = gradients(reference.feed_forward, [x, w1, b1, w2, False])
 
     def transposed(*arguments: Any) -> Tensor:
@@ -148,16 +129,13 @@ def test_non_contiguous_tensors(emulator) -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_registry_prefers_it_on_cuda(emulator) -> None:
-    try:
-        for choice in ("auto", "cublaslt", "flash"):
-            chosen = registry.select(choice, "cuda")
-            assert {chosen[op] for op in FORMS} == {"cublaslt"}
-            assert "cublasLt 13.0.0" in registry.describe("cuda")
-        assert all("cublaslt" in registry.available("cuda")[op] for op in FORMS)
-        assert not any("cublaslt" in names for names in registry.available("cpu").values())
-    finally:
-        registry.select("auto")
+def test_linear_layers_use_cublaslt_on_cuda(emulator) -> None:
+    for choice in ("auto", "cublaslt", "flash"):
+        chosen = registry.select(choice, "cuda")
+        assert {chosen[op] for op in FORMS} == {"cublaslt"}
+        assert "cublasLt 13.0.0" in registry.describe("cuda")
+    assert all("cublaslt" in registry.available("cuda")[op] for op in FORMS)
+    assert not any("cublaslt" in names for names in registry.available("cpu").values())
 
 
 SMALL = BertConfig(
@@ -170,65 +148,64 @@ SMALL = BertConfig(
 )
 
 
-def test_model_takes_the_form(emulator) -> None:
-    """A whole BERT, forward and backward, with every linear layer that has the form: as with plain ops."""
+def test_model_with_cublaslt_equals_the_plain_model(emulator) -> None:
     batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
     results = []
     for names in ({}, dict.fromkeys(FORMS, "cublaslt")):
         model = BertForPreTraining(SMALL)
         model.initialize(seed=1)
         registry.select_each(names)
-        try:
-            loss = loss_of(model, batch, (1, 2))
-            loss.backward()
-        finally:
-            registry.select("auto")
+        loss = loss_of(model, batch, (1, 2))
+        loss.backward()
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    # A layer: 2 products forward, 5 backward. The heads: 1 and 3.
+    # 2 products forward and 5 backward per layer; 1 and 3 in the heads.
     assert emulator.count("products") == 2 * 7 + 4
     for plain, found in zip(*results, strict=True):
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
 
 
-def flat_gradients(micro_batches: int, fast: bool, reported: Counter[str]) -> Tensor:
-    """The flat gradient after a step's micro-batches, twice; what was told of it in the last backward pass."""
+def flat_gradients(micro_batches: int, names: dict[str, str], hook_calls: Counter[str]) -> Tensor:
+    """Return the flat gradient after the second of two steps, and count the last backward pass's calls of grad hooks.
+
+    Args:
+        micro_batches: per step.
+        names: op -> implementation.
+        hook_calls: receives the calls by parameter.
+    """
     model = BertForPreTraining(SMALL)
     model.initialize(seed=1)
     flat = FlatParameters(model.ordered_parameters())
     for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
-        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: reported.update([name]))
-    registry.select_each(dict.fromkeys(FORMS, "cublaslt") if fast else {})
-    try:
-        for _ in range(2):
-            flat.zero_grad()
-            for step in range(micro_batches):
-                reported.clear()
-                batch = made_up_batches(1, seed=3, vocab_size=99, max_tokens=32, step=step)[0].to("cpu")
-                loss_of(model, batch, (1, step)).backward()
-    finally:
-        registry.select("auto")
+        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: hook_calls.update([name]))
+    registry.select_each(names)
+    for _ in range(2):
+        flat.zero_grad()
+        for step in range(micro_batches):
+            hook_calls.clear()
+            batch = made_up_batches(1, seed=3, vocab_size=99, max_tokens=32, step=step)[0].to("cpu")
+            loss_of(model, batch, (1, step)).backward()
     return flat.grad
 
 
 @pytest.mark.parametrize(
     ("micro_batches", "refused"), [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))]
 )
-def test_gradients_go_straight_into_the_flat_buffer(emulator, micro_batches: int, refused: tuple[int, ...]) -> None:
-    """The same gradients as autograd's, tied embeddings among them; everybody who waits for one is told once."""
-    reported: Counter[str] = Counter()
-    expected = flat_gradients(micro_batches, False, reported)
-    names = dict(reported)
+def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches: int, refused: tuple[int, ...]) -> None:
+    """Gradients equal autograd's, including those of tied embeddings, and each parameter's hook runs once."""
+    plain_calls: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    expected = flat_gradients(micro_batches, {}, plain_calls)
     emulator.refuse(*refused)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = flat_gradients(micro_batches, True, reported)
+        found = flat_gradients(micro_batches, dict.fromkeys(FORMS, "cublaslt"), calls)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert reported.keys() == names.keys()
-    assert set(reported.values()) == {1}
+    assert calls.keys() == plain_calls.keys()
+    assert set(calls.values()) == {1}
 
 
 def test_products_read_the_copy_of_the_weights(emulator) -> None:
-    """The same bits as casting, and no cast of a weight."""
+    """With a bfloat16 copy of the weights, results are bit-equal and no weight is cast."""
     results = []
     for dtype in (None, torch.bfloat16):
         model = BertForPreTraining(SMALL, torch.bfloat16)
@@ -239,28 +216,25 @@ def test_products_read_the_copy_of_the_weights(emulator) -> None:
             flat.padded_copy.copy_(flat.padded_data)
         batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
         registry.select_each(dict.fromkeys(FORMS, "cublaslt"))
-        try:
-            with counted(SMALL.hidden_size**2) as counts:
-                loss_of(model, batch, (1, 2)).backward()
-        finally:
-            registry.select("auto")
+        with counted(SMALL.hidden_size**2) as counts:
+            loss_of(model, batch, (1, 2)).backward()
         results.append((flat.grad, counts["casts", "bfloat16"]))
     assert torch.equal(results[0][0], results[1][0])
-    weights = 4 * SMALL.num_hidden_layers + 3  # and the heads' three
+    weights = 4 * SMALL.num_hidden_layers + 3  # three in the heads
     assert results[0][1] - results[1][1] == weights
 
 
 @pytest.mark.parametrize("op", [*FORMS, "fp8_product"])
-def test_a_library_with_wrong_results_fails_its_proof(emulator, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_library_with_wrong_results_fails_verification(emulator, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     cpu = torch.device("cpu")
     assert proof.check(op, "cublaslt", cpu, torch.bfloat16) == ""
     assert emulator.count("products") > 0
-    right = emulator.library.product
+    product = emulator.library.product
 
-    def transposed(out: Tensor, left: Tensor, right_: Tensor, **arguments: Any) -> bool:
-        done = right(out, left, right_, **arguments)
+    def flipped(out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
+        done = product(out, left, right, **arguments)
         out.copy_(out.flip(0))
         return done
 
-    monkeypatch.setattr(emulator.library, "product", transposed)
+    monkeypatch.setattr(emulator.library, "product", flipped)
     assert "error" in proof.check(op, "cublaslt", cpu, torch.bfloat16)

@@ -1,5 +1,7 @@
-"""Products through cublasLt: on `cublaslt_emulator.c`, which answers for NVIDIA's library without a GPU; and, where
-NVIDIA's header or library is at hand, our declarations and descriptors on them."""
+"""Matrix products through cublasLt, with `cublaslt_emulator.c` in place of NVIDIA's library.
+
+If NVIDIA's header or library is installed, our declarations and descriptors are checked against it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from mlbert.host.native import MHALIB_FOLDER
 from mlbert.ops import cublaslt_library
 from mlbert.ops.cublaslt_library import CublasLtError, Epilogue, Library
 from mlbert.ops.fp8_scaling import GRADIENT, WEIGHT, FP8Scaling, Products
+from unit.ops.op_inputs import randn
 
 HERE = Path(__file__).parent
-GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
-PLACES = [
+INCLUDE_FOLDERS = [
     *Path("/usr/local").glob("cuda*/include"),
     *(Path(folder) / "nvidia" / name / "include" for folder in sys.path for name in ("cu13", "cublas", "cuda_runtime")),
 ]
@@ -33,11 +35,7 @@ PLACES = [
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
 
 
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=GENERATOR)
-
-
-def test_same_problem_is_planned_once(emulator) -> None:
+def test_problem_is_planned_once(emulator) -> None:
     out, left, right, bias = torch.empty(5, 8), randn(5, 16), randn(16, 8), randn(8)
     for _ in range(3):
         assert emulator.library.product(out, left, right, epilogue=Epilogue.BIAS, bias=bias)
@@ -51,9 +49,9 @@ def test_same_problem_is_planned_once(emulator) -> None:
     assert emulator.count("products") == 6
 
 
-def test_more_problems_than_plans(emulator) -> None:
-    """Old plans go; what comes again is planned again and is right."""
-    left, right = torch.ones(3000, 8), torch.ones(8, 8)  # 2048 plans are kept
+def test_old_plans_are_evicted(emulator) -> None:
+    """A problem whose plan was evicted is planned again."""
+    left, right = torch.ones(3000, 8), torch.ones(8, 8)  # the limit is 2048 plans
     for rows in range(1, 3001):
         assert emulator.library.product(torch.empty(rows, 8), left[:rows], right)
     assert emulator.count("living") < 3000 * 5
@@ -70,7 +68,7 @@ def test_alignment_is_part_of_the_problem(emulator) -> None:
     assert emulator.library.plans_made(CPU) == 2
 
 
-def test_refusal_is_remembered(emulator) -> None:
+def test_unsupported_problem_is_looked_up_once(emulator) -> None:
     emulator.refuse(Epilogue.NONE)
     tensors = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
@@ -79,8 +77,8 @@ def test_refusal_is_remembered(emulator) -> None:
     assert emulator.count("heuristics") == 1
 
 
-def test_refusal_after_the_heuristic_is_one_too(emulator) -> None:
-    """NVIDIA's library takes FP8 scales only at addresses that 16 divides, and its heuristic does not look."""
+def test_product_that_the_library_rejects_is_unsupported(emulator) -> None:
+    """NVIDIA's library rejects FP8 scales that are not 16-byte aligned, but its heuristic does not check them."""
     factors = FP8Scaling(2, Products()).inverse
     out, ones = torch.empty(16, 16, dtype=torch.bfloat16), torch.ones(16, 16).to(torch.float8_e4m3fn)
     scales = {"inverse_left": factors[1, WEIGHT], "inverse_right": factors[0, GRADIENT]}
@@ -91,7 +89,7 @@ def test_refusal_after_the_heuristic_is_one_too(emulator) -> None:
         assert not emulator.library.product(out, ones, ones, right_transposed=True, **scales)
 
 
-def test_other_errors_are_raised_and_pass(emulator) -> None:
+def test_other_errors_are_raised_once(emulator) -> None:
     out, left, right = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
     emulator.fail_next(13)
     with pytest.raises(CublasLtError, match=r"EXECUTION_FAILED for 3x8x8, torch.float32"):
@@ -103,7 +101,7 @@ def test_other_errors_are_raised_and_pass(emulator) -> None:
 
 
 def test_threads_share_a_device(emulator) -> None:
-    """The autograd thread and others: plans are made and used at the same time."""
+    """Threads create and use plans concurrently with the same results as one thread."""
     problems = [(randn(rows, 16), randn(16, 24), randn(24)) for rows in range(1, 33)] * 4
 
     def multiply(problem: tuple[Tensor, ...]) -> Tensor:
@@ -146,8 +144,8 @@ def test_fp8_operands(emulator, left_type: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-6)
 
 
-def test_fp8_result_with_gelu(emulator) -> None:
-    """FP8 in, GELU, FP8 out: scaled, its largest magnitude before scaling, and the pre-activation in bfloat16."""
+def test_fp8_output_with_gelu(emulator) -> None:
+    """The output is scaled, amax is its largest magnitude before scaling, and the pre-activation is in bfloat16."""
     left, right, bias = (
         randn(5, 32).to(torch.float8_e4m3fn),
         randn(16, 32).to(torch.float8_e4m3fn),
@@ -170,7 +168,7 @@ def test_fp8_result_with_gelu(emulator) -> None:
     torch.testing.assert_close(out.double() / 16, exact.clamp(-28, 28), rtol=2**-3, atol=2**-13)
 
 
-def test_wrong_arguments_are_refused(emulator) -> None:
+def test_invalid_arguments_raise(emulator) -> None:
     product, ones = emulator.library.product, torch.ones
     with pytest.raises(AssertionError, match="is not"):
         product(ones(3, 8), ones(3, 8), ones(9, 8))
@@ -188,13 +186,13 @@ def test_wrong_arguments_are_refused(emulator) -> None:
         product(ones(3, 16).bfloat16(), small[0], small[1].t().contiguous())
 
 
-def test_code_has_no_warnings(tmp_path: Path) -> None:
+def test_c_code_compiles_without_warnings(tmp_path: Path) -> None:
     flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC")
     source, target = str(MHALIB_FOLDER / "matmul.c"), str(tmp_path / "matmul.o")
     subprocess.run(["gcc", *flags, "-c", source, "-o", target], check=True)
 
 
-def test_python_knows_the_same_numbers() -> None:
+def test_python_constants_equal_the_header() -> None:
     header = (MHALIB_FOLDER / "cublaslt.h").read_text()
     numbers = {name: int(value) for name, value in re.findall(r"LT_(\w+) = (\d+)", header)}
     assert {kind.name: numbers[f"EPILOGUE_{kind.name.replace('NONE', 'DEFAULT')}"] for kind in Epilogue} == {
@@ -207,12 +205,12 @@ def test_python_knows_the_same_numbers() -> None:
     assert computes == (numbers["COMPUTE_32F"], numbers["COMPUTE_32F_FAST_TF32"])
 
 
-def test_declarations_are_those_of_nvidia() -> None:
-    """Needs cublasLt.h of CUDA with its runtime's headers: a toolkit, wheels in this environment, or CPATH."""
-    folders = [item for place in PLACES if place.is_dir() for item in ("-isystem", str(place))]
+def test_declarations_equal_nvidias() -> None:
+    """Needs cublasLt.h and the CUDA runtime's headers: a toolkit, wheels in this environment, or CPATH."""
+    folders = [item for folder in INCLUDE_FOLDERS if folder.is_dir() for item in ("-isystem", str(folder))]
     found = subprocess.run(["gcc", *folders, "-E", "-include", "cublasLt.h", "-xc", "/dev/null"], capture_output=True)
     if found.returncode:
-        pytest.skip("no cublasLt.h with CUDA's headers here (CPATH may name their folders)")
+        pytest.skip("no cublasLt.h with CUDA's headers (CPATH can list their folders)")
     flags = ("-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only")
     source = str(HERE / "cublaslt_interface.c")
     done = subprocess.run(["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True)
@@ -221,9 +219,8 @@ def test_declarations_are_those_of_nvidia() -> None:
 
 @pytest.mark.parametrize("epilogue", list(Epilogue))
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
-def test_descriptors_pass_nvidias_own_checks(epilogue: Epilogue, dtype: torch.dtype) -> None:
-    """NVIDIA's library takes every attribute that describes a product; then it misses the handle, which is left out, so
-    that no device is touched."""
+def test_nvidias_library_accepts_the_descriptors(epilogue: Epilogue, dtype: torch.dtype) -> None:
+    """The only error is the missing handle, without which no device is needed."""
     library = None
     for major in ("13", "12"):
         try:
@@ -232,7 +229,7 @@ def test_descriptors_pass_nvidias_own_checks(epilogue: Epilogue, dtype: torch.dt
         except native.NativeUnavailable as error:
             reason = error
     if library is None:
-        pytest.skip(f"no cublasLt here: {reason}")
+        pytest.skip(f"no cublasLt: {reason}")
     library._contexts[CPU] = library._open()
     out_type = torch.bfloat16 if dtype.itemsize == 1 else dtype
     out, left, right = (torch.zeros(*shape, dtype=torch.float32) for shape in ((32, 48), (32, 16), (48, 16)))
@@ -261,9 +258,9 @@ def test_missing_libraries_are_reported(tmp_path: Path) -> None:
             cublaslt_library.library()
 
 
-def test_the_one_in_the_process_is_found_first(emulator_path: Path, tmp_path: Path) -> None:
+def test_loaded_library_is_found_first(emulator_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "libcublasLt.so.77"
     shutil.copy(emulator_path, path)
-    assert cublaslt_library.find("77") == "libcublasLt.so.77"  # left to the system's loader
+    assert cublaslt_library.find("77") == "libcublasLt.so.77"  # for the dynamic linker to find
     ctypes.CDLL(str(path))
     assert cublaslt_library.find("77") == str(path)

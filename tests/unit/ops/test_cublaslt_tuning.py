@@ -1,8 +1,9 @@
-"""cublasLt's fastest algorithm for a product: what times choose, once for a device, the same on all ranks."""
+"""The choice of cublasLt's algorithms: by time, cached per device, the same on all ranks."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,40 +18,41 @@ from mlbert.ops import cublaslt, cublaslt_library, cublaslt_tuning
 from mlbert.ops.cublaslt_library import APART, FIRST, Epilogue, MatmulProblem
 from mlbert.ops.cublaslt_tuning import Times, fastest, time_launches, tuned, with_twins
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=5)
 ALGORITHMS = 5
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    # All that is allocated here is aligned as well as this; on a GPU, better than what cublasLt looks at.
+def host_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit alignments to that of PyTorch's host allocations; a GPU's are above what cublasLt checks."""
     for module in (cublaslt_library, cublaslt_tuning):
         monkeypatch.setattr(module, "LARGEST_ALIGNMENT", 64)
 
 
 @pytest.fixture
-def offered(emulator) -> Any:
-    """cublasLt with several algorithms for each problem, of which the last one computes something else."""
+def several_algorithms(emulator) -> Any:
+    """Return an emulator with several algorithms per problem, the last of which is wrong."""
     emulator.offer(ALGORITHMS)
     return emulator
 
 
 @given(st.dictionaries(st.integers(APART, 8), TIMES, min_size=1))
-def test_the_least_median_is_chosen(times: dict[int, Times]) -> None:
-    middle = {choice: sorted(values) for choice, values in times.items()}
-
-    def median(choice: int) -> float:
-        values = middle[choice]
-        return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-
-    assert median(fastest(times)) == min(map(median, times))
+def test_fastest_has_the_lowest_median(times: dict[int, Times]) -> None:
+    medians = {choice: statistics.median(values) for choice, values in times.items()}
+    assert medians[fastest(times)] == min(medians.values())
     assert fastest({}) == FIRST
 
 
 class Clock:
-    """Given seconds for each choice: of the algorithms by their number, of whatever takes two calls `apart`."""
+    """Replace `time_launches` and count its calls.
+
+    Args:
+        emulator: that runs the products.
+        seconds: algorithm, from 1 on -> its time.
+        apart: time of a product with a separate kernel for its epilogue.
+    """
 
     def __init__(self, emulator: Any, seconds: dict[int, float], apart: float = 9.0) -> None:
         self.emulator, self.seconds, self.apart, self.calls = emulator, seconds, apart, 0
@@ -64,8 +66,8 @@ class Clock:
         return [self.apart if is_apart else self.seconds[self.emulator.algorithm + 1]] * 3
 
 
-def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[], None]:
-    """A warm-up: one linear layer, forward and backward."""
+def linear_step(x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[], None]:
+    """Return a warm-up: one linear layer, forward and backward."""
 
     def run() -> None:
         cublaslt.linear_qkv(x, *weight.chunk(3), *bias.chunk(3)).sum().backward()
@@ -79,8 +81,8 @@ def operands() -> tuple[Tensor, Tensor, Tensor]:
     return x.bfloat16().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def feed_forward(x: Tensor, w1: Tensor, b1: Tensor) -> Callable[[], None]:
-    """A warm-up: both layers of the feed-forward, forward and backward, and forward without gradients."""
+def feed_forward_step(x: Tensor, w1: Tensor, b1: Tensor) -> Callable[[], None]:
+    """Return a warm-up: both feed-forward layers, forward and backward, then forward without gradients."""
 
     def run() -> None:
         cublaslt.feed_forward(x, w1, b1, w1.detach().t(), False).sum().backward()
@@ -89,99 +91,99 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor) -> Callable[[], None]:
     return run
 
 
-def tune_layer(
+def tune_step(
     monkeypatch: pytest.MonkeyPatch,
     clock: Clock,
     is_first: bool = True,
-    over_ranks: Callable[[Tensor], Any] = len,
-    layer: Callable[..., Callable[[], None]] = layer,
+    over_ranks: Callable[[Tensor], Any] = lambda _: None,
+    step: Callable[..., Callable[[], None]] = linear_step,
 ) -> tuple[dict[str, int], str]:
-    """Epilogue -> choice of the products of one layer, and what was told."""
+    """Return epilogue -> choice for the products of a step, and the log messages."""
     monkeypatch.setattr(cublaslt_tuning, "time_launches", clock)
-    library, said = cublaslt.library(), []
+    library, messages = cublaslt.library(), []
     library.choices.clear()
-    tuned(CPU, is_first, over_ranks, said.append, layer(*operands()))
+    tuned(CPU, is_first, over_ranks, messages.append, step(*operands()))
     assert library.noted is None
-    return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(said)
+    return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(messages)
 
 
-def test_each_product_takes_the_fastest_that_is_right(offered, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last algorithm is the fastest, and wrong."""
-    clock = Clock(offered, {1: 5.0, 2: 4.0, 3: 2.0, 4: 3.0, 5: 0.1})
-    chosen, said = tune_layer(monkeypatch, clock)
+def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last algorithm is faster but wrong."""
+    clock = Clock(several_algorithms, {1: 5.0, 2: 4.0, 3: 2.0, 4: 3.0, 5: 0.1})
+    chosen, message = tune_step(monkeypatch, clock)
     assert chosen == {"BIAS": 3, "NONE": 3, "BGRADB": 3}
-    assert said.startswith("cublasLt: 3 products, 3 timed")
-    layer(*operands())()
-    assert offered.algorithm == 2, "the run takes what was chosen"
+    assert message.startswith("cublasLt: 3 products, 3 timed")
+    linear_step(*operands())()
+    assert several_algorithms.algorithm == 2, "the run does not use the choice"
 
 
 @pytest.mark.parametrize(
-    ("layer", "apart"), [(layer, ["BGRADB"]), (feed_forward, ["GELU_AUX_BIAS", "DGELU_BGRAD", "GELU_BIAS"])]
+    ("step", "apart"), [(linear_step, ["BGRADB"]), (feed_forward_step, ["GELU_AUX_BIAS", "DGELU_BGRAD", "GELU_BIAS"])]
 )
-def test_a_kernel_of_its_own_where_it_is_faster(
-    offered, monkeypatch: pytest.MonkeyPatch, layer: Callable[..., Callable[[], None]], apart: list[str]
+def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(
+    several_algorithms, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Callable[[], None]], apart: list[str]
 ) -> None:
     inputs = operands()
-    layer(*inputs)()
+    step(*inputs)()
     before = [x.grad.clone() for x in inputs]
-    clock = Clock(offered, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, apart=0.5)
-    chosen, said = tune_layer(monkeypatch, clock, layer=layer)
+    clock = Clock(several_algorithms, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, apart=0.5)
+    chosen, message = tune_step(monkeypatch, clock, step=step)
     assert chosen == {"BIAS": 1, "NONE": 1, **dict.fromkeys(apart, APART)}
-    assert f"{len(apart)} apart from their epilogue" in said
-    offered.refuse(*(Epilogue[name] for name in apart))
+    assert f"{len(apart)} apart from their epilogue" in message
+    several_algorithms.refuse(*(Epilogue[name] for name in apart))
     again = operands()
-    layer(*again)()
+    step(*again)()
     for one, other in zip(before, again, strict=True):
         assert (one - other.grad).norm() <= 2**-7 * one.norm()
 
 
-def test_a_problem_is_timed_once_on_a_kind_of_device(offered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = Clock(offered, {1: 2.0, 2: 1.0, 3: 3.0, 4: 3.0})
-    first, _ = tune_layer(monkeypatch, clock)
+def test_times_are_cached(several_algorithms, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    clock = Clock(several_algorithms, {1: 2.0, 2: 1.0, 3: 3.0, 4: 3.0})
+    first, _ = tune_step(monkeypatch, clock)
     calls = clock.calls
-    again, said = tune_layer(monkeypatch, clock)
+    again, message = tune_step(monkeypatch, clock)
     assert (again, clock.calls) == (first, calls)
-    assert "0 timed" in said
-    (file,) = (tmp_path / "mlbert").glob("cublaslt-*.json")
+    assert "0 timed" in message
+    (file,) = own_cache.glob("mlbert/cublaslt-*.json")
     file.write_bytes(file.read_bytes().replace(b": 2", b": 3"))
-    damaged, said = tune_layer(monkeypatch, clock)
+    damaged, message = tune_step(monkeypatch, clock)
     assert (damaged, clock.calls) == (first, 2 * calls)
-    assert "is damaged" in said
+    assert "is damaged" in message
 
 
-def test_ranks_take_the_choices_of_the_first(emulator_path: Path, emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks in turn; the other one times nothing. Where their products differ, nothing is chosen."""
+def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first of two ranks times algorithms. If the ranks' products differ, nothing is chosen."""
     emulator.offer(3)
     sent: list[Tensor] = []
     clock = Clock(emulator, {1: 2.0, 2: 1.0})
-    first, _ = tune_layer(monkeypatch, clock, over_ranks=lambda x: sent.append(x.clone()))
+    first, _ = tune_step(monkeypatch, clock, over_ranks=lambda x: sent.append(x.clone()))
     calls = clock.calls
 
     def receive(x: Tensor) -> None:
         torch.maximum(x, sent.pop(0), out=x)
 
-    other, _ = tune_layer(monkeypatch, clock, is_first=False, over_ranks=receive)
+    other, _ = tune_step(monkeypatch, clock, is_first=False, over_ranks=receive)
     assert other == first == {"BIAS": 2, "NONE": 2, "BGRADB": 2}
     assert clock.calls == calls
 
     def differ(x: Tensor) -> None:
         x[0] += 1
 
-    none, said = tune_layer(monkeypatch, clock, over_ranks=differ)
+    none, message = tune_step(monkeypatch, clock, over_ranks=differ)
     assert none == {}
-    assert "differ" in said
+    assert "differ" in message
 
 
-def test_without_algorithms_the_run_continues(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_product_runs_apart(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator.refuse(Epilogue.BGRADB)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
-        chosen, _ = tune_layer(monkeypatch, Clock(emulator, {1: 1.0}))
+        chosen, _ = tune_step(monkeypatch, Clock(emulator, {1: 1.0}))
     assert chosen == {"BIAS": 1, "NONE": 1, "BGRADB": APART}
 
 
 @pytest.mark.parametrize("alignments", [(64, 64, 64, 64, 0), (4, 2, 16, 4, 0), (64, 8, 32, 8, 0)])
 def test_operands_match_the_problem(emulator, alignments: tuple[int, ...]) -> None:
-    """So they meet the choice made for it."""
+    """The operands made for timing pose the same problem, so the choice applies to it."""
     types = torch.bfloat16, torch.bfloat16, torch.float32
     problem = MatmulProblem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)
     library = emulator.library
@@ -192,7 +194,7 @@ def test_operands_match_the_problem(emulator, alignments: tuple[int, ...]) -> No
     library.noted = None
 
 
-def test_launches_are_timed_one_by_one() -> None:
+def test_each_launch_is_timed() -> None:
     counter = itertools.count()
     times = time_launches(CPU, lambda: next(counter))
     assert len(times) == cublaslt_tuning.LAUNCHES == next(counter) - 1

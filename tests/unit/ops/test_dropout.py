@@ -1,4 +1,4 @@
-"""The counter-based mask: keep rate, independence, and the scalar and tensor forms of its definition."""
+"""The counter-based dropout mask: keep rate, independence, and scalar against tensor keys."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from mlbert.ops.dropout import (
 KEY = dropout_key(seed=1, step=2, layer=3, site=4)
 
 
-def scalar_keep(key: int, row: int, column: int, threshold: int) -> bool:
+def keeps(key: int, row: int, column: int, threshold: int) -> bool:
     row_hash = mix32(mix32(row + GOLDEN) ^ key)
     word = mix32(row_hash ^ ((column // 4 * GOLDEN) & 0xFFFFFFFF))
     return (word >> (8 * (column % 4))) & 0xFF >= threshold
 
 
-def test_tensor_form_equals_the_definition() -> None:
+def test_mask_equals_its_scalar_definition() -> None:
     rows = torch.tensor([0, 1, 511, 70000, 2**31 - 1], dtype=torch.int32)
     mask = keep_mask(KEY, rows, 37, 0.3)
     for (i, row), column in itertools.product(enumerate(rows.tolist()), range(37)):
-        assert mask[i, column] == scalar_keep(KEY, row, column, 77)
+        assert mask[i, column] == keeps(KEY, row, column, 77)
 
 
 def test_attention_heads_have_their_own_keys() -> None:
@@ -56,8 +56,8 @@ def test_keep_rate(probability: float, threshold: int) -> None:
     assert (kept.mean(1) - rate).abs().max() <= 5 * deviation / 512**0.5
 
 
-def test_neighbours_are_independent() -> None:
-    """Columns in a word, neighbouring words, rows, keys, heads and steps: correlations within noise."""
+def test_neighboring_masks_are_uncorrelated() -> None:
+    """Columns in one word and in neighboring words, rows, and keys that differ in one part."""
     rows = torch.arange(4096, dtype=torch.int32)
     base = keep_mask(KEY, rows, 256, 0.5).double() - 0.5
     noise = 5 * 0.25 / base.numel() ** 0.5
@@ -71,7 +71,7 @@ def test_neighbours_are_independent() -> None:
         assert abs((a * b).mean().item()) < 1.1 * noise, name
 
 
-def test_keys_differ_in_every_part() -> None:
+def test_keys_are_distinct() -> None:
     keys = {
         dropout_key(seed, step, layer, site)
         for seed, step, layer, site in itertools.product((0, 1, 2**32, 2**40 + 1), (0, 1, 7), range(4), range(4))
@@ -81,13 +81,13 @@ def test_keys_differ_in_every_part() -> None:
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.0, 1.5, 0.999])
-def test_impossible_probability(probability: float) -> None:
+def test_invalid_probability_is_an_error(probability: float) -> None:
     with pytest.raises(ValueError, match="not in"):
         dropout_threshold(probability)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
-def test_a_table_of_keys_holds_each_ones_bits(seed):
+def test_table_contains_the_bits_of_each_key(seed: int) -> None:
     table = dropout_keys(seed, 12, 5, 4)
     assert table.dtype == torch.int32
     for layer in range(5):
@@ -96,7 +96,7 @@ def test_a_table_of_keys_holds_each_ones_bits(seed):
 
 
 @pytest.mark.parametrize("key", [0, 5, 2**31, 2**32 - 1])
-def test_a_key_in_a_tensor_draws_the_same_masks(key):
+def test_key_in_a_tensor_gives_the_same_masks(key: int) -> None:
     rows = torch.tensor([0, 3, 2**31 - 1], dtype=torch.int32)
     on_device = torch.tensor(key - 2**32 if key >= 2**31 else key, dtype=torch.int32)
     assert torch.equal(keep_mask(on_device, rows, 11, 0.3), keep_mask(key, rows, 11, 0.3))

@@ -1,7 +1,4 @@
-"""embedding_sum: error rule, runs of equal ids over chunk borders, bit-equal runs, ids out of range.
-
-Legend: T tokens, D hidden, V vocabulary.
-"""
+"""embedding_sum: error rule, runs of equal ids across chunks, dtypes, ids out of range."""
 
 from __future__ import annotations
 
@@ -11,22 +8,13 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
-
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def ids(tokens: int, rows: int) -> Tensor:
-    return torch.randint(0, rows, (tokens,), generator=GENERATOR)
+from unit.ops.op_inputs import GENERATOR, randint, randn
 
 
-def tables(vocab_size: int, positions: int, hidden: int) -> list[Tensor]:
-    return [torch.randn(rows, hidden, generator=GENERATOR) for rows in (vocab_size, positions, 2)]
-
-
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    GENERATOR.manual_seed(0)
+def inputs(tokens: int, vocab_size: int, positions: int, hidden: int) -> list[Tensor]:
+    """Return token ids, segments, positions, and the tables for tokens, positions and segments."""
+    ids = [randint(bound, tokens) for bound in (vocab_size, 2, positions)]
+    return [*ids, *(randn(rows, hidden) for rows in (vocab_size, positions, 2))]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +26,12 @@ def same_numbers() -> None:
     indirect=["kernels"],
 )
 def test_error(error_rule_of_kernels, tokens: int, vocab_size: int, hidden: int) -> None:
-    arguments = [ids(tokens, vocab_size), ids(tokens, 2), ids(tokens, 64), *tables(vocab_size, 64, hidden)]
-    error_rule_of_kernels("embedding_sum", arguments, torch.float32, [3, 4, 5])
+    error_rule_of_kernels("embedding_sum", inputs(tokens, vocab_size, 64, hidden), torch.float32, [3, 4, 5])
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 @pytest.mark.parametrize(
-    ("chunks", "more"),  # the lengths of the runs, in chunks and in ids beyond them
+    ("chunks", "more"),  # lengths of the runs: in chunks, and additional ids
     [
         ((1,), (0,)),
         ((1, 0), (0, 1)),
@@ -52,11 +39,11 @@ def test_error(error_rule_of_kernels, tokens: int, vocab_size: int, hidden: int)
         ((1, 0), (-1, 2)),
         ((0, 2, 0), (1, 0, 3)),
         ((0, 1, 1, 2), (3, -3, 0, 0)),
-        ((0, 20, 0), (5, 0, 7)),  # more chunks than are joined at a time
+        ((0, 20, 0), (5, 0, 7)),  # more chunks than are summed at a time
     ],
 )
-def test_runs_that_meet_chunk_borders(kernels: str, chunks: tuple[int, ...], more: tuple[int, ...]) -> None:
-    """Small integers: every order of summation gives the same float32, so the sums must be exact."""
+def test_runs_across_chunks(kernels: str, chunks: tuple[int, ...], more: tuple[int, ...]) -> None:
+    """Sums of small integers are exact in float32 in any order."""
     from mlbert.ops.triton.embedding import CHUNK, sum_rows_by_id
 
     counts = [CHUNK * whole + rest for whole, rest in zip(chunks, more, strict=True)]
@@ -68,7 +55,9 @@ def test_runs_that_meet_chunk_borders(kernels: str, chunks: tuple[int, ...], mor
 
 
 def test_bfloat16_result_of_float32_tables(kernels: str) -> None:
-    arguments = [ids(50, 20), ids(50, 2), ids(50, 9), *(t.requires_grad_() for t in tables(20, 9, 32))]
+    arguments = inputs(50, 20, 9, 32)
+    for table in arguments[3:]:
+        table.requires_grad_()
     out = ops.embedding_sum(*arguments, dtype=torch.bfloat16)
     assert torch.equal(out, reference.embedding_sum(*arguments).bfloat16())
     out.backward(torch.ones_like(out))
@@ -76,14 +65,16 @@ def test_bfloat16_result_of_float32_tables(kernels: str) -> None:
 
 
 def test_bfloat16_tables(kernels: str) -> None:
-    arguments = [ids(50, 20), ids(50, 2), ids(50, 9), *(t.bfloat16() for t in tables(20, 9, 32))]
+    arguments = [x.bfloat16() if x.is_floating_point() else x for x in inputs(50, 20, 9, 32)]
     assert torch.equal(ops.embedding_sum(*arguments), reference.embedding_sum(*arguments))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("bad", [-1, 64])
 def test_id_out_of_range_is_an_error_or_makes_its_token_nan(kernels: str, place: int, bad: int) -> None:
-    arguments = [ids(10, 2), ids(10, 2), ids(10, 2), *(t.requires_grad_() for t in tables(64, 64, 16))]
+    arguments = inputs(10, 64, 64, 16)
+    for table in arguments[3:]:
+        table.requires_grad_()
     arguments[place][3] = bad
     if kernels == "native":
         with pytest.raises(IndexError, match=f"id {bad}"):

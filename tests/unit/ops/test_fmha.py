@@ -1,7 +1,7 @@
-"""The CUDA attention of csrc/fmha without a GPU: the same sources compiled as C++ on an emulated GPU
-(csrc/fmha/emulation), which checks every access to shared memory; and what nvcc says of them, where there is one.
+"""The CUDA attention of csrc/fmha without a GPU: its sources are compiled as C++ for an emulated GPU.
 
-Legend: T tokens, N heads, H head size.
+The emulation (csrc/fmha/emulation) checks every access to shared memory. If nvcc is installed, the sources are also
+compiled with it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from emulated_fmha import CSRC, compile_emulated, compile_fmha
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
-from unit.ops.attention_cases import stream
+from unit.ops.op_inputs import packed_qkv
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
-# Warps have 32 queries or keys of 128; tiles are of 64 keys (forward) and 32 queries (backward).
-UGLY = {
+# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
+SHAPES = {
     "one token": [1],
     "around a product": [15, 16, 17],
     "around a tile": [63, 64, 65],
-    "around a group": [127, 128, 130],
+    "around a block": [127, 128, 130],
     "empty": [0, 20, 0, 33, 0],
     "nothing": [0, 0],
 }
@@ -47,49 +47,57 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
-    """The emulated kernels in use; what they have reported, which a test must take or there must be nothing."""
+    """Use the emulated kernels. Return a function that returns and clears their error reports.
+
+    The test fails if reports are left at its end.
+    """
+
+    def take() -> str:
+        return emulated.emulation_reports().decode()
+
     fmha.use(emulated)
-    take = lambda: emulated.emulation_reports().decode()  # noqa: E731
     yield take
     fmha.use(None)
     emulated.emulation_skip(b"", 0)
     assert take() == ""
 
 
-def drawn(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> list[object]:
-    """Return arguments of attention; `tail` tokens are after the last sequence."""
-    qkv, bounds, longest, rows = stream(lengths, num_heads, FMHA_HEAD_SIZE, tail)
+def inputs(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> list[object]:
+    """Return arguments of attention; `tail` unused tokens follow the last sequence."""
+    qkv, bounds, longest, rows = packed_qkv(lengths, num_heads, FMHA_HEAD_SIZE, tail)
     slopes = torch.linspace(0.1, 0.9, num_heads) if alibi else None
     return [qkv, bounds, longest, probability, KEY, rows, slopes]
 
 
 def form(*arguments: object) -> Tensor:
-    """Slopes are float32 whatever the activations are."""
+    """Run the kernels with float32 slopes, which the error rule casts with the other arguments."""
     *rest, slopes = arguments
     return fmha.attention(*rest, None if slopes is None else slopes.float())
 
 
-@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("probability", [0.0, 0.1])
-def test_error_on_ugly_lengths(error_rule, reports, shape: str, probability: float) -> None:
-    error_rule("attention", drawn(UGLY[shape], 1, probability), torch.bfloat16, [0], form)
+def test_error_on_awkward_lengths(error_rule, reports, shape: str, probability: float) -> None:
+    error_rule("attention", inputs(SHAPES[shape], 1, probability), torch.bfloat16, [0], form)
 
 
 @pytest.mark.parametrize("num_heads", [2, 3])
 def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads: int) -> None:
-    error_rule("attention", drawn([33, 7, 70], num_heads, 0.1, alibi=True), torch.float16, [0], form)
+    error_rule("attention", inputs([33, 7, 70], num_heads, 0.1, alibi=True), torch.float16, [0], form)
 
 
 def test_error_of_the_longest_sequence(error_rule, reports) -> None:
-    """511 tokens: the gradient of Q is gathered over four groups of keys."""
-    error_rule("attention", drawn([511], 1, 0.1, alibi=True), torch.bfloat16, [0], form)
+    """With 511 tokens, the gradient of Q is summed over four blocks of keys."""
+    error_rule("attention", inputs([511], 1, 0.1, alibi=True), torch.bfloat16, [0], form)
 
 
-def test_mask_is_the_twins_bit_for_bit(reports) -> None:
-    """With equal scores and one-hot values the output is the mask itself, a window of 64 keys at a time; with one-hot
-    gradients of the output, the gradient of V is the transposed mask, a window of 64 queries at a time."""
+def test_dropout_mask_equals_the_reference(reports) -> None:
+    """With equal scores and one-hot values, the output is the mask, 64 keys at a time.
+
+    With one-hot gradients of the output, the gradient of V is the transposed mask, 64 queries at a time.
+    """
     length, num_heads = 140, 2
-    _, bounds, _, _, _, rows, _ = drawn([17, length], num_heads, 0.1, tail=0)
+    _, bounds, _, _, _, rows, _ = inputs([17, length], num_heads, 0.1, tail=0)
     for probability in (0.1, 0.6):  # thresholds below and above 128
         want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, probability)
         for first in range(0, length, FMHA_HEAD_SIZE):
@@ -107,43 +115,42 @@ def test_mask_is_the_twins_bit_for_bit(reports) -> None:
             assert torch.equal(kept, want[:, window])
 
 
-def both(arguments: list[object]) -> tuple[Tensor, Tensor]:
-    """Output and gradient in bfloat16."""
+def output_and_gradient(arguments: list[object]) -> tuple[Tensor, Tensor]:
+    """Run attention forward and backward in bfloat16."""
     qkv = arguments[0].bfloat16().requires_grad_()
     out = fmha.attention(qkv, *arguments[1:])
     out.backward(torch.ones_like(out))
     return out.detach(), qkv.grad
 
 
-def test_a_key_on_the_device_is_the_same_key_and_runs_repeat(reports) -> None:
-    arguments = drawn([40], 2, 0.1)
-    out, gradient = both(arguments)
-    # KEY's bits as a signed number.
-    for key in (KEY, torch.tensor(KEY - (1 << 32) if KEY >> 31 else KEY, dtype=torch.int32)):
-        again = both([*arguments[:4], key, *arguments[5:]])
+def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports) -> None:
+    arguments = inputs([40], 2, 0.1)
+    out, gradient = output_and_gradient(arguments)
+    for key in (KEY, torch.tensor(KEY, dtype=torch.uint32).view(torch.int32)):
+        again = output_and_gradient([*arguments[:4], key, *arguments[5:]])
         assert torch.equal(again[0], out)
         assert torch.equal(again[1], gradient)
 
 
-def test_scores_far_below_zero(reports) -> None:
-    """The weights that keys behind the end would have overflow here."""
-    arguments = drawn([20], 1, 0.0, tail=0)
+def test_very_negative_scores(reports) -> None:
+    """A kernel that forgets to mask the keys after the end overflows."""
+    arguments = inputs([20], 1, 0.0, tail=0)
     arguments[0][:, 0] = 20.0
     arguments[0][:, 1] = -20.0
-    out, gradient = both(arguments)
+    out, gradient = output_and_gradient(arguments)
     assert out.isfinite().all()
     assert gradient.isfinite().all()
 
 
-def test_unsupported_cases_run_plain(reports) -> None:
-    qkv, bounds, longest, *rest = drawn([30], 2, 0.1)
+def test_unsupported_cases_equal_the_reference(reports) -> None:
+    qkv, bounds, longest, *rest = inputs([30], 2, 0.1)
     for x, most in ((qkv, longest), (qkv[..., :32].bfloat16(), longest), (qkv.bfloat16(), 513)):
         want = reference.attention(x, bounds, longest, *rest)
         assert torch.equal(fmha.attention(x, bounds, most, *rest), want)
 
 
-def waits() -> list[tuple[str, int]]:
-    """Every barrier and every wait for copies: file and line."""
+def barriers_and_waits() -> list[tuple[str, int]]:
+    """Return the file and line of every barrier and every wait for copies."""
     found = []
     for path in (CSRC / "forward.cu", CSRC / "backward.cu"):
         lines = enumerate(path.read_text().splitlines(), 1)
@@ -151,13 +158,13 @@ def waits() -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "line"), waits())
-def test_each_barrier_and_wait_is_needed_and_missed(emulated, reports, name: str, line: int) -> None:
-    arguments = drawn([140], 1, 0.1)
-    both(arguments)
+@pytest.mark.parametrize(("name", "line"), barriers_and_waits())
+def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name: str, line: int) -> None:
+    arguments = inputs([140], 1, 0.1)
+    output_and_gradient(arguments)
     assert reports() == ""
     emulated.emulation_skip(str(CSRC / name).encode(), line)
-    both(arguments)
+    output_and_gradient(arguments)
     missed = reports()
     is_wait = "wait_for_copies" in (CSRC / name).read_text().splitlines()[line - 1]
     assert ("is under way" if is_wait else "without a barrier") in missed
@@ -165,7 +172,7 @@ def test_each_barrier_and_wait_is_needed_and_missed(emulated, reports, name: str
 
 
 def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
-    """Buffers of exactly the documented sizes, in both types, with all that is written checked."""
+    """Kernels write all results and stay within buffers of exactly the documented sizes, in both types."""
     program, source = tmp_path / "sweep", Path(__file__).with_name("fmha_sweep.cpp")
     compile_emulated(program, source, "-fsanitize=address")
     done = subprocess.run([program, "0", "17", "129"], capture_output=True, text=True, check=False)
@@ -190,18 +197,18 @@ def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
     fmha.load(target)
 
 
-def test_a_library_that_was_not_built_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_or_damaged_library_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(fmha, "_built", fmha._built.__wrapped__)  # another test may have found the user's
+    monkeypatch.setattr(fmha, "_built", fmha._built.__wrapped__)  # bypass the result cached by other tests
     with user_error("ops.unavailable", "OPS=fmha"):
         ops.select("fmha", "cuda")
-    (tmp_path / "mlbert").mkdir()
+    fmha.library_path().parent.mkdir()
     fmha.library_path().write_bytes(b"no library")
-    with user_error("ops.unavailable", "OPS=fmha", wording=False):  # the linker's words
+    with user_error("ops.unavailable", "OPS=fmha", wording=False):  # the dynamic linker's wording
         ops.select("fmha", "cuda")
 
 
-def test_build_without_nvcc_is_one_line(tree_root: Path) -> None:
+def test_build_without_nvcc_is_a_one_line_error(tree_root: Path) -> None:
     done = subprocess.run(
         [tree_root / "tools/build_cuda.sh"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""FP8 linears: rounding, delayed scales, the fast product against its plain twin, and the error against float32."""
+"""FP8 linear layers: rounding, delayed scales, the fast product against plain, and the error against float32."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mlbert.ops import forms as registry
 from mlbert.ops import fp8, fp8_scaling, reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Half a step of the mantissa: 3 bits and 2 bits. A product's error is below the sum of its operands'.
-STEP = {E4M3: 2**-4, E5M2: 2**-3}
+# Half a rounding step, with 3 and 2 bits of mantissa. A product's error is below the sum of its operands'.
+ROUNDING = {E4M3: 2**-4, E5M2: 2**-3}
 SHAPES = [(1, 16, 16), (5, 16, 48), (33, 64, 32), (513, 32, 96)]  # tokens, input, output
 
 
-def scaling_of(products: fp8_scaling.Products | None = None) -> fp8_scaling.FP8Scaling:
+def make_scaling(products: fp8_scaling.Products | None = None) -> fp8_scaling.FP8Scaling:
     return fp8_scaling.FP8Scaling(1, products or fp8_scaling.Products())
 
 
@@ -29,8 +29,8 @@ def example(tokens: int, width: int, columns: int, dtype: torch.dtype = torch.bf
     return x, weight, bias, d_out
 
 
-def outcome(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tensor]:
-    """Output, gradient of x and of the tensors."""
+def run_layer(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tensor]:
+    """Return the output and the gradients of x and of the tensors, all in float32."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, *tensors)]
     out = function(*leaves)
     out.backward(d_out.to(out.dtype))
@@ -38,7 +38,7 @@ def outcome(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tensor
 
 
 def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> fp8_scaling.Quantised:
-    """By the selected form, with the scale as given."""
+    """Quantise with the selected implementation and a given scale."""
     return registry.implementation("fp8_quantise", x)(x, scale=scale, amax=amax, dtype=dtype)
 
 
@@ -55,12 +55,12 @@ def test_quantise_rounds_clamps_and_keeps_nan(choice: str, dtype: torch.dtype) -
     expected = (x * 2).clamp(-largest, largest).to(dtype).float()
     torch.testing.assert_close(rows.float(), expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(columns[:, :1].float(), expected.t(), rtol=0, atol=0, equal_nan=True)
-    assert not columns[:, 1:].float().any(), "zeros up to 16 tokens"
+    assert not columns[:, 1:].float().any(), "padding up to 16 tokens must be zero"
     assert columns.is_contiguous()
     assert rows.float()[0, 3] == largest
 
 
-def test_amax_is_raised_never_lowered(choice: str) -> None:
+def test_amax_only_grows(choice: str) -> None:
     amax = torch.tensor(3.0)
     for top, expected in ((2.0, 3.0), (5.0, 5.0), (4.0, 5.0)):
         quantise(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
@@ -102,51 +102,51 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, table: fp8_scaling.FP
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_linear_is_within_the_formats_rounding(choice: str, shape: tuple[int, int, int], calibrated: bool) -> None:
+def test_linear_error_is_within_rounding(choice: str, shape: tuple[int, int, int], calibrated: bool) -> None:
     x, weight, bias, d_out = example(*shape)
-    scaling = scaling_of()
+    scaling = make_scaling()
 
     def run() -> list[Tensor]:
-        return outcome(lambda *t: linear(*t, scaling, 0), x, weight, bias, d_out=d_out)
+        return run_layer(lambda *t: linear(*t, scaling, 0), x, weight, bias, d_out=d_out)
 
     found = run()
     if calibrated:
         scaling.end_step(lambda amax: amax)
         found = run()
-    exact = outcome(torch.nn.functional.linear, x.float(), weight, bias, d_out=d_out)
-    bounds = [2 * STEP[E4M3], STEP[E5M2] + STEP[E4M3], STEP[E5M2] + STEP[E4M3], 2**-8]
+    exact = run_layer(torch.nn.functional.linear, x.float(), weight, bias, d_out=d_out)
+    bounds = [2 * ROUNDING[E4M3], ROUNDING[E5M2] + ROUNDING[E4M3], ROUNDING[E5M2] + ROUNDING[E4M3], 2**-8]
     for name, ours, right, bound in zip(("out", "d_x", "d_weight", "d_bias"), found, exact, bounds, strict=True):
         assert relative(ours, right) <= bound, name
     assert found[2].dtype == torch.float32
 
 
-def test_switches_are_per_product(choice: str) -> None:
-    """A product that is switched off gives what bfloat16 gives."""
+def test_each_product_can_be_switched_off(choice: str) -> None:
+    """A product that is switched off equals the bfloat16 product."""
     x, weight, bias, d_out = example(24, 32, 48)
     off = fp8_scaling.Products(False, False, False)
-    plain = outcome(lambda *t: linear(*t, scaling_of(off), 0), x, weight, bias, d_out=d_out)
+    plain = run_layer(lambda *t: linear(*t, make_scaling(off), 0), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
         products = fp8_scaling.Products(**{**vars(off), switch: True})
-        found = outcome(lambda *t, p=products: linear(*t, scaling_of(p), 0), x, weight, bias, d_out=d_out)
+        found = run_layer(lambda *t, p=products: linear(*t, make_scaling(p), 0), x, weight, bias, d_out=d_out)
         same = [torch.equal(a, b) for a, b in zip(found[:3], plain, strict=False)]
         assert same == [i != index for i in range(3)], switch
         assert relative(found[3], plain[3]) < 1e-6
 
 
-def test_switches_are_per_linear_layer() -> None:
+def test_linear_layers_can_be_switched_off() -> None:
     x, weight, _, d_out = example(24, 32, 48)
     scaling = fp8_scaling.FP8Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
-    exact = outcome(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
+    exact = run_layer(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
     for index in range(8):
-        found = outcome(lambda *t, i=index: linear(*t, None, scaling, i), x, weight, d_out=d_out)
+        found = run_layer(lambda *t, i=index: linear(*t, None, scaling, i), x, weight, d_out=d_out)
         assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) == (index in (1, 5))
 
 
 def test_qkv_equals_its_parts(choice: str) -> None:
     x, weight, bias, d_out = example(7, 16, 48)
     weights, biases = weight.chunk(3), bias.chunk(3)
-    joined = outcome(lambda *t: linear(*t, scaling_of(), 0), x, weight, bias, d_out=d_out)
-    split = outcome(lambda x, *t: fp8.linear(x, t[:3], t[3:], scaling_of(), 0), x, *weights, *biases, d_out=d_out)
+    joined = run_layer(lambda *t: linear(*t, make_scaling(), 0), x, weight, bias, d_out=d_out)
+    split = run_layer(lambda x, *t: fp8.linear(x, t[:3], t[3:], make_scaling(), 0), x, *weights, *biases, d_out=d_out)
     assert torch.equal(split[0], joined[0])
     assert torch.equal(split[1], joined[1])
     assert torch.equal(torch.cat(split[2:5]), joined[2])
@@ -154,16 +154,16 @@ def test_qkv_equals_its_parts(choice: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dropout", "with_bias", "with_twin"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
+    ("dropout", "with_bias", "two_gradients"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
 )
 @pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (19, 1027)])
 def test_norm_passes_equal_autograd(
-    choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, with_twin: bool
+    choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, two_gradients: bool
 ) -> None:
-    """Forward and backward op against autograd of the plain norm in float32, up to the formats' rounding."""
+    """The forward and backward ops equal autograd of the reference in float32, up to rounding."""
     generator = torch.Generator().manual_seed(shape[0])
     draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
-    x, residual, d_out, d_twin = (draw(*shape).bfloat16() for _ in range(4))
+    x, residual, d_out, d_copy = (draw(*shape).bfloat16() for _ in range(4))
     weight, bias, x_bias = (draw(shape[1]) for _ in range(3))
     rows = torch.randint(0, 2**31 - 1, shape[:1], dtype=torch.int32, generator=generator)
     leaves = [t.float().clone().requires_grad_() for t in (residual, x, x_bias, weight, bias)]
@@ -171,14 +171,14 @@ def test_norm_passes_equal_autograd(
     exact = reference.dropout_add_layer_norm(
         leaves[1], leaves[0], *leaves[3:], *settings, leaves[2] if with_bias else None
     )
-    exact.backward(d_out.float() + (d_twin.float() if with_twin else 0.0))
+    exact.backward(d_out.float() + (d_copy.float() if two_gradients else 0.0))
 
     scale, amax, d_scale, d_amax = torch.tensor(64.0), torch.zeros(()), torch.tensor(1024.0), torch.zeros(())
     forward = registry.implementation("fp8_dropout_add_layer_norm_forward", x)
     out, small, saved = forward(x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax)
     backward = registry.implementation("fp8_dropout_add_layer_norm_backward", x)
-    twin = d_twin if with_twin else None
-    found = backward(d_out, twin, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
+    second = d_copy if two_gradients else None
+    found = backward(d_out, second, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
 
     torch.testing.assert_close(out.float(), exact.detach(), rtol=2**-8, atol=1e-5)
     assert torch.equal(small.rows.float(), (out.float() * scale).clamp(-448, 448).to(E4M3).float())
@@ -199,17 +199,17 @@ def test_norm_passes_equal_autograd(
         assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
 
 
-def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for the micro-batches of a step, once for an evaluation, after each update, into the same memory."""
+def test_weights_are_quantised_once_per_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All micro-batches of a step use one copy, as does an evaluation; each copy reuses the same memory."""
     x, weight, _, d_out = example(8, 16, 32)
-    scaling, made, places = scaling_of(), [], set()
+    scaling, made, buffers = make_scaling(), [], set()
     form = fp8.registry.implementation("fp8_quantise", weight)
 
     def counting(x: Tensor, **arguments: object) -> fp8_scaling.Quantised:
         copies = form(x, **arguments)
         if x.shape == weight.shape and x.dtype == weight.dtype:
             made.append(float(copies.rows.float().abs().max()))
-            places.add((copies.rows.data_ptr(), copies.columns.data_ptr()))
+            buffers.add((copies.rows.data_ptr(), copies.columns.data_ptr()))
         return copies
 
     monkeypatch.setitem(fp8.registry._implementations["fp8_quantise"], ops.select("auto")["fp8_quantise"], counting)
@@ -223,18 +223,19 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
         assert torch.equal(evaluate(), evaluate())
         made.clear()
         for _ in range(2):
-            outcome(lambda x: linear(x, weight, None, scaling, 0), x, d_out=d_out)
-        assert len(made) == (1 if scaling.is_calibrated else 2), "twice at first, for the maximum and for the copies"
+            run_layer(lambda x: linear(x, weight, None, scaling, 0), x, d_out=d_out)
+        # The first step quantises twice: for amax, then for the copies.
+        assert len(made) == (1 if scaling.is_calibrated else 2)
         assert float(scaling.amax[0, fp8_scaling.WEIGHT]) == float(weight.detach().abs().max())
         before = evaluate()
         weight.data.neg_()
         scaling.end_step(lambda amax: amax)
-        assert relative(evaluate().float(), -before.float()) < STEP[E4M3], "an evaluation sees the new weights"
-    assert len(places) <= 2, "the first maximum is found in memory of its own"
+        assert relative(evaluate().float(), -before.float()) < ROUNDING[E4M3], "the evaluation used old weights"
+    assert len(buffers) <= 2, "only the first maximum may use other memory"
 
 
 def test_delayed_scales_follow_the_history() -> None:
-    scaling = scaling_of()
+    scaling = make_scaling()
     with pytest.raises(AssertionError, match="multiples of 16"):
         linear(torch.ones(2, 8), torch.ones(8, 8), None, scaling, 0)
     tops = [2.0, 4.0] + [1.0] * fp8_scaling.HISTORY
@@ -246,15 +247,15 @@ def test_delayed_scales_follow_the_history() -> None:
         scaling.end_step(lambda amax: amax)
         scales.append(float(scaling.scale[0, fp8_scaling.INPUT]))
     assert scales == [128.0] + [64.0] * fp8_scaling.HISTORY + [256.0]
-    assert float(scaling.scale[0, fp8_scaling.WEIGHT]) == 1.0, "what was never seen keeps its scale"
+    assert float(scaling.scale[0, fp8_scaling.WEIGHT]) == 1.0, "the scale of an unused tensor changed"
     scaling.amax[0, fp8_scaling.INPUT] = torch.inf
     scaling.end_step(lambda amax: amax)
-    assert float(scaling.scale[0, fp8_scaling.INPUT]) == 256.0, "a step that overflowed is passed over"
+    assert float(scaling.scale[0, fp8_scaling.INPUT]) == 256.0, "an overflow changed the scale"
 
 
-def test_evaluation_leaves_no_trace() -> None:
+def test_evaluation_does_not_change_amax() -> None:
     x, weight, bias, _ = example(8, 16, 16)
-    scaling = scaling_of()
+    scaling = make_scaling()
     with torch.no_grad():
         linear(x, weight, bias, scaling, 0)
     assert not scaling.amax.any()
@@ -262,12 +263,12 @@ def test_evaluation_leaves_no_trace() -> None:
 
 def test_state_restores_the_scales() -> None:
     x, weight, bias, d_out = example(8, 16, 16)
-    first, second = scaling_of(), scaling_of()
-    outcome(lambda *t: linear(*t, first, 0), x, weight, bias, d_out=d_out)
+    first, second = make_scaling(), make_scaling()
+    run_layer(lambda *t: linear(*t, first, 0), x, weight, bias, d_out=d_out)
     first.end_step(lambda amax: amax)
     second.load_derived_state({key: value.clone() for key, value in first.derived_state().items()})
-    runs = [outcome(lambda *t, s=s: linear(*t, s, 0), x, weight, bias, d_out=d_out) for s in (first, second)]
+    runs = [run_layer(lambda *t, s=s: linear(*t, s, 0), x, weight, bias, d_out=d_out) for s in (first, second)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-    untouched = scaling_of()
+    untouched = make_scaling()
     untouched.load_derived_state({})
     assert not untouched.is_calibrated

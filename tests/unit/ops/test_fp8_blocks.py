@@ -1,4 +1,4 @@
-"""A linear layer, or two, with the LayerNorm behind it as one function in FP8: against its plain twin and float32."""
+"""One or two FP8 linear layers followed by LayerNorm, as one function, against plain and float32."""
 
 from __future__ import annotations
 
@@ -9,27 +9,21 @@ from torch import Tensor
 from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
 from mlbert.ops import fp8, fp8_scaling, reference
+from unit.ops.op_inputs import randn
 
-BOUND = 2 * (2**-4 + 2**-3)  # half a step of the mantissa of both formats, twice
-ROWS = 4  # of a block's scales; the block's are 1 and 2, its reader's 3
+BOUND = 2 * (2**-4 + 2**-3)  # twice half a rounding step of both formats
+ROWS = 4  # of scales: 1 and 2 are the block's, 3 is the next layer's
 
 
 def block_arguments(tokens: int, width: int, columns: int = 0, size: float = 1.0) -> list[Tensor]:
-    """Input, residual, weights of one or two linear layers, gain, shift and bias; the gradient of the output."""
-    generator = torch.Generator().manual_seed(tokens + columns)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    weights = (
-        [draw(columns, 32) * 0.2, draw(columns) * 0.1, draw(width, columns) * 0.05] if columns else [draw(width, 32)]
-    )
-    activations = [draw(tokens, 32).bfloat16(), draw(tokens, width).bfloat16()]
-    return [
-        *activations,
-        *weights,
-        draw(width) + 2.0,
-        draw(width),
-        draw(width),
-        (draw(tokens, width) * size).bfloat16(),
-    ]
+    """Return input, residual, weights of one or two linear layers, gain, shift, bias, and the output's gradient."""
+    if columns:
+        weights = [randn(columns, 32) * 0.2, randn(columns) * 0.1, randn(width, columns) * 0.05]
+    else:
+        weights = [randn(width, 32)]
+    activations = [randn(tokens, 32).bfloat16(), randn(tokens, width).bfloat16()]
+    d_out = (randn(tokens, width) * size).bfloat16()
+    return [*activations, *weights, randn(width) + 2.0, randn(width), randn(width), d_out]
 
 
 def norm_arguments(tokens: int, vectors: list[Tensor]) -> tuple[object, ...]:
@@ -38,22 +32,25 @@ def norm_arguments(tokens: int, vectors: list[Tensor]) -> tuple[object, ...]:
 
 
 def run_block(arguments: list[Tensor], table: fp8_scaling.FP8Scaling, exact: bool = False) -> list[Tensor]:
-    """The output, its FP8 copy and the gradients of all arguments, with a gradient for each of the two names."""
+    """Return the output, its FP8 copy and the gradients of all arguments.
+
+    The block returns its output twice, and each of the two gets half of the gradient.
+    """
     *tensors, d_out = arguments
     x, residual, *rest = leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     norm = norm_arguments(len(x), rest[-3:])
     if len(rest) == 4:
-        out, twin, small = fp8.attention_output(x, residual, rest[0], norm, table, 1, 3)
+        out, copy, small = fp8.attention_output(x, residual, rest[0], norm, table, 1, 3)
     else:
         small = fp8.quantise(x.detach(), table, 1, fp8_scaling.INPUT)
-        out, twin, small = fp8.feed_forward(x, residual, small, rest[:3], exact, norm, table, 1, 3)
-    torch.autograd.backward([out, twin], [d_out / 2, d_out / 2])
+        out, copy, small = fp8.feed_forward(x, residual, small, rest[:3], exact, norm, table, 1, 3)
+    torch.autograd.backward([out, copy], [d_out / 2, d_out / 2])
     assert small is not None
     return [out.detach().float(), small.rows.float(), *(leaf.grad.float() for leaf in leaves)]
 
 
-def float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
-    """The same in float32, without the FP8 copy."""
+def run_float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
+    """Do the same in float32, without the FP8 copy."""
     *tensors, d_out = arguments
     x, residual, *rest = leaves = [tensor.detach().float().clone().requires_grad_() for tensor in tensors]
     inner = x @ rest[0].t() if len(rest) == 4 else reference.feed_forward(x, *rest[:3], exact)
@@ -62,8 +59,8 @@ def float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def block_outcome(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
-    """`run_block` of the second of two steps, and the scales' state."""
+def run_two_steps(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
+    """Return the results of `run_block` in the second of two steps, and the state of the scales."""
     table, found = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products()), []
     for _ in range(2):
         found = run_block(arguments, table, exact)
@@ -71,28 +68,26 @@ def block_outcome(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
     return [*found, *table.derived_state().values()]
 
 
-BLOCKS = [(48, 0, False), (48, 64, False), (48, 64, True)]  # width, feed-forward's columns, GELU's form
-TWINS = [(0, *BLOCKS[0]), (0, *BLOCKS[1]), (1, *BLOCKS[1]), (1, *BLOCKS[2]), (37, *BLOCKS[0]), (37, *BLOCKS[2])]
+BLOCKS = [(48, 0, False), (48, 64, False), (48, 64, True)]  # width, columns of the feed-forward, exact GELU
+CASES = [(0, *BLOCKS[0]), (0, *BLOCKS[1]), (1, *BLOCKS[1]), (1, *BLOCKS[2]), (37, *BLOCKS[0]), (37, *BLOCKS[2])]
 
 
-@pytest.mark.parametrize(("tokens", "width", "columns", "exact"), TWINS)
-def test_block_equals_its_plain_twin(choice: str, tokens: int, width: int, columns: int, exact: bool) -> None:
-    """Same points of rounding, so a few numbers fall to the other side of a step and no more."""
+@pytest.mark.parametrize(("tokens", "width", "columns", "exact"), CASES)
+def test_block_equals_plain(choice: str, tokens: int, width: int, columns: int, exact: bool) -> None:
+    """Both round at the same points, so only few numbers may round the other way. Runs are bit-equal."""
     arguments = block_arguments(tokens, width, columns, size=1e-6)
-    found = block_outcome(arguments, exact)
+    found = run_two_steps(arguments, exact)
     if tokens == 1:
-        assert all(map(torch.equal, found, block_outcome(arguments, exact))), "the same bits each time"
+        assert all(map(torch.equal, found, run_two_steps(arguments, exact)))
     ops.select("plain")
-    for ours, plain in zip(found, block_outcome(arguments, exact), strict=True):
+    for ours, plain in zip(found, run_two_steps(arguments, exact), strict=True):
         assert float((ours - plain).norm()) <= 0.01 * float(plain.norm())
 
 
 @pytest.mark.parametrize(("width", "columns", "exact"), BLOCKS)
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_block_is_within_the_formats_rounding(
-    choice: str, width: int, columns: int, exact: bool, calibrated: bool
-) -> None:
-    """Against float32, with each tensor's own scale and with those of a step before; both readers' gradients arrive."""
+def test_block_error_is_within_rounding(choice: str, width: int, columns: int, exact: bool, calibrated: bool) -> None:
+    """With the scales of the same step and of the previous one, outputs and gradients are close to float32's."""
     arguments = block_arguments(33, width, columns)
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
     if calibrated:
@@ -100,22 +95,22 @@ def test_block_is_within_the_formats_rounding(
         table.end_step(lambda amax: amax)
     out, small, *gradients = run_block(arguments, table, exact)
     assert torch.equal(small, (out * table.scale[3, fp8_scaling.INPUT]).to(torch.float8_e4m3fn).float())
-    for ours, right in zip([out, *gradients], float_block(arguments, exact), strict=True):
+    for ours, right in zip([out, *gradients], run_float_block(arguments, exact), strict=True):
         assert float((ours - right).norm()) <= BOUND * float(right.norm())
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    """Forward products have it always, those of gradients where it is asked for."""
+def test_fast_accumulation_of_gradients_is_optional(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    """Forward products always use it."""
     forms, seen = registry._implementations["fp8_product"], []
     name = ops.select("auto")["fp8_product"]
     form = forms[name]
 
-    def watched(*arguments: object) -> Tensor:
+    def record(*arguments: object) -> Tensor:
         seen.append(arguments[4])
         return form(*arguments)
 
-    monkeypatch.setitem(forms, name, watched)
+    monkeypatch.setitem(forms, name, record)
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast))
     table.is_calibrated = True
     run_block(block_arguments(16, 48, 64), table)
@@ -123,14 +118,13 @@ def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bo
 
 
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_the_bytes_of_a_norm_are_those_the_layer_would_compute(choice: str, tokens: int) -> None:
-    arguments = block_arguments(tokens, 48)
-    weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(3))
+def test_fp8_copy_of_the_norm_equals_the_next_layers_own(choice: str, tokens: int) -> None:
+    arguments, weight = block_arguments(tokens, 48), randn(32, 48)
     results = []
-    for handed_over in (True, False):
+    for uses_copy in (True, False):
         table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
         norm = norm_arguments(tokens, arguments[3:6])
-        out, twin, small = fp8.attention_output(*arguments[:3], norm, table, 1, 3)
-        assert torch.equal(out, twin)
-        results.append([fp8.linear(twin, (weight,), (), table, 3, small if handed_over else None), table.amax])
+        out, copy, small = fp8.attention_output(*arguments[:3], norm, table, 1, 3)
+        assert torch.equal(out, copy)
+        results.append([fp8.linear(copy, (weight,), (), table, 3, small if uses_copy else None), table.amax])
     assert all(map(torch.equal, *results))

@@ -1,22 +1,18 @@
-"""linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place, single backward.
-
-Legend: T tokens, D hidden, F columns.
-"""
+"""linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place, one backward pass."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
 from mlbert.ops.weights import joined
+from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs, randn
 
-GENERATOR = torch.Generator().manual_seed(0)
-SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]
+SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]  # tokens, hidden, columns
 DTYPES = [torch.float32, torch.bfloat16]
-# Of Triton only GELU is a kernel, whose interpreter is slow.
+# Few cases for Triton: only GELU is a kernel, and the interpreter is slow.
 CASES = [
     *(("native", shape, exact, dtype) for shape in SHAPES for exact in (False, True) for dtype in DTYPES),
     *(("triton", SHAPES[1], exact, dtype) for exact in (False, True) for dtype in DTYPES),
@@ -25,31 +21,20 @@ CASES = [
 each_case = pytest.mark.parametrize(("kernels", "shape", "exact", "dtype"), CASES, indirect=["kernels"])
 
 
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=GENERATOR)
-
-
 @each_case
 def test_linear_gelu_error(error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    tokens, hidden, columns = shape
-    arguments = [randn(tokens, hidden), randn(columns, hidden) * 2 / hidden**0.5, randn(columns), exact]
-    error_rule_of_kernels("linear_gelu", arguments, dtype, [0, 1, 2])
+    error_rule_of_kernels("linear_gelu", [*feed_forward_inputs(*shape)[:3], exact], dtype, [0, 1, 2])
 
 
 @each_case
 def test_feed_forward_error(
     error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype
 ) -> None:
-    tokens, hidden, columns = shape
-    weights = randn(columns, hidden) * 2 / hidden**0.5, randn(hidden, columns) / columns**0.5
-    error_rule_of_kernels(
-        "feed_forward", [randn(tokens, hidden), weights[0], randn(columns), weights[1], exact], dtype, [0, 1, 2, 3]
-    )
+    error_rule_of_kernels("feed_forward", [*feed_forward_inputs(*shape), exact], dtype, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("choice", ["plain", "native"])
-def test_feed_forward_is_linear_gelu_and_a_product(native_ops, choice: str) -> None:
-    """Bit for bit, so that the two ways of writing a layer train alike."""
+def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choice: str) -> None:
     results = []
     w1, b1, w2 = randn(48, 16), randn(48), randn(16, 48)
     ops.select(choice)
@@ -64,12 +49,11 @@ def test_feed_forward_is_linear_gelu_and_a_product(native_ops, choice: str) -> N
             )
         out.backward(torch.ones_like(out))
         results.append([out.detach(), x.grad, *(weight.grad for weight in weights)])
-    ops.select("auto")
     assert all(map(torch.equal, *results))
 
 
-def test_gelu_over_its_whole_range(use_native) -> None:
-    """Every region of tanh, the far tails too, where 1 + tanh cancels in PyTorch's form."""
+def test_gelu_over_its_range(use_native) -> None:
+    """The error rule applies in every region of tanh and in the tails, where 1 + tanh cancels in PyTorch's formula."""
     x = torch.linspace(-30, 30, 20001)[:, None]
     weight, bias = torch.ones(1, 1), torch.zeros(1)
     exact = reference.linear_gelu(x.double(), weight.double(), bias.double(), False)
@@ -84,12 +68,10 @@ def test_gelu_over_its_whole_range(use_native) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 77])
 def test_linear_qkv_error(error_rule, tokens: int, dtype: torch.dtype) -> None:
-    hidden = 24
-    arguments = [randn(tokens, hidden), *(randn(hidden, hidden) for _ in range(3)), *(randn(hidden) for _ in range(3))]
-    error_rule("linear_qkv", arguments, dtype, list(range(7)))
+    error_rule("linear_qkv", linear_qkv_inputs(tokens, 24), dtype, list(range(7)))
 
 
-def test_float32_weights_with_bfloat16_activations(use_native) -> None:
+def test_gradients_of_float32_weights_are_float32(use_native) -> None:
     x, weights = randn(33, 16).bfloat16(), [randn(16, 16).requires_grad_() for _ in range(3)]
     biases = [randn(16).requires_grad_() for _ in range(3)]
     out = ops.linear_qkv(x, *weights, *biases)
@@ -104,13 +86,11 @@ def test_adjacent_weights_are_not_copied() -> None:
     parts = tuple(flat[i * 12 : (i + 1) * 12].view(3, 4) for i in range(3))
     assert joined(parts).data_ptr() == flat.data_ptr()
     assert torch.equal(joined(parts), torch.cat(parts))
-    apart = tuple(randn(3, 4) for _ in range(3))
-    assert torch.equal(joined(apart), torch.cat(apart))
-    swapped = (parts[1], parts[0], parts[2])
-    assert torch.equal(joined(swapped), torch.cat(swapped))
+    for not_adjacent in (tuple(randn(3, 4) for _ in range(3)), (parts[1], parts[0], parts[2])):
+        assert torch.equal(joined(not_adjacent), torch.cat(not_adjacent))
 
 
-def test_second_backward_is_refused(use_native) -> None:
+def test_second_backward_raises(use_native) -> None:
     out = ops.linear_gelu(randn(3, 4).requires_grad_(), randn(5, 4), randn(5), False)
     out.sum().backward(retain_graph=True)
     with pytest.raises(AssertionError, match="once"):

@@ -1,7 +1,4 @@
-"""masked_cross_entropy: error rule, padded columns, ties, no masked token, ignored rows, gradient in place.
-
-Legend: M masked tokens, V vocabulary.
-"""
+"""masked_cross_entropy: error rule, padded columns, ties, no masked token, ignored rows, gradient in place."""
 
 from __future__ import annotations
 
@@ -13,11 +10,12 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
+from unit.ops.op_inputs import GENERATOR, randint, randn
 
-GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16]
+# Rows, columns, vocabulary.
 SHAPES = [(0, 16, 13), (1, 8, 8), (33, 50, 41), (60, 4096, 4090), (7, 30528, 30522), (3, 16, 1)]
-# Fewer numbers, as the interpreter is slow; the last two need several blocks of columns.
+# Small shapes, because the interpreter is slow; the last one needs several blocks of columns.
 FOR_TRITON = [(0, 8, 8), (7, 50, 41), (3, 16, 1), (2, 4100, 4099)]
 CASES = [
     *(("native", shape, dtype) for shape in SHAPES for dtype in DTYPES),
@@ -27,16 +25,10 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    GENERATOR.manual_seed(0)
-
-
 def problem(rows: int, columns: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    logits = 3 * torch.randn(rows, columns, generator=GENERATOR)
-    logits[:, vocab_size:] = 1e4  # would win if it took part
-    return logits, torch.randint(0, vocab_size, (rows,), generator=GENERATOR)
+    logits = 3 * randn(rows, columns)
+    logits[:, vocab_size:] = 1e4  # padding, which must be ignored
+    return logits, randint(vocab_size, rows)
 
 
 @pytest.mark.parametrize(("kernels", "shape", "dtype"), CASES, indirect=["kernels"])
@@ -45,7 +37,7 @@ def test_error(error_rule_of_kernels, shape: tuple[int, int, int], dtype: torch.
 
 
 @pytest.mark.parametrize("function", [ops.masked_cross_entropy, reference.masked_cross_entropy])
-def test_nothing_masked(kernels: str, function) -> None:
+def test_no_masked_tokens(kernels: str, function) -> None:
     logits = torch.randn(0, 16).requires_grad_()
     loss, correct = function(logits, torch.zeros(0, dtype=torch.int64), 13)
     loss.backward()
@@ -67,7 +59,7 @@ def test_num_correct_and_ties(kernels: str, vocab_size: int, dtype: torch.dtype)
             assert function(tie, torch.tensor([label]), 4)[1].item() == hits
 
 
-def test_gradient_takes_the_place_of_the_logits(kernels: str) -> None:
+def test_gradient_overwrites_the_logits(kernels: str) -> None:
     leaf, labels = problem(5, 16, 13)
     leaf.requires_grad_()
     logits = leaf * 1.0
@@ -78,14 +70,14 @@ def test_gradient_takes_the_place_of_the_logits(kernels: str) -> None:
     assert leaf.grad.sum(1).abs().max() < 1e-7
 
 
-def test_evaluation_leaves_the_logits_alone(kernels: str) -> None:
+def test_evaluation_does_not_change_the_logits(kernels: str) -> None:
     logits, labels = problem(5, 16, 13)
     before = logits.clone()
     ops.masked_cross_entropy(logits, labels, 13)
     assert torch.equal(logits, before)
 
 
-def test_second_backward_is_refused(kernels: str) -> None:
+def test_second_backward_raises(kernels: str) -> None:
     logits, labels = problem(5, 16, 13)
     loss, _ = ops.masked_cross_entropy(logits.requires_grad_() * 1.0, labels, 13)
     loss.backward(retain_graph=True)
@@ -94,8 +86,8 @@ def test_second_backward_is_refused(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_ignored_rows_take_no_part(kernels: str) -> None:
-    """Label -100 fills a batch up to its fixed number of masked tokens, as in PyTorch."""
+def test_rows_with_label_minus_100_are_ignored(kernels: str) -> None:
+    """They fill a batch up to a fixed number of masked tokens."""
     logits, labels = problem(6, 16, 13)
     labels[[1, 5]] = -100
     logits[5] = math.nan
@@ -112,7 +104,7 @@ def test_ignored_rows_take_no_part(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_logits_are_not_hidden(kernels: str, bad: float) -> None:
+def test_non_finite_logits_give_a_non_finite_loss(kernels: str, bad: float) -> None:
     logits, labels = problem(5, 16, 13)
     logits[2, 4] = bad
     assert not ops.masked_cross_entropy(logits, labels, 13)[0].isfinite()

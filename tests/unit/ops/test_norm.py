@@ -1,23 +1,19 @@
-"""LayerNorm with dropout: error rule, exact masks, bit-equal runs, keys on the device.
-
-Legend: T tokens, D hidden.
-"""
+"""LayerNorm with dropout: error rule, exact masks, keys on the device."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
 from mlbert.ops.dropout import dropout_key, keep_mask
+from unit.ops.op_inputs import dropout_rows, randn
 
-GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(1, 8), (37, 50), (300, 128), (0, 16), (70, 7), (33, 1027)]
-# Fewer numbers, as the interpreter is slow. One; none; more tokens than the programs hold in one round (1027 columns);
-# odd widths. Narrow ones take many draws.
+SHAPES = [(1, 8), (37, 50), (300, 128), (0, 16), (70, 7), (33, 1027)]  # tokens, hidden
+# Small shapes, because the interpreter is slow: one token, none, odd widths, more tokens than the programs process in
+# one round (1027 columns). Narrower shapes would need more draws.
 FOR_TRITON = [
     *((shape, torch.bfloat16) for shape in ((1, 128), (5, 200), (0, 16), (37, 131), (11, 1027))),
     *((shape, torch.float32) for shape in ((5, 200), (11, 1027))),
@@ -30,20 +26,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    GENERATOR.manual_seed(0)
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=GENERATOR)
-
-
-def some_rows(tokens: int) -> Tensor:
-    return torch.randint(0, 2**31 - 1, (tokens,), dtype=torch.int32, generator=GENERATOR)
-
-
 @pytest.mark.parametrize(
     ("kernels", "shape", "dtype", "dropout", "with_bias"),
     [
@@ -52,34 +34,34 @@ def some_rows(tokens: int) -> Tensor:
     ],
     indirect=["kernels"],
 )
-def test_residual_form_error(
+def test_dropout_add_layer_norm_error(
     error_rule_of_kernels, shape: tuple[int, int], dtype: torch.dtype, dropout: float, with_bias: bool
 ) -> None:
     tokens, hidden = shape
 
     def draw() -> list:
         x, residual, weight, bias = randn(tokens, hidden), randn(tokens, hidden), randn(hidden), randn(hidden)
-        settings = [1e-12, dropout, 2**31 + 5, some_rows(tokens)]
+        settings = [1e-12, dropout, 2**31 + 5, dropout_rows(tokens)]
         return [x, residual, weight, bias, *settings, *([randn(hidden)] if with_bias else [])]
 
-    wanted = [0, 1, 2, 3, *([8] if with_bias else [])]
-    error_rule_of_kernels("dropout_add_layer_norm", draw, dtype, wanted)
+    gradient_of = [0, 1, 2, 3, *([8] if with_bias else [])]
+    error_rule_of_kernels("dropout_add_layer_norm", draw, dtype, gradient_of)
 
 
 @pytest.mark.parametrize(("kernels", "shape", "dtype", "dropout"), CASES, indirect=["kernels"])
-def test_embedding_form_error(
+def test_layer_norm_dropout_error(
     error_rule_of_kernels, shape: tuple[int, int], dropout: float, dtype: torch.dtype
 ) -> None:
     tokens, hidden = shape
 
     def draw() -> list:
-        return [randn(tokens, hidden), randn(hidden), randn(hidden), 1e-12, dropout, 5, some_rows(tokens)]
+        return [randn(tokens, hidden), randn(hidden), randn(hidden), 1e-12, dropout, 5, dropout_rows(tokens)]
 
     error_rule_of_kernels("layer_norm_dropout", draw, dtype, [0, 1, 2])
 
 
-def test_large_mean_keeps_its_accuracy(error_rule_of_kernels) -> None:
-    """The variance is taken around the mean, not as a difference of squares."""
+def test_error_with_a_large_mean(error_rule_of_kernels) -> None:
+    """The variance must not be computed as a difference of squares."""
     draw = lambda: [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]  # noqa: E731
     error_rule_of_kernels("layer_norm_dropout", draw, torch.float32, [0, 1, 2])
 
@@ -92,9 +74,9 @@ def test_large_mean_keeps_its_accuracy(error_rule_of_kernels) -> None:
     ],
     indirect=["kernels"],
 )
-def test_masks_equal_the_plain_twin_bit_for_bit(kernels: str, columns: int, key: int) -> None:
+def test_dropout_masks_equal_the_reference(kernels: str, columns: int, key: int) -> None:
     tokens = 40
-    rows = some_rows(tokens)
+    rows = dropout_rows(tokens)
     want = keep_mask(key, rows, columns, 0.1)
     weight, bias = torch.zeros(columns), torch.ones(columns)
     assert torch.equal(ops.layer_norm_dropout(randn(tokens, columns), weight, bias, 1e-12, 0.1, key, rows) > 0, want)
@@ -105,9 +87,9 @@ def test_masks_equal_the_plain_twin_bit_for_bit(kernels: str, columns: int, key:
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_a_key_on_the_device_is_the_key(kernels: str) -> None:
-    """What a captured graph reads: the key's 32 bits as int32."""
-    rows, vectors = some_rows(9), (randn(24), randn(24))
+def test_key_on_the_device_gives_the_same_bits(kernels: str) -> None:
+    """Captured graphs read the key's 32 bits from an int32 tensor."""
+    rows, vectors = dropout_rows(9), (randn(24), randn(24))
     x, key = randn(9, 24), dropout_key(1, 2, 3, 4)
     results = []
     for form in (key, torch.tensor(key, dtype=torch.uint32).view(torch.int32)):
@@ -120,21 +102,21 @@ def test_a_key_on_the_device_is_the_key(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_float32_vectors_of_bfloat16_activations(kernels: str) -> None:
-    """How training calls it: gradients of the vectors stay float32."""
+def test_gradients_of_float32_vectors_are_float32(kernels: str) -> None:
+    """In training, activations are bfloat16."""
     x, residual = (randn(21, 40).bfloat16().requires_grad_() for _ in range(2))
     vectors = [randn(40).requires_grad_() for _ in range(3)]
     gradients = []
     for function in (ops.dropout_add_layer_norm, reference.dropout_add_layer_norm):
         weight, bias, x_bias = vectors
-        out = function(x, residual, weight, bias, 1e-12, 0.1, 7, some_rows(21) * 0, x_bias)
+        out = function(x, residual, weight, bias, 1e-12, 0.1, 7, torch.zeros(21, dtype=torch.int32), x_bias)
         gradients.append(torch.autograd.grad(out.float().sum(), vectors))
-    for ours, twin in zip(*gradients, strict=True):
+    for ours, expected in zip(*gradients, strict=True):
         assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours, twin, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(ours, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_non_finite_values_are_not_hidden(kernels: str) -> None:
+def test_non_finite_inputs_give_nan(kernels: str) -> None:
     x = randn(4, 16)
     x[1, 3], x[2, 5] = float("nan"), float("inf")
     out = ops.layer_norm_dropout(x, torch.ones(16), torch.zeros(16), 1e-12, 0.0, 0, None)
@@ -143,8 +125,8 @@ def test_non_finite_values_are_not_hidden(kernels: str) -> None:
     assert out[2].isnan().any()
 
 
-def test_wrong_arguments_are_refused(kernels: str) -> None:
-    x, vector, rows = randn(5, 6), randn(6), some_rows(5)
+def test_invalid_arguments_raise(kernels: str) -> None:
+    x, vector, rows = randn(5, 6), randn(6), dropout_rows(5)
     for arguments in (
         (x, randn(4, 6), vector, vector, 1e-12, 0.1, 9, rows),
         (x, x, randn(5), vector, 1e-12, 0.1, 9, rows),

@@ -1,11 +1,10 @@
-"""Before a run every chosen implementation proves itself: what is wrong, fails or damages is replaced, and told."""
+"""Before a run, implementations that are wrong or fail are replaced, and the log says so."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,20 @@ LARGE = BertConfig.from_json(CONFIGS / "large.json")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(native_ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of this test's own, and the choice as it was afterwards."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def nothing_refused(native_ops: None, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start with an empty cache and no refused implementation."""
     monkeypatch.setattr(registry, "_refused", {})
-    yield
-    monkeypatch.undo()
-    ops.select("auto")
 
 
-def alone(failed: Tensor) -> None:
-    """There is no other rank."""
+def prove(precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = lambda _: None) -> list[str]:
+    """Verify the implementations. Return the log lines."""
+    lines: list[str] = []
+    proof.prove("auto", precision, LARGE, CPU, over_ranks, lines.append)
+    return lines
 
 
-def proven(precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = alone) -> list[str]:
-    """What is told of a proof."""
-    said: list[str] = []
-    proof.prove("auto", precision, LARGE, CPU, over_ranks, said.append)
-    return said
-
-
-def damage(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str = "native", op: str = OP) -> None:
-    """An implementation becomes another; no other op is proven, to save time."""
+def replace_form(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str = "native", op: str = OP) -> None:
+    """Replace an implementation of `op`, and verify only this op, to save time."""
     monkeypatch.setitem(registry._implementations[op], name, form)
     monkeypatch.setattr(registry, "ops", lambda: (op,))
 
@@ -63,7 +54,7 @@ def test_runs_are_bit_equal_for_any_thread_count(op: str, dtype: torch.dtype) ->
         arguments = list(make(0))
         leaves = [arguments[place].requires_grad_() for place in differentiated]
         for place in differentiated:
-            arguments[place] = arguments[place] * 1.0  # some ops write their gradient over it
+            arguments[place] = arguments[place] * 1.0  # some ops overwrite their input with its gradient
         out = registry.form(op, "native")(*arguments)
         out = out[0] if isinstance(out, tuple) else out
         out.backward(torch.ones_like(out))
@@ -73,8 +64,8 @@ def test_runs_are_bit_equal_for_any_thread_count(op: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
-def test_right_ones_stay(precision: str) -> None:
-    assert proven(precision) == []
+def test_correct_implementations_are_kept(precision: str) -> None:
+    assert prove(precision) == []
     assert set(registry.selected().values()) == {"native"}
 
 
@@ -86,25 +77,25 @@ def test_right_ones_stay(precision: str) -> None:
     ],
 )
 def test_interpreted_kernels_pass(use_triton: None, op: str) -> None:
-    """The others take the interpreter minutes."""
+    """Kernels of other ops are not verified here, because the interpreter takes minutes."""
     assert registry.select("triton")[op] == "triton"
     assert proof.check(op, "triton", CPU, torch.bfloat16) == ""
 
 
-def test_every_op_has_a_problem() -> None:
+def test_every_op_is_verified() -> None:
     problems = Problems(CPU, torch.bfloat16)
     assert {*problems.differentiable(), *problems.not_differentiable()} == set(registry.ops())
 
 
-def test_a_gpu_verifies_the_sizes_of_the_run() -> None:
-    """Kernels and algorithms depend on them; on a CPU they are arguments, and problems are small."""
+def test_gpu_is_verified_with_the_models_sizes() -> None:
+    """On a GPU, kernels and algorithms depend on the sizes; on a CPU, the problems are small."""
     sizes = Sizes.of_run(LARGE, torch.device("cuda"))
     assert sizes == (1024, 16, 4096, 30522, 30528)
     assert Sizes.of_run(LARGE, CPU) == Sizes()
     problems = Problems(CPU, torch.bfloat16, sizes=sizes)
     arguments = {op: make(0) for op, (make, _) in problems.differentiable().items()}
     tokens = arguments["attention"][0].shape[0]
-    assert tokens > 256, "several blocks of every kernel"
+    assert tokens > 256, "too few for several blocks of every kernel"
     assert arguments["attention"][0].shape == (tokens, 3, 16, 64)
     assert arguments["feed_forward"][1].shape == (4096, 1024)
     assert arguments["masked_cross_entropy"][0].shape[1] == arguments["embedding_sum"][3].shape[0] == 30528
@@ -117,12 +108,12 @@ def wrong_gradient(x: Tensor, *settings: Any) -> Tensor:
     return reference.layer_norm_dropout(x, *settings)
 
 
-def not_a_number(x: Tensor, *settings: Any) -> Tensor:
+def nan_result(x: Tensor, *settings: Any) -> Tensor:
     out = reference.layer_norm_dropout(x, *settings)
     return torch.where(torch.arange(len(out))[:, None] == len(out) - 1, torch.nan, out)
 
 
-def wrong(*settings: Any) -> Tensor:
+def wrong_result(*settings: Any) -> Tensor:
     return reference.layer_norm_dropout(*settings) * 1.001
 
 
@@ -133,64 +124,64 @@ def raises(*_: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        (wrong, "output: rms error"),
+        (wrong_result, "output: rms error"),
         (wrong_gradient, "gradient of argument 0: rms error"),
-        (not_a_number, "output: rms error nan"),
+        (nan_result, "output: rms error nan"),
         (raises, "fails: RuntimeError: no kernel image is available"),
     ],
     ids=["result", "gradient", "NaN", "raises"],
 )
-def test_a_wrong_implementation_is_replaced_and_reported(
+def test_wrong_implementation_is_replaced_and_logged(
     monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], words: str
 ) -> None:
-    damage(monkeypatch, form)
-    (line,) = proven()
+    replace_form(monkeypatch, form)
+    (line,) = prove()
     assert line.startswith(f"ops: {OP} runs plain: native {words}")
     assert "\n" not in line
     chosen = registry.selected()
     assert chosen.pop(OP) == "plain"
     assert set(chosen.values()) == {"native"}
-    assert ops.select("auto")[OP] == "plain", "whoever selects later"
+    assert ops.select("auto")[OP] == "plain", "a later selection uses it again"
     assert f"({OP}: native {words}" in ops.describe()
 
 
-def test_fp8_ops_are_held_to_their_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = registry.form("fp8_quantise", "plain")
 
-    def transposed_wrongly(x: Tensor, *settings: Any) -> Any:
+    def with_wrong_columns(x: Tensor, *settings: Any) -> Any:
         copies = plain(x, *settings)
         return copies._replace(columns=copies.columns.flip(0))
 
-    damage(monkeypatch, transposed_wrongly, op="fp8_quantise")
-    assert proven("bf16") == [], "nobody calls it"
-    (line,) = proven("fp8")
+    replace_form(monkeypatch, with_wrong_columns, op="fp8_quantise")
+    assert prove("bf16") == []
+    (line,) = prove("fp8")
     assert "fp8_quantise runs plain: native result 1" in line
 
 
-def test_the_next_one_in_order_is_proven_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
     preferences = {**registry._PREFERENCES, "cpu": {"auto": ("worst", "worse", "native")}}
     monkeypatch.setattr(registry, "_PREFERENCES", preferences)
-    damage(monkeypatch, raises, "worst")
-    damage(monkeypatch, not_a_number, "worse")
-    first, second = proven()
+    replace_form(monkeypatch, raises, "worst")
+    replace_form(monkeypatch, nan_result, "worse")
+    first, second = prove()
     assert first.startswith(f"ops: {OP} runs worse: worst fails")
     assert second.startswith(f"ops: {OP} runs native: worse output")
 
 
-def test_a_cached_result_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a device, a precision and these sources."""
-    damage(monkeypatch, wrong)
-    said = proven()
+def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is specific to the device, the precision and the software."""
+    replace_form(monkeypatch, wrong_result)
+    lines = prove()
     monkeypatch.setattr(registry, "_refused", {})
     registry._selections.clear()
     checked: list[str] = []
     monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
-    assert proven() == said
+    assert prove() == lines
     assert not checked
-    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
+    for change in (lambda: prove("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
         monkeypatch.setattr(registry, "_refused", {})
         change()
-        proven()
+        prove()
         assert checked == [OP]
         checked.clear()
 
@@ -199,80 +190,68 @@ def test_a_cached_result_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) 
     "content",
     [b"", b"\0\xff", b"[]", b'{"found": {}}', b'{"sha256": "0", "found": {"layer_norm_dropout native": ""}}', None],
 )
-def test_a_damaged_cache_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
-) -> None:
-    damage(monkeypatch, wrong)
-    said = proven()
-    (file,) = (tmp_path / "mlbert").glob("proof-*.json")
+def test_damaged_cache_is_rebuilt(own_cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+    replace_form(monkeypatch, wrong_result)
+    lines = prove()
+    (file,) = own_cache.glob("mlbert/proof-*.json")
     kept = json.loads(file.read_text())
-    if content is None:  # one bit of what was found
+    if content is None:  # a result that does not match the checksum
         content = json.dumps({**kept, "found": {**kept["found"], f"{OP} native": ""}}).encode()
     file.write_bytes(content)
     monkeypatch.setattr(registry, "_refused", {})
-    reported, *others = proven()
-    assert re.fullmatch(rf"cache {file} is damaged or unreadable and will be rebuilt", reported)
-    assert others == said
-    assert json.loads(file.read_text()) == kept, "it is whole again"
+    assert prove() == [f"cache {file} is damaged or unreadable and will be rebuilt", *lines]
+    assert json.loads(file.read_text()) == kept
 
 
-def test_a_failed_check_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have lacked memory."""
-    damage(monkeypatch, raises)
-    proven()
-    assert not (tmp_path / "mlbert").exists()
+def test_exceptions_are_not_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run tries again, because the device may have been out of memory."""
+    replace_form(monkeypatch, raises)
+    prove()
+    assert not (own_cache / "mlbert").exists()
 
 
-def test_a_cache_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert proven() == []
+    assert prove() == []
 
 
-def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails on another rank is replaced here too."""
+def test_implementation_that_fails_on_another_rank_is_replaced() -> None:
     rounds: list[Tensor] = []
 
-    def with_another(failed: Tensor) -> None:
+    def fail_on_another_rank(failed: Tensor) -> None:
         rounds.append(failed.clone())
         if len(rounds) == 1:
             failed[registry.ops().index("attention")] = 1
 
-    (line,) = proven(over_ranks=with_another)
+    (line,) = prove(over_ranks=fail_on_another_rank)
     assert line == "ops: attention runs plain: native failed verification on another rank"
     assert registry.selected()["attention"] == "plain"
     assert len(rounds) == 2
     assert not any(map(torch.any, rounds))
 
 
-def store(folder: str, number: int) -> None:
-    """Writes again and again, as ranks may."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", folder)
-        for _ in range(50):
-            device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
+def store_50_times(number: int) -> None:
+    for _ in range(50):
+        device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
 
 
-def fail(text: str) -> None:
-    raise AssertionError(text)
-
-
-def test_two_write_at_once(tmp_path: Path) -> None:
+def test_ranks_can_write_the_cache_concurrently(own_cache: Path) -> None:
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=store, args=(str(tmp_path), number)) for number in (1, 2)]
+    writers = [context.Process(target=store_50_times, args=(number,)) for number in (1, 2)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        found = device_cache.load("proof", CPU, fail)
+        found = device_cache.load("proof", CPU, pytest.fail)
         assert len(found) in (0, 20)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(device_cache.load("proof", CPU, fail)) == 20
-    assert len(list((tmp_path / "mlbert").iterdir())) == 1, "nothing half-written is left"
+    assert len(device_cache.load("proof", CPU, pytest.fail)) == 20
+    assert len(list((own_cache / "mlbert").iterdir())) == 1, "a temporary file is left"
 
 
-def test_a_broken_device_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an illegal access every later call fails: here the one that looks whether the device still works."""
-    damage(monkeypatch, raises)
+def test_broken_device_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access, every later call fails, such as the one that checks the device."""
+    replace_form(monkeypatch, raises)
     zeros = torch.zeros
 
     def broken(*shape: Any, device: Any = None, **options: Any) -> Tensor:

@@ -1,8 +1,9 @@
-"""The choice of implementations: made once, told in words, overridable, plain where nothing can be compiled."""
+"""The selection of implementations: choices, log line, errors, and plain ops without a compiler."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,18 +40,16 @@ OPS = {
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without compiler and without a cached library; the choice is made anew afterwards."""
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Hide the compiler and the native library."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native, "_loaded", {})
     native_library.library.cache_clear()
     yield
-    monkeypatch.undo()
     native_library.library.cache_clear()
-    ops.select("auto")
 
 
-def test_plain(native_ops) -> None:
+def test_plain_and_auto(native_ops) -> None:
     assert ops.select("plain") == dict.fromkeys(OPS, "plain")
     assert ops.describe() == "ops: all plain"
     assert ops.select("auto") == dict.fromkeys(OPS, "native")
@@ -58,47 +57,43 @@ def test_plain(native_ops) -> None:
     assert ("matrix unit" in ops.describe()) == tiles_work()
 
 
-def test_unknown_choice() -> None:
+def test_unknown_choice_is_an_error() -> None:
     with user_error("config.choice", "OPS"):
         ops.select("fastest")
 
 
-def test_choices_for_another_kind_of_device_are_refused(native_ops, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("choice", "device"), [("triton", "cpu"), ("flash", "cpu"), ("cublaslt", "cpu"), ("native", "cuda")]
+)
+def test_choice_for_another_kind_of_device_is_an_error(
+    native_ops, monkeypatch: pytest.MonkeyPatch, choice: str, device: str
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with user_error("ops.unavailable", "OPS=triton"):
-        ops.select("triton")
-    with user_error("ops.unavailable", "OPS=flash"):
-        ops.select("flash")
-    with user_error("ops.unavailable", "OPS=cublaslt"):
-        ops.select("cublaslt")
-    with user_error("ops.unavailable", "OPS=native"):
-        ops.select("native", "cuda")
+    with user_error("ops.unavailable", f"OPS={choice}"):
+        ops.select(choice, device)
     assert ops.select("auto")["attention"] == "native"
 
 
 def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops) -> None:
-    """What would run on a CUDA device can be asked without one."""
-    try:
-        chosen = ops.select("auto", "cuda")
-        if torch.version.cuda is None:
-            assert chosen["linear_qkv"] == "plain"
-            assert "no cublaslt kernels: PyTorch" in ops.describe("cuda")
-            with user_error("ops.unavailable", "OPS=cublaslt"):
-                ops.select("cublaslt", "cuda")
-        if importlib.util.find_spec("triton"):
-            assert chosen["attention"] == ops.select("triton", "cuda")["feed_forward"] == "triton"
-            assert ops.select("flash", "cuda") == chosen | {"attention": "flash"}
-        else:
-            assert chosen["attention"] == "plain"
-            assert "no triton kernels: No module named 'triton'" in ops.describe("cuda")
-            with user_error("ops.unavailable", "OPS=triton", wording=False):
-                ops.select("triton", "cuda")
-        assert ops.select("plain", "cuda") == dict.fromkeys(chosen, "plain")
-    finally:
-        ops.select("auto")
+    """This selection does not need a CUDA device."""
+    chosen = ops.select("auto", "cuda")
+    if torch.version.cuda is None:
+        assert chosen["linear_qkv"] == "plain"
+        assert "no cublaslt kernels: PyTorch" in ops.describe("cuda")
+        with user_error("ops.unavailable", "OPS=cublaslt"):
+            ops.select("cublaslt", "cuda")
+    if importlib.util.find_spec("triton"):
+        assert chosen["attention"] == ops.select("triton", "cuda")["feed_forward"] == "triton"
+        assert ops.select("flash", "cuda") == chosen | {"attention": "flash"}
+    else:
+        assert chosen["attention"] == "plain"
+        assert "no triton kernels: No module named 'triton'" in ops.describe("cuda")
+        with user_error("ops.unavailable", "OPS=triton", wording=False):
+            ops.select("triton", "cuda")
+    assert ops.select("plain", "cuda") == dict.fromkeys(chosen, "plain")
 
 
-def test_without_compiler_plain_is_chosen_and_reported(no_compiler: None) -> None:
+def test_auto_without_a_compiler_is_plain(no_compiler: None) -> None:
     assert ops.select("auto") == dict.fromkeys(OPS, "plain")
     assert "plain" in ops.describe()
     assert "no C compiler" in ops.describe()
@@ -106,7 +101,7 @@ def test_without_compiler_plain_is_chosen_and_reported(no_compiler: None) -> Non
     assert out.shape == (3, 4)
 
 
-def test_without_compiler_native_is_an_error(no_compiler: None) -> None:
+def test_native_without_a_compiler_is_an_error(no_compiler: None) -> None:
     with user_error("ops.unavailable", "OPS=native"):
         ops.select("native")
 

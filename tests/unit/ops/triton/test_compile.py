@@ -1,4 +1,4 @@
-"""Triton kernels compile for Hopper, without a GPU, and take no more instructions and registers than they did."""
+"""Triton kernels compile for Hopper without a GPU, and stay within limits on instructions and registers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -23,33 +24,33 @@ ROOT = Path(__file__).resolve().parents[4]
 def load_tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("compile_kernels", ROOT / "tools/compile_kernels.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for their types
+    sys.modules[spec.name] = module  # dataclasses resolve their types there
     spec.loader.exec_module(module)
     return module
 
 
 tool = load_tool()
 sass, cast = tool.sass, tool.cast
-# What most runs are, for the GPU that they run on. Everything for all GPUs, in more time than a test has:
-# python tools/compile_kernels.py
+# The most common cases on the most common GPU. `python tools/compile_kernels.py` compiles all cases for all GPUs, which
+# takes too long for a test.
 ARCH = 90
-NOT_HERE = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
+EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 SLOW = (
     *("attention H=64 bf16", "attention H=64 bf16 device key", "attention H=128 bf16 dropout"),
     *("norm D=1024 bf16", "norm D=1024 bf16 device key", "LAMB unaligned"),
 )
-CASES = [case for case in tool.cases() if not any(words in case for words in NOT_HERE)]
+CASES = [case for case in tool.cases() if not any(words in case for words in EXCLUDED)]
 
 
 @functools.cache
 def compiled(case: str) -> list[Any]:
-    """Reports of the case's kernels."""
+    """Return the reports of the case's kernels."""
     return tool.compile_case(case, ARCH)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is taken from what an earlier run compiled."""
+def empty_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compile all kernels anew."""
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
         yield
@@ -61,14 +62,14 @@ def test_kernels_compile(case: str) -> None:
     assert reports
     for report in reports:
         assert f".target sm_{ARCH}" in report.ptx
-        limited = report.kernel == "attention_key_value_gradient_kernel"  # faster so, as measured
-        assert report.spilled <= (64 if limited else 0), f"{report.kernel} spills {report.spilled} bytes a thread"
+        limited = report.kernel == "attention_key_value_gradient_kernel"  # its register limit was measured to be faster
+        assert report.spilled <= (64 if limited else 0), f"{report.kernel} spills {report.spilled} bytes per thread"
         if case.startswith("attention") and report.kernel != "attention_order_kernel":
             assert "wgmma.mma_async" in report.ptx, f"{report.kernel} does not use the matrix units"
 
 
-def test_four_keys_share_the_mixing_of_the_mask() -> None:
-    """Two multiplications mix a word, which four keys share: about half a one for each weight, or exponential."""
+def test_four_keys_share_a_word_of_the_dropout_mask() -> None:
+    """A word takes two multiplications, so there is about half a multiplication per exponential."""
     (report,) = [r for r in compiled("attention H=64 bf16 dropout") if r.kernel == "attention_forward_kernel"]
     loop = next(loop for loop in sass.loops(report.cubin) if sass.classes(loop)["tensor"])
     multiplications, exponentials = sass.classes(loop)["IMAD"], loop["MUFU.EX2"]
@@ -76,10 +77,10 @@ def test_four_keys_share_the_mixing_of_the_mask() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the ceilings are those of Triton 3.6")
-def test_attention_takes_no_longer_than_modelled() -> None:
-    """Ceilings: 5 % above the counted instructions of a warp and tile, and the goal for a sequence, which is closer."""
-    ceilings = {"forward": 465, "query_gradient": 328, "key_value_gradient": 452}
+@pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the limits are for Triton 3.6")
+def test_attention_stays_within_its_instruction_limits() -> None:
+    """Limits are 5 % above the counted instructions of a warp and tile; the time of a sequence has a tighter one."""
+    limits = {"forward": 465, "query_gradient": 328, "key_value_gradient": 452}
     reports = [r for r in compiled(tool.ATTENTION_MODEL[0]) if "order" not in r.kernel]
     model = tool.attention_model
     counted = {
@@ -88,22 +89,22 @@ def test_attention_takes_no_longer_than_modelled() -> None:
         ).slots
         for r in reports
     }
-    assert counted.keys() == ceilings.keys()
-    assert {name: slots for name, slots in counted.items() if slots > ceilings[name]} == {}
+    assert counted.keys() == limits.keys()
+    assert {name: slots for name, slots in counted.items() if slots > limits[name]} == {}
     assert 50 < tool.attention_microseconds(reports) <= 76
 
 
 def test_attention_copies_one_tile_ahead() -> None:
-    """A block waits for its tile's copies while those of the next, as many, are under way."""
+    """A block waits for the copies of its tile while as many copies of the next tile are in flight."""
     copies = {"forward": 2, "query_gradient": 3, "key_value_gradient": 5}
     for name, number in copies.items():
         (report,) = [r for r in compiled(tool.ATTENTION_MODEL[0]) if r.kernel == f"attention_{name}_kernel"]
-        under_way = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", report.ptx)]
-        assert max(under_way) == number, f"{name}: {under_way}"
+        in_flight = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", report.ptx)]
+        assert max(in_flight) == number, f"{name}: {in_flight}"
 
 
 def test_inline_assembly_keeps_its_inputs() -> None:
-    """An output that is written before the last input is read must not share its register ("&")."""
+    """An output that is written before the last input is read needs "&", or it may share that input's register."""
     found = set()
     for case in ("attention H=64 bf16 dropout", "cast fp8"):
         for report in compiled(case):
@@ -114,7 +115,7 @@ def test_inline_assembly_keeps_its_inputs() -> None:
 
 
 def unsafe_outputs(code: str, constraints: list[str]) -> list[int]:
-    """Outputs of inline assembly without "&" that a statement before the last reader of an input writes."""
+    """Return the outputs without "&" that are written before the statement that reads the last input."""
     outputs = [i for i, constraint in enumerate(constraints) if constraint.startswith("=")]
     statements = [[int(n) for n in re.findall(r"\$(\d+)", line)] for line in code.split(";")]
     last = max(i for i, used in enumerate(statements) if any(n >= len(outputs) for n in used))
@@ -129,13 +130,13 @@ def test_unsafe_outputs_are_found() -> None:
 
 
 def test_model_of_attention_adds_up() -> None:
-    """One program a sequence and head: 384 of 1,830 clocks, a microsecond, on 132 multiprocessors."""
+    """One program per sequence and head: 384 programs of 1,830 clocks, or one microsecond, on 132 multiprocessors."""
     kernel = tool.attention_model.Kernel(step=1830.0, rest=0.0, own=512, other=512, slots=0)
     assert kernel.microseconds() == pytest.approx(384 / 132)
 
 
 def test_instructions_are_counted_by_opcode_and_loop() -> None:
-    """One loop that loads and adds four numbers at a time; a sum through shared memory and one store behind it."""
+    """The kernel has one loop that loads and adds four numbers at a time, then a sum in shared memory and a store."""
     sums = next(r for r in compiled("cast fp8") if r.kernel == "sum_partials_kernel")
     counts, (loop,) = sass.instructions(sums.cubin), sass.loops(sums.cubin)
     assert loop["FADD"] == 4 * loop["LDG.E.128"] > 0
@@ -147,9 +148,9 @@ def test_instructions_are_counted_by_opcode_and_loop() -> None:
     assert sass.classes(counts).total() == counts.total() <= sass.clocks(counts)
 
 
-def test_casts_take_no_more_instructions_than_they_did() -> None:
-    """A warp's instructions for a tile of 64 x 64, a quarter of it: ceilings 5 % above what was counted."""
-    ceilings = {"quantise": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
+def test_casts_stay_within_their_instruction_limits() -> None:
+    """Limits are 5 % above the counted instructions of one of four warps for a tile of 64 x 64."""
+    limits = {"quantise": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
     with tool.recording(90) as launches:
         tool.cases()["cast fp8"]()
     found = {}
@@ -163,16 +164,16 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
         counts = sass.instructions(report.cubin)
         assert report.spilled == 0, name
         assert counts["F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"] == cast.ROWS * cast.COLUMNS // 128 // 2, (
-            f"{name}: every number is rounded once"
+            f"{name}: numbers are not rounded exactly once"
         )
         found[name] = counts.total() * report.warps / 4 / (cast.ROWS * cast.COLUMNS / 64**2)
-    assert found.keys() == ceilings.keys()
-    assert {name: count for name, count in found.items() if count > ceilings[name]} == {}
+    assert found.keys() == limits.keys()
+    assert {name: count for name, count in found.items() if count > limits[name]} == {}
 
 
 @pytest.mark.parametrize(("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)])
 def test_gelu_moves_16_bytes_at_once(direction: str, loads: int, instructions: int) -> None:
-    """Few instructions for each number, so that memory is the limit, and several blocks on a multiprocessor."""
+    """Memory bandwidth is the limit: few instructions per number, and several blocks per multiprocessor."""
     reports = [r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]]
     (report,) = [r for r in reports if (r.arguments["d_out"] is None) == (direction == "forward")]
     counts, numbers = sass.instructions(report.cubin), cast.ROWS * cast.COLUMNS // (32 * report.warps)
@@ -182,7 +183,7 @@ def test_gelu_moves_16_bytes_at_once(direction: str, loads: int, instructions: i
 
 
 def blocks_of(report: Any) -> int:
-    """How many blocks share a multiprocessor, by registers and shared memory; none may spill."""
+    """Return how many blocks fit on a multiprocessor by registers and shared memory, without spills."""
     registers, spilled = report.registers_and_spills
     assert spilled == 0
     return min(65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024))
@@ -192,17 +193,17 @@ def blocks_of(report: Any) -> int:
     ("kernel", "loads", "stores"), [("first_pass_kernel", 4, 2), ("second_pass_kernel", 3, 1)], ids=["first", "second"]
 )
 def test_lamb_moves_16_bytes_at_once(kernel: str, loads: int, stores: int) -> None:
-    """All but BERT's last parameter, which has two elements: it is updated apart."""
+    """BERT's last parameter, which has two elements, is updated by a separate launch."""
     aligned, odd = [r for r in compiled("LAMB") if r.kernel == kernel]
     assert (aligned.arguments["ALIGNMENT"], odd.arguments["ALIGNMENT"]) == (16, 2)
     counts = sass.instructions(aligned.cubin)
-    accesses = aligned.arguments["BLOCK"] // (32 * aligned.warps) // 4  # of one thread, for each tensor
+    accesses = aligned.arguments["BLOCK"] // (32 * aligned.warps) // 4  # per thread and tensor
     assert (counts["LDG.E.128"], counts["STG.E.128"]) == (loads * accesses, stores * accesses)
     assert not sass.instructions(odd.cubin)["STG.E.128"]
 
 
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)
-def test_a_launch_is_recorded_and_not_run(arch: int) -> None:
+def test_launches_are_recorded_without_running(arch: int) -> None:
     with tool.recording(arch) as launches:
         tool.cases()["attention H=64 bf16 dropout"]()
     names = [launch.kernel.fn.__name__ for launch in launches]
