@@ -8,15 +8,8 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import fp8, fp8_scaling
-from mlbert.ops.precision import FP8_CAPABILITY
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < FP8_CAPABILITY,
-        reason="needs a CUDA device of compute capability 8.9 or higher",
-    ),
-]
+pytestmark = pytest.mark.usefixtures("fp8_gpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 512, 4099])
@@ -36,7 +29,6 @@ def test_linear_matches_plain(tokens: int) -> None:
             out.backward(d_out.bfloat16() * 1e-6)
             scaling.end_step(lambda amax: amax)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves)]
-    ops.select("auto")
     for found, expected in zip(results["triton"], results["plain"], strict=True):
         assert (found.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
@@ -65,15 +57,13 @@ def test_feed_forward_matches_plain(tokens: int, exact: bool) -> None:
             scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift, b2)
         results[choice] = [out.detach(), *scaling.derived_state().values(), *(leaf.grad for leaf in leaves)]
-    ops.select("auto")
     for number, (found, expected) in enumerate(zip(results["triton"], results["plain"], strict=True)):
-        # Gradients have been rounded to e5m2 twice, which alone makes an error of 0.05; some numbers go the other way.
+        # Gradients are rounded to e5m2 twice, an error of 0.05, and some numbers round the other way.
         limit = 0.02 if number < 3 else 0.06
         assert (found.float() - expected.float()).norm() <= limit * expected.float().norm()
 
 
 def test_product_with_bias() -> None:
-    ops.select("auto", "cuda")
     a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
     bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
     found = fp8.product(a, b, (one, one), torch.bfloat16, fast=True, bias=bias)
@@ -81,20 +71,15 @@ def test_product_with_bias() -> None:
     assert (found.float() - expected).norm() <= 0.005 * expected.norm()
 
 
-def test_step_does_not_synchronize() -> None:
-    ops.select("auto", "cuda")
+def test_step_does_not_synchronize(allow_sync_afterwards: None) -> None:
     scaling = fp8_scaling.FP8Scaling(4, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)
     bias, ones = torch.zeros(256, device="cuda", requires_grad=True), torch.ones(128, device="cuda")
     for step in range(3):
-        if step:
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            norm = (ones, ones, 1e-12, 0.0, 0, None, ones)
-            out, copy, small = fp8.attention_output(x, x, weight[:128], norm, scaling, 0, 1)
-            inner = weight.t().contiguous()
-            fp8.feed_forward(copy, out, small, (weight, bias, inner), False, norm, scaling, 1, 3)[0].sum().backward()
-            scaling.end_step(lambda amax: amax)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step compiles kernels
+        norm = (ones, ones, 1e-12, 0.0, 0, None, ones)
+        out, copy, small = fp8.attention_output(x, x, weight[:128], norm, scaling, 0, 1)
+        inner = weight.t().contiguous()
+        fp8.feed_forward(copy, out, small, (weight, bias, inner), False, norm, scaling, 1, 3)[0].sum().backward()
+        scaling.end_step(lambda amax: amax)

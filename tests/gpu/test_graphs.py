@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,19 +11,11 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
-from mlbert.ops.precision import FP8_CAPABILITY
 from mlbert.training.step import GraphMode, Graphs
 from trainer import Trainer
 
 PACKS, SEED = 8, 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)
-
-
-@pytest.fixture
-def allow_sync_afterwards() -> Iterator[None]:
-    """Allow synchronization again after the test."""
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def steps(config: BertConfig, accumulation: int) -> list[list[HostBatch]]:
@@ -69,7 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("products", "mode", "accumulation"), CASES)
+@pytest.mark.parametrize(("products", "mode", "accumulation"), CASES, indirect=["products"])
 def test_replayed_steps_are_bit_equal(
     products: Products | None,
     mode: GraphMode,
@@ -78,8 +68,6 @@ def test_replayed_steps_are_bit_equal(
     device: torch.device,
     allow_sync_afterwards: None,
 ) -> None:
-    if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        pytest.skip("this GPU has no FP8 products")
     settings = (large, device, mode, accumulation, products)
     found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
     for values, reference in zip(found, expected, strict=True):

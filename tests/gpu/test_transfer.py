@@ -1,9 +1,8 @@
-"""Batches on their way to the GPU: same elements, own stream, no synchronization; evaluations on the GPU."""
+"""Batches on the GPU: same elements, copies on a separate stream, no synchronization; evaluations on the GPU."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,13 +20,6 @@ from mlbert.models.objectives import PreTraining
 from mlbert.training.evaluate import Evaluator, evaluate
 
 LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 512)
-
-
-@pytest.fixture
-def allow_sync_afterwards() -> Iterator[None]:
-    """Allow synchronization again after the test."""
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def batch_of(lengths: list[int], masked: bool) -> HostBatch:
@@ -57,7 +49,7 @@ def test_transferred_batch_equals_the_host_batch(device, monkeypatch, lengths, m
 
 
 def test_batches_in_flight_do_not_mix(device, allow_sync_afterwards):
-    """The host runs ahead and releases every buffer at once, while the device is kept busy."""
+    """The host runs ahead of a busy device and releases every buffer immediately."""
     batches = [made_up_batches(8, seed, 30522, 512)[0] for seed in range(12)]
     weights = torch.randn(4096, 4096, device=device)
     static_shape = StaticShape.over(batches)
