@@ -1,4 +1,4 @@
-"""The tests nearest to a change, in this tree and in a small one."""
+"""tools/affected_tests.py, on this tree and on a small one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def graph(tree_root: Path) -> dict[str, set[str]]:
         ("data/loading/config.py", "tests/tree/test_published_commands.py"),
     ],
 )
-def test_a_change_is_tested_by_the_tests_of_its_module(graph: dict[str, set[str]], module: str, test: str) -> None:
+def test_tests_of_a_changed_module_are_found(graph: dict[str, set[str]], module: str, test: str) -> None:
     assert test in [file for _, file in affected([f"{PACKAGE}/{module}"], graph)[:MOST_FILES]]
 
 
-def test_nearest_come_first_through_helpers_and_entry_points(tmp_path: Path) -> None:
+def test_nearest_tests_are_listed_first(tmp_path: Path) -> None:
+    """Tests that import a changed module through helpers count, as do names of modules in strings."""
     home = tmp_path / PACKAGE
     home.mkdir(parents=True)
     (home / "changed.py").write_text("")
@@ -50,7 +51,7 @@ def test_nearest_come_first_through_helpers_and_entry_points(tmp_path: Path) -> 
     assert found == [(2, "tests/test_near.py"), (3, "tests/test_far.py")]
 
 
-def test_changed_files_are_those_of_the_working_tree_and_new_ones(tmp_path: Path) -> None:
+def test_changed_files_are_edited_or_untracked(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 

@@ -1,4 +1,4 @@
-"""The padded twin of a MosaicBERT is the same model."""
+"""The padded MosaicBERT of tools/bench_mosaic.py is the same model as the unpadded one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = BertConfig(
     vocab_size=90,
     hidden_size=24,
     num_hidden_layers=2,
-    num_attention_heads=3,  # no power of two
+    num_attention_heads=3,  # not a power of two
     intermediate_size=40,
     max_position_embeddings=32,
     position_embedding_type="alibi",
@@ -36,24 +36,24 @@ def batch() -> HostBatch:
 
 
 @pytest.mark.parametrize("length", [32, 48])
-def test_the_padded_twin_has_the_same_loss_and_gradients(batch: HostBatch, length: int) -> None:
+def test_padded_model_has_the_same_loss_and_gradients(batch: HostBatch, length: int) -> None:
     model = BertForMaskedLM(SHAPE)
     model.initialize(3)
-    twin = PaddedMosaicBert(model)
+    padded = PaddedMosaicBert(model)
     flat = batch.to("cpu")
     divisor = torch.tensor(batch.num_masked + MLM_DIVISOR_EPS)
     loss = MaskedLM("step").loss(model, flat, None, [divisor])
-    padded = twin(padded_inputs(flat, length)) / batch.num_masked
-    torch.testing.assert_close(loss, padded, rtol=1e-6, atol=1e-6)
+    padded_loss = padded(padded_inputs(flat, length)) / batch.num_masked
+    torch.testing.assert_close(loss, padded_loss, rtol=1e-6, atol=1e-6)
     loss.backward()
-    padded.backward()
+    padded_loss.backward()
     for name, parameter in model.named_parameters():
-        theirs = twin.weights[name.replace(".", "/")].grad
+        expected = padded.weights[name.replace(".", "/")].grad
         assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_an_expert_s_step_has_the_same_loss(batch: HostBatch) -> None:
+def test_expert_step_has_the_same_loss(batch: HostBatch) -> None:
     model = BertForMaskedLM(SHAPE)
     model.initialize(3)
     losses = [side.step() for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))]

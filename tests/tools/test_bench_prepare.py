@@ -1,4 +1,4 @@
-"""The preparation benchmark: both generators give the same output; the record is complete and consistent."""
+"""The preparation benchmark writes a complete and consistent record."""
 
 from __future__ import annotations
 

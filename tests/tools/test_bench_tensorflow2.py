@@ -1,4 +1,4 @@
-"""The comparison of TensorFlow's step implementations runs on the same sequences for every side."""
+"""The comparison of TensorFlow's step implementations times all sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fuzzer recognizes failures, is deterministic, and finds nothing in a fixed set of cases."""
+"""The fuzzer classifies results, is deterministic, and finds no failure in a few fixed cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU check says that the next run should do, from rows as the parts write them."""
+"""The GPU check's advice for the next run, given the rows of the last one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_next_lines_follow_from_the_rows(case: str, tmp_path: Path) -> None:
+def test_advice_depends_on_the_rows(case: str, tmp_path: Path) -> None:
     run, parts, expected = CASES[case]
     for part, rows in parts.items():
         (tmp_path / f"{part}.json").write_text(json.dumps({"rows": rows}))

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run of the program on the CPU: how it ended, and its folders."""
+    """A finished run of the program on the CPU, and its folders."""
 
     done: subprocess.CompletedProcess[str]
     out: Path
@@ -131,9 +131,7 @@ def test_archive_of_the_first_run_has_every_file(first_run: Rehearsal) -> None:
             json.loads(content)
 
 
-def test_archive_stays_small_and_drops_the_beginning_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_size_is_limited_by_truncating_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "ops.json").write_text("{}")
@@ -147,16 +145,15 @@ def test_archive_stays_small_and_drops_the_beginning_of_the_log(
 
 
 def test_every_run_fits_its_limit() -> None:
-    """Deadlines are the sums of the parts' seconds, and `run_until` ends what runs longer."""
+    """`run_until` kills a part after its time, so the sum of all parts' times is the limit of a run."""
     for parts in program.RUNS.values():
         assert next(iter(parts)) == "compile"
         assert sum(parts.values()) <= program.RUN_LIMIT - program.RESERVE
 
 
 @pytest.mark.slow
-def test_part_that_hangs_is_ended_and_the_check_goes_on(tmp_path: Path, tree_root: Path) -> None:
-    words = ("--parts", "smoke")
-    found = rehearse(tmp_path, tree_root, *words, INJECTED="time", PATIENCE="0.2")
+def test_hanging_part_is_killed_and_the_check_continues(tmp_path: Path, tree_root: Path) -> None:
+    found = rehearse(tmp_path, tree_root, "--parts", "smoke", INJECTED="time", PATIENCE="0.2")
     assert found.done.returncode == 1
     assert "smoke: its time was over" in (found.out / "table.txt").read_text()
     assert "next: repair what failed first (smoke: its time was over" in found.done.stdout
@@ -179,7 +176,7 @@ def test_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_rows_are_kept_only_with_resume(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in a folder that a runner does not empty before a run, as it does with the results."""
+    """They are in the work folder, which a runner, unlike the output folder, does not clear before a run."""
     monkeypatch.setattr(program, "check_all", lambda *_: 0)
     kept = tmp_path / "work" / "run1" / "checks.json"
     kept.parent.mkdir(parents=True)
@@ -190,7 +187,7 @@ def test_rows_are_kept_only_with_resume(resume: bool, tmp_path: Path, monkeypatc
 
 
 def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
-    """The processes that run at the same time keep their exit codes."""
+    """Processes that run at the same time keep their exit codes."""
     started, python = time.monotonic(), [sys.executable, "-c"]
     commands = [[*python, "import time; time.sleep(600)"], [*python, "raise SystemExit(3)"]]
     assert program.run_until(commands, tmp_path / "log.txt", started + 8, {}) == [None, 3]
@@ -199,7 +196,7 @@ def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the process that lost it starts again, and continues behind the row that crashed it."""
+    """Only the process that lost the device restarts, and continues after the row that crashed it."""
     codes, started = iter([[program.DEVICE_LOST, 0], [-11], [0]]), []
     monkeypatch.setattr(program, "run_until", lambda commands, *_: started.append(commands) or next(codes))
     assert program.supervise([["a"], ["b"]], tmp_path / "log", time.monotonic() + 10, {}) == ""
@@ -210,7 +207,7 @@ def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "code 1" in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
 
 
-def test_rows_survive_failure_and_death(tmp_path):
+def test_rows_survive_errors_and_crashes(tmp_path):
     path, cpu = tmp_path / "rows.json", torch.device("cpu")
     rows = Rows(path, cpu, {"device": "test"})
     rows.measure("good", lambda: {"rate": 1.0})
@@ -241,10 +238,10 @@ def test_failures_are_listed(tmp_path):
     ]
 
 
-def test_packages_that_mlbert_requires_are_looked_for(tree_root):
+def test_required_packages_are_the_dependencies_of_mlbert(tree_root):
     named = tomllib.loads((tree_root / "pyproject.toml").read_text())["project"]["dependencies"]
     modules = {re.split(r"[<>=]", name)[0].replace("-", "_") for name in named} - {"torch", "numpy"}
-    assert modules | {"yaml"} == set(program.REQUIRED)  # OmegaConf brings the last
+    assert modules | {"yaml"} == set(program.REQUIRED)  # yaml is a dependency of OmegaConf
 
 
 def test_missing_packages_and_compilers_are_reported(monkeypatch):

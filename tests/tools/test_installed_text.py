@@ -1,4 +1,4 @@
-"""Manual pages are converted to plain text."""
+"""Conversion of manual pages to plain text."""
 
 from __future__ import annotations
 

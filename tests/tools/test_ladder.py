@@ -1,4 +1,4 @@
-"""The ladder: its rungs, and steps that do not fit in memory."""
+"""The ladder of the GPU check: its rungs, and steps that do not fit in memory."""
 
 from __future__ import annotations
 

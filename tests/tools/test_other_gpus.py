@@ -1,4 +1,4 @@
-"""docs/gpu.md on GPUs that this tree has not run on: what compiles for them, and how the rest is refused."""
+"""The table of other GPUs in docs/gpu.md: which kernels compile, and the errors for what is not supported."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_kernels_compile_as_the_table_says(gpu: str, arch: int, table: dict[str,
     assert table[gpu][0] == ("all but FP8" if gpu == "A100" else "all")
 
 
-def test_kernels_with_nvidias_assembly_are_the_ones_that_rocm_lacks(table: dict[str, list[str]]) -> None:
-    """AMD's assembler does not know it. A helper in mask.py with it is used by attention alone."""
+def test_kernels_with_nvidia_assembly_are_unavailable_on_rocm(table: dict[str, list[str]]) -> None:
+    """The helpers in mask.py that contain such assembly are used by attention only."""
     with_assembly = {path.stem for path in TRITON.glob("*.py") if "inline_asm_elementwise" in path.read_text()}
     assert with_assembly == {"cast", "mask"}
     users = {path.stem for path in TRITON.glob("*.py") if re.search(r"keep_signs|pack_masks", path.read_text())}
@@ -41,7 +41,7 @@ def test_kernels_with_nvidias_assembly_are_the_ones_that_rocm_lacks(table: dict[
     assert table["MI300X"][0] == "all but attention with dropout and FP8"
 
 
-def test_fp8_is_refused_without_hardware_for_it(table: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_without_hardware_support_is_an_error(table: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
     with pytest.raises(UserError) as error:
@@ -54,7 +54,7 @@ def test_fp8_is_refused_without_hardware_for_it(table: dict[str, list[str]], mon
     ("gpu", "words"),
     [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090")],
 )
-def test_plan_refuses_as_the_table_says(
+def test_plan_prints_the_errors_in_the_table(
     gpu: str, words: str, table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -63,7 +63,7 @@ def test_plan_refuses_as_the_table_says(
     assert f"`{message.partition('. ')[0]}`" in table[gpu][2]
 
 
-def test_plan_estimates_the_other_gpus(table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_estimates_b200_and_mi300x(table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     for gpu, precision in (("b200", "fp8"), ("mi300x", "bf16")):
         with pytest.raises(SystemExit, match="0"):
             main(["plan", "--gpus", "8", "--gpu", gpu, "--precision", precision])

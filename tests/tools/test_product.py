@@ -1,4 +1,4 @@
-"""The measured product: it is the published configuration, and the GPU is only looked at meanwhile."""
+"""The GPU check measures the published configuration with NVIDIA's tools and does not change the GPU's settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ DIFFERENT = {*product.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
 
 
 @pytest.mark.parametrize("precision", product.CONFIGS)
-def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `CHANGES`, the folder, and what the row names are different."""
+def test_measured_settings_are_the_published_ones(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `CHANGES`, the folder, and the settings of the row differ."""
     command = ["bash", "-c", f"source {product.CONFIGS[precision]} && env -0"]
     sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
@@ -37,15 +39,15 @@ def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeyp
     assert found["FP8_FAST_ACCUMULATION"]["value"] == ("all" if precision == "fp8" else "forward")
 
 
-def test_step_has_what_the_settings_say(tmp_path: Path) -> None:
-    """The recipe built it: FP8 products, a sharded reduction, and the shape of a graph."""
+def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
+    """It has FP8 products, a sharded reduction, and a batch of the graph's size."""
     shape = tiny_scale().config
     resolved = product.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
     found = product.Product(resolved, CPU, lambda _: None)
     method = found.method
     assert method.precision == "fp8"
     assert isinstance(method.sync, ShardedReducer)
-    assert found.make.graph_for([found.batch]), "the batch has the size of the graph"
+    assert found.make.graph_for([found.batch]), "the batch does not fit the graph"
     assert found.batch.num_samples == 2 * product.SEQUENCES_A_PACK
     losses = [float(found.step()) for _ in range(2)]
     assert losses[0] != losses[1]
@@ -72,13 +74,13 @@ def test_missing_tools_are_named(tool: str, tmp_path: Path, monkeypatch: pytest.
     assert calls[tool]() == {"skipped": f"{tool} is not installed"}
 
 
-def script(folder: Path, name: str, text: str) -> None:
+def write_script(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(0o755)
 
 
-def test_tools_of_the_toolkit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}")
     found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
     assert found == {
@@ -90,21 +92,21 @@ def test_tools_of_the_toolkit_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     }
     lines = ("Invalid __global__ write of size 4 bytes", "    at cast_kernel", "ERROR SUMMARY: 2 errors")
     report = "\n".join(f"========= {line}" for line in lines)
-    script(tmp_path, "compute-sanitizer", f"cat <<'END'\n{report}\nEND\nexit 9")
+    write_script(tmp_path, "compute-sanitizer", f"cat <<'END'\n{report}\nEND\nexit 9")
     found = external.sanitize(tmp_path / "run1", True)
     assert (found["passed"], found["errors"]) == (False, 2)
     assert "Invalid __global__ write" in found["why"]
-    script(tmp_path, "compute-sanitizer", "sleep 60")
+    write_script(tmp_path, "compute-sanitizer", "sleep 60")
     monkeypatch.setattr(external, "SANITIZER_SECONDS", 0.5)
     assert external.sanitize(tmp_path / "run1", True) == {"skipped": "compute-sanitizer took longer than 0 s"}
 
 
 def test_nothing_changes_the_settings_of_the_gpu() -> None:
-    """Others may use it: clocks are never locked, and ncu, which would, gets --clock-control none."""
+    """Others may use the GPU, so its clocks are never locked, which ncu would do without --clock-control none."""
     text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
     assert re.findall(r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text) == []
     assert external.NCU[:2] == ("--clock-control", "none")
-    assert external.NCU[2:4] == ("--profile-from-start", "off"), "the part `counted` turns it on for the step"
+    assert external.NCU[2:4] == ("--profile-from-start", "off")  # the part `counted` turns it on for its step
 
 
 def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:

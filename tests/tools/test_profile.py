@@ -1,4 +1,4 @@
-"""The profile's attribution of kernels, on a hand-written trace; a rehearsal of the GPU check profiles real steps."""
+"""Groups of kernels in the profile, on a handwritten trace. Rehearsals of the GPU check profile real steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def span(category: str, name: str, duration: float) -> dict[str, Any]:
 
 
 def test_kernels_are_grouped_by_name() -> None:
-    """Operators count only in a trace without kernels."""
+    """Operators are counted only if the trace has no kernels."""
     kernels = {
         "nvjet_tst_128x256_64x4_NNT": 40,
         "attention_forward_kernel": 300,
@@ -45,12 +45,12 @@ def own_kernels() -> list[str]:
     return [name for path in sources for name in re.findall(KERNELS, path.read_text(), re.MULTILINE)]
 
 
-def test_every_kernel_of_ours_has_a_group() -> None:
+def test_all_our_kernels_have_a_group() -> None:
     """A new kernel without a pattern would be counted as other."""
     assert [name for name in own_kernels() if profile.group_of_name(name) == "other"] == []
 
 
-def test_kernels_that_ncu_looks_at_exist_and_are_the_costliest() -> None:
+def test_ncu_profiles_the_costliest_kernels() -> None:
     assert set(external.DEFAULT_KERNELS) <= set(own_kernels())
     rows = {
         "replay": {"kernels": {"void cutlass::device::Gemm<int, 8>(Params)": 2.0, "cast_kernel": 3.0, "Memcpy": 9.0}}

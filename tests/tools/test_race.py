@@ -1,4 +1,4 @@
-"""The race: both sides read the same data and learn, and the table shows all runs."""
+"""tools/race.py: both sides learn from the same data, bad inputs are errors, and the picture is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count a full step of BERT-large as a GPU would run it: no host synchronization, and limits on launches and bytes.
+"""Count the launches and bytes of a full BERT-large step, with limits; host synchronization is an error.
 
 The step has 96 sequences in 48 full packs, 24,576 tokens. To recompute a number, run the step on PyTorch's meta tensors
 and, for each operation and kernel launch, add the bytes of every tensor that it reads or writes, once each. Views and
@@ -26,15 +26,15 @@ LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
 # The graph mode of each precision, so that both modes and both precisions are covered.
 MODES = {"bf16": "segmented", "fp8": "full_iteration"}
-# Counting a step takes long.
+# Counting a step is slow.
 each_precision = pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)])
 
-# Limits on launches and 10^9 bytes per step. Lower them when a step needs less; never raise them without a reason.
-CEILINGS = {
+# Launches and 10^9 bytes per step. Lower these limits when a step needs less; never raise them without a reason.
+LIMITS = {
     "bf16": {
         parts.PRODUCTS: (288, 69.42),
         parts.ATTENTION: (96, 23.2),
-        parts.NORMS: (192, 22.6),  # GELU's derivative of the head, too, with its sum
+        parts.NORMS: (192, 22.6),  # also GELU's derivative in the heads, with its sum
         parts.FILLS: (11, 0.25),
         parts.ADDS: (2, 0.18),
         parts.WEIGHTS: (53, 0.0013),
@@ -47,7 +47,7 @@ CEILINGS = {
     "fp8": {
         parts.PRODUCTS: (288, 39.5),
         parts.ATTENTION: (96, 23.2),
-        parts.NORMS: (411, 65.1),  # the casts after LayerNorm are launches of their own
+        parts.NORMS: (411, 65.1),  # casts after LayerNorm are separate launches
         parts.FILLS: (13, 0.25),
         parts.ADDS: (2, 0.18),
         parts.WEIGHTS: (128, 2.02),
@@ -58,7 +58,7 @@ CEILINGS = {
         parts.OTHER: (24, 0.001),
     },
 }
-# Limit of 10^9 bytes, from start-up to the second evaluation; attention's dropout masks (as bits) take 0.7.
+# Peak in 10^9 bytes, from start-up to the second evaluation. Attention's dropout masks, as bits, take 0.7.
 MEMORY = {"bf16": 26.6, "fp8": 24.1}
 
 
@@ -73,7 +73,7 @@ def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
     assert counted.static_shape.tokens == TOKENS
     sums = parts.totals(counted.step, counted, LARGE)
     found = {part: (total.launches, total.moved / 1e9) for part, total in sums.items()}
-    limits = CEILINGS[precision]
+    limits = LIMITS[precision]
     over = {part: value for part, value in found.items() if value[0] > limits[part][0] or value[1] > limits[part][1]}
     assert not over, f"above the limits; all parts: {found}"
     assert counted.memory.peak / 1e9 <= MEMORY[precision]

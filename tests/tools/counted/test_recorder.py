@@ -1,4 +1,4 @@
-"""The simulated device: operations that raise, bytes moved by launches, and memory in use."""
+"""The simulated device: operations that raise an error, bytes that launches move, and memory in use."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_in_place_operations_read_and_write_and_fills_only_write() -> None:
 
 
 def test_reads_and_writes_are_derived_from_the_kernel_source() -> None:
-    """LAMB's first pass also writes the weights if nothing scales the update."""
+    """LAMB's first pass writes the weights only if the update is not scaled."""
     scaled, alone = (access(first_pass_kernel, (("SCALING", number),)) for number in (1, 0))
     assert {"data", "grad", "exp_avg", "exp_avg_sq"} <= scaled.reads
     assert {"exp_avg", "exp_avg_sq", "sums_1", "sums_2"} <= scaled.writes
@@ -115,7 +115,7 @@ def test_reads_and_writes_are_derived_from_the_kernel_source() -> None:
 
 
 def test_memory_counts_live_tensors_and_the_peak_of_a_pool() -> None:
-    """Two graphs share one pool."""
+    """Two graphs share a pool, so the larger one determines the peak."""
     with recording(H200) as recorder:
         before = recorder.memory.live.total()
         kept = on_device(1 << 20, dtype=torch.uint8)
@@ -133,7 +133,7 @@ def test_memory_counts_live_tensors_and_the_peak_of_a_pool() -> None:
         del kept
 
 
-def test_naming_a_tensor_moves_its_bytes_to_the_name() -> None:
+def test_bytes_of_a_named_tensor_count_for_the_name() -> None:
     with recording(H200) as recorder:
         weights = on_device(1000)
         recorder.name(weights, "weights")
