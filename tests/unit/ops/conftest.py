@@ -16,6 +16,7 @@ from mlbert.host import native
 from mlbert.ops import api as ops
 from mlbert.ops import cublaslt, native_library, reference
 from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
+from mlbert.ops.dropout import attention_keep_mask
 from unit.ops import op_inputs
 
 Check = Callable[..., None]
@@ -126,6 +127,23 @@ def check_errors(
         draw += 1
     verdict = rule.verdict()
     assert verdict.passed, f"{name}, {verdict.why}"
+
+
+def check_attention_mask(
+    attention: Callable[..., Tensor], key: int, length: int, num_heads: int, head_size: int, dtype: torch.dtype
+) -> None:
+    """Assert that attention uses the dropout mask of each head.
+
+    With equal scores and one-hot values, the output is the mask, `head_size` keys at a time.
+    """
+    _, cu_seqlens, _, rows = op_inputs.packed_qkv([17, length], num_heads, head_size)
+    want = attention_keep_mask(key, rows[17:], num_heads, length, 0.1)
+    for first in range(0, length, head_size):
+        qkv = torch.zeros(17 + length, 3, num_heads, head_size, dtype=dtype)
+        columns = torch.arange(first, min(first + head_size, length))
+        qkv[17 + columns, 2, :, columns - first] = 1.0
+        out = attention(qkv, cu_seqlens, length, 0.1, key, rows)[17:]
+        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -42,3 +44,13 @@ def packed_qkv(
     qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
     rows = torch.randint(0, 2**31 - 1, (num_tokens,), dtype=torch.int32, generator=generator)
     return qkv, cu_seqlens, max(lengths), rows
+
+
+def with_float32_slopes(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `attention` with float32 ALiBi slopes, for `check_errors`, which casts all its arguments."""
+
+    def run(*arguments: object) -> Tensor:
+        *rest, slopes = arguments
+        return attention(*rest, None if slopes is None else slopes.float())
+
+    return run

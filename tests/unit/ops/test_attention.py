@@ -1,7 +1,4 @@
-"""CPU attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface.
-
-Legend: H head size.
-"""
+"""CPU attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
 from mlbert.ops import native_library, reference
 from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
-from mlbert.ops.dropout import attention_keep_mask
-from unit.ops.op_inputs import packed_qkv
+from unit.ops.conftest import check_attention_mask
+from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 
 SHAPES = {
     "one token": [1],
@@ -49,7 +46,7 @@ def draw_inputs(
 
     def draw() -> list:
         qkv, cu_seqlens, longest, rows = packed_qkv(lengths, num_heads, head_size, generator=generator)
-        return [factor * qkv, cu_seqlens, longest, dropout, key, rows, *([] if slopes is None else [slopes])]
+        return [factor * qkv, cu_seqlens, longest, dropout, key, rows, slopes]
 
     return draw
 
@@ -67,26 +64,13 @@ def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: 
     error_rule("attention", draw_inputs([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
 
 
-def tile_form(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: int,
-    rows: Tensor,
-    slopes: Tensor | None = None,
-) -> Tensor:
+@with_float32_slopes
+def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any) -> Tensor:
     """Run the kernel for the matrix unit, which is emulated in C on a processor without one."""
-    slopes = None if slopes is None else slopes.float()
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, slopes, tiles=True)
+    return native_attention(qkv, cu_seqlens, *arguments, tiles=True)
 
 
-def native_form(*arguments: Any) -> Tensor:
-    """Run the public op with float32 slopes, which `run` casts with the other arguments."""
-    *rest, slopes = arguments
-    return ops.attention(*rest, slopes.float())
-
-
+native_form = with_float32_slopes(ops.attention)
 SLOPES = torch.tensor([0.5, 0.00390625])  # steep and gentle
 
 
@@ -135,16 +119,7 @@ def test_tokens_after_the_last_sequence_are_zero(use_native) -> None:
 
 
 def test_dropout_mask_equals_the_reference(use_native) -> None:
-    """With equal scores and one-hot values, the output is the mask, H keys at a time."""
-    length, num_heads, head_size, key = 130, 3, 64, 4242
-    _, cu_seqlens, _, rows = packed_qkv([17, length], num_heads, head_size)
-    want = attention_keep_mask(key, rows[17:], num_heads, length, 0.1)
-    for first in range(0, length, head_size):
-        qkv = torch.zeros(17 + length, 3, num_heads, head_size)
-        columns = torch.arange(first, min(first + head_size, length))
-        qkv[17 + columns, 2, :, columns - first] = 1.0
-        out = ops.attention(qkv, cu_seqlens, length, 0.1, key, rows)[17:]
-        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
+    check_attention_mask(ops.attention, key=4242, length=130, num_heads=3, head_size=64, dtype=torch.float32)
 
 
 def test_sequences_do_not_affect_each_other(use_native) -> None:

@@ -21,7 +21,7 @@ from emulated_fmha import CSRC, compile_emulated, compile_fmha
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
-from unit.ops.op_inputs import packed_qkv
+from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
@@ -69,10 +69,7 @@ def inputs(lengths: list[int], num_heads: int, probability: float, tail: int = 2
     return [qkv, bounds, longest, probability, KEY, rows, slopes]
 
 
-def form(*arguments: object) -> Tensor:
-    """Run the kernels with float32 slopes, which the error rule casts with the other arguments."""
-    *rest, slopes = arguments
-    return fmha.attention(*rest, None if slopes is None else slopes.float())
+form = with_float32_slopes(fmha.attention)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

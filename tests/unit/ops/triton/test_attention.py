@@ -1,6 +1,6 @@
 """Triton attention: exact masks and order, error rule on awkward shapes, ALiBi, bit-equal runs, empty tails.
 
-Legend: R rows, C columns, H head size.
+Legend: R rows, C columns.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, reference
-from unit.ops.conftest import check_errors
-from unit.ops.op_inputs import packed_qkv
+from unit.ops.conftest import check_attention_mask, check_errors
+from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
@@ -119,16 +119,7 @@ def test_mask_is_saved_for_backward_only() -> None:
 
 
 def test_each_head_uses_its_mask() -> None:
-    """With equal scores and one-hot values, the output is the mask, H keys at a time."""
-    length, num_heads, head_size = 70, 2, 32
-    _, cu_seqlens, _, rows = packed_qkv([17, length], num_heads, head_size)
-    want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, 0.1)
-    for first in range(0, length, head_size):
-        qkv = torch.zeros(17 + length, 3, num_heads, head_size, dtype=torch.bfloat16)
-        columns = torch.arange(first, min(first + head_size, length))
-        qkv[17 + columns, 2, :, columns - first] = 1.0
-        out = attention(qkv, cu_seqlens, length, 0.1, KEY, rows)[17:]
-        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
+    check_attention_mask(attention, KEY, length=70, num_heads=2, head_size=32, dtype=torch.bfloat16)
 
 
 def test_longest_sequences_run_first() -> None:
@@ -148,13 +139,9 @@ def check(
     slopes: Tensor | None = None,
 ) -> None:
     qkv, bounds, longest, rows = packed_qkv(lengths, num_heads, head_size)
-    check_errors("attention", [qkv, bounds, longest, probability, KEY, rows, slopes], dtype, [0], kernels)
-
-
-def kernels(*arguments: object) -> Tensor:
-    """Run attention with float32 slopes, which `check_errors` casts with the other arguments."""
-    *rest, slopes = arguments
-    return attention(*rest, None if slopes is None else slopes.float())
+    check_errors(
+        "attention", [qkv, bounds, longest, probability, KEY, rows, slopes], dtype, [0], with_float32_slopes(attention)
+    )
 
 
 @pytest.mark.parametrize(
