@@ -297,7 +297,7 @@ int cublasLtMatmul(int *handle, operation_t *o, const void *alpha, const void *a
                    const algorithm_t *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
     (void)stream;
     if (!handle || *handle != HANDLE) return complain(NOT_INITIALIZED, "no handle");
-    if ((uintptr_t)o->scale_a % 16 || (uintptr_t)o->scale_b % 16) return NOT_SUPPORTED; /* the heuristic does not check this */
+    if ((uintptr_t)o->scale_a % 16 || (uintptr_t)o->scale_b % 16) return NOT_SUPPORTED; /* unlike the heuristic */
     sizes_t s;
     int status = check(o, a, b, c, d, &s);
     if (status) return status;
