@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from affected_tests import importers
 from programs import assert_refused, exports_of, run_quietly, write_program
 
 PYTORCH = Path("benchmarks/bert/implementations/pytorch")
@@ -227,6 +228,17 @@ def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, t
     program, *arguments = words.split()
     assert Path(program).samefile(tree_root / "tools/compile_kernels.py")
     assert arguments == ["--arch", "80", "100"]
+
+
+def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> None:
+    graph, needed = importers(tree_root), ["tools/compile_kernels.py"]
+    for file in needed:
+        imported = (other for other, users in graph.items() if file in users and other.startswith("tools/"))
+        needed += [other for other in imported if other not in needed]
+    lines = (tree_root / ".dockerignore").read_text().splitlines()
+    kept = tuple(line.removeprefix("!") for line in lines if line.startswith("!"))
+    assert "tools/sass.py" in needed
+    assert [file for file in needed if not file.startswith(kept)] == []
 
 
 @pytest.fixture
