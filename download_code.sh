@@ -1,13 +1,12 @@
 #!/bin/bash
-# Fetches the optional sources that no package index has into third_party/<name>, and verifies them.
-#   ./download_code.sh [--mirror URL] [NAME ...]      without a name: all of them
-# --mirror URL   takes URL/<name>-<version>.tar.gz instead of the address in the list (file:///... works)
-# Exit code 2 and nothing written when a host cannot be reached or a checksum differs.
+# Download optional sources that are not in any package index into third_party/<name>, and verify them.
+#   ./download_code.sh [--mirror URL] [NAME ...]      default: all of them
+# --mirror URL   download URL/<name>-<version>.tar.gz instead of the listed address (file:///... works)
+# If a host cannot be reached or a checksum differs, nothing is written and the exit status is 2.
 set -euo pipefail
 
-# name, version, sha256 of the archive, address. The sha256 fixes the content; the commit that the archive names in
-# its own header is printed.
-# apex: fused LAMB and distributed LAMB of the published GPU runs; nothing here needs it. Its sha256 is the one that the
+# Print name, version, SHA-256 of the archive and address of each source.
+# apex: fused LAMB and distributed LAMB of the published GPU runs; nothing here needs it. Its SHA-256 is the one that the
 # package manager Spack pins for the same archive (py-nvidia-apex 24.04.01).
 pinned() {
     cat <<'LIST'
@@ -39,11 +38,11 @@ for name in "${wanted[@]}"; do
     pinned | grep -q "^${name} " || fail "${name} is not in the list. Known: $(pinned | cut -d' ' -f1 | xargs)."
 done
 for tool in curl git sha256sum tar; do
-    command -v "${tool}" >/dev/null || fail "${tool} is missing. Install the package that carries it (Debian: curl, git, coreutils, tar)."
+    command -v "${tool}" >/dev/null || fail "${tool} is missing. Install its package (Debian: curl, git, coreutils, tar)."
 done
 
-mkdir -p "${root}/third_party" || fail "${root}/third_party cannot be made."
-# Everything happens in a scratch folder on the same file system; one rename puts the finished result in place.
+mkdir -p "${root}/third_party" || fail "${root}/third_party cannot be created."
+# Work in a scratch folder on the same file system, and move the finished result into place with one rename.
 scratch="$(mktemp -d "${root}/third_party/.download.XXXXXX")"
 trap 'rm -rf "${scratch}"; rmdir --ignore-fail-on-non-empty "${root}/third_party"' EXIT
 
@@ -51,16 +50,16 @@ fetch() {
     local name="$1" version="$2" sha256="$3" url="$4" archive="${scratch}/archive.tar.gz" got commit
     local target="${root}/third_party/${name}"
     if [[ "$(cat "${target}/.sha256" 2>/dev/null)" == "${sha256}" ]]; then
-        echo "${name} ${version} is there: ${target}"
+        echo "${name} ${version} is already there: ${target}"
         return 0
     fi
-    [[ ! -e "${target}" ]] || fail "${target} holds another version. Remove it and run this again."
+    [[ ! -e "${target}" ]] || fail "${target} contains another version. Remove it and run this again."
     [[ -z "${mirror}" ]] || url="${mirror%/}/${name}-${version}.tar.gz"
     echo "Fetching ${url} ..."
     curl --fail --silent --show-error --location --connect-timeout 15 --retry 2 --output "${archive}" "${url}" ||
-        fail "${url} cannot be fetched (curl's message is above). Check the network or give --mirror. ${name} is optional: everything but its own use works without it."
+        fail "${url} cannot be downloaded; see curl's message above. Check the network or use --mirror. ${name} is optional."
     got="$(sha256sum "${archive}" | cut -d' ' -f1)"
-    [[ "${got}" == "${sha256}" ]] || fail "${url} has sha256 ${got}, the list says ${sha256}. Nothing was written."
+    [[ "${got}" == "${sha256}" ]] || fail "${url} has SHA-256 ${got} instead of ${sha256}. Nothing was written."
     commit="$(gzip -dc "${archive}" | git get-tar-commit-id 2>/dev/null || true)"
     mkdir "${scratch}/${name}"
     tar -xzf "${archive}" -C "${scratch}/${name}" --strip-components=1

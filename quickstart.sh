@@ -1,8 +1,8 @@
 #!/bin/bash
-# Trains a small BERT on the English that Python ships, checks the MLPerf log with the official tools and prints a report.
+# Train a small BERT on Python's documentation, check the MLPerf log with the official tools, and print a report.
 #   ./quickstart.sh [--out DIR] [--runs N]
-# --out DIR   where everything goes (default runs/quickstart); a run that is finished there is kept, not repeated
-# --runs N    number of runs (default 1); 10 make DIR a complete submission tree of the open division
+# --out DIR   folder for everything (default runs/quickstart); finished runs in it are kept and not repeated
+# --runs N    number of runs (default 1); with 10, DIR becomes a complete submission tree of the open division
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -16,7 +16,7 @@ fail() {
     exit 2
 }
 
-# What the model would put in place of a word.
+# Sentences in which the trained model fills in a word.
 questions=(
     "This function returns the [MASK] of the string."
     "If the argument is not [MASK], an exception is raised."
@@ -43,14 +43,14 @@ while (($#)); do
 done
 [[ "${runs}" =~ ^[1-9][0-9]{0,2}$ ]] || fail "--runs ${runs} is not a number from 1 to 999."
 out="$(realpath --canonicalize-missing "${out}")"
-mkdir -p "${out}" 2>/dev/null || fail "${out} cannot be made. Choose another folder with --out."
+mkdir -p "${out}" 2>/dev/null || fail "${out} cannot be created. Choose another folder with --out."
 [[ -w "${out}" ]] || fail "${out} is not writable. Choose another folder with --out."
 contents="${out}/CONTENTS.txt"
 if [[ ! -e "${contents}" ]]; then
-    [[ -z "$(ls -A "${out}")" ]] || fail "${out} holds other files. Choose a new folder with --out."
+    [[ -z "$(ls -A "${out}")" ]] || fail "${out} contains other files. Choose a new folder with --out."
     cat 2>/dev/null >"${contents}" <<'TEXT' || fail "${contents} cannot be written. Choose another folder with --out, or free space."
-Made by quickstart.sh.
-report.html       what the runs reached, with figures
+Created by quickstart.sh.
+report.html       results of the runs, with figures
 result_<i>.txt    MLPerf log of run i
 run_<i>/          resolved configuration, metrics, curve, weights and checkpoints of run i
 data/             the prepared text: vocabulary, training and evaluation set
@@ -59,8 +59,8 @@ Result not verified by MLCommons Association.
 TEXT
 fi
 
-# Run i, unless it is finished. An interrupted single run goes on from its last checkpoint; in a series it starts over,
-# because a time with a break in it is no result. What the interrupted run left stays, under another name.
+# Train run $1, unless it is finished. An interrupted single run continues from its last checkpoint. In a series it starts
+# over, because an interrupted time is not a valid result; the files of the interrupted run are kept under another name.
 train() {
     local i="$1"
     if [[ -e "${out}/run_${i}/summary.json" ]]; then
@@ -77,7 +77,7 @@ train() {
     EXPERIMENT="${i}" "${root}/benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
 }
 
-# The submission tree: system description, code, and the log of every run, sealed with what the run wrote beside it.
+# Create the submission tree: system description, code, and the sealed logs and files of all runs.
 make_tree() {
     local system="${MLPERF_SUBMISSION_PLATFORM}"
     rm -rf "${out}/export" "${out}/results"
@@ -98,7 +98,7 @@ mlbert prepare python-text --out "${out}/data"
 # shellcheck source=benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh
 source "${config}"
 export DATADIR_PHASE2="${out}/data/train" EVALDIR="${out}/data/eval" LOGDIR="${out}" NEXP="${runs}"
-# Threads wait for each other many times a step; where other programs hold the processors, one alone is far faster.
+# Threads wait for each other many times per step, so on a busy machine a single thread is much faster.
 read -r load _ </proc/loadavg
 if ((${load%.*} > $(nproc))); then
     echo "Other programs keep this machine busy (load ${load}): training on one thread."
@@ -107,7 +107,7 @@ fi
 for ((i = 0; i < runs; i++)); do
     status=0
     train "${i}" || status=$?
-    # 1 with a summary is a run that missed its target: the official tools accept one in ten, so the others still count.
+    # Status 1 with a summary means that the run missed its target. The official tools accept one such run in ten.
     if ((status > 1)) || [[ ! -e "${out}/run_${i}/summary.json" ]]; then
         exit "$((status ? status : 2))"
     fi
@@ -120,7 +120,7 @@ else
     make_tree
     mlbert submission check "${out}" --division open || verdict=$?
 fi
-printf '\nWhat the model puts in place of [MASK]:\n'
+printf '\nWhat the model fills in for [MASK]:\n'
 mlbert fill-mask "${out}/run_0" "${questions[@]}" || verdict=1
 printf '\n'
 mlbert report "${out}" --html "${out}/report.html" || ((runs > 1)) || verdict=1

@@ -1,17 +1,17 @@
 #!/bin/bash
-# Sets up .venv with the test tools, then runs every check of the tree and the whole test suite.
-#   ./run_tests.sh [--slow]           all tests; --slow: those marked slow too
-#   ./run_tests.sh --fast [COMMIT]    only the unit tests nearest to what changed since the commit (default: the last)
-#   ./run_tests.sh ARGUMENT...        the tests that these arguments of pytest choose
+# Set up .venv with the test tools, then run every check of the tree and the test suite.
+#   ./run_tests.sh [--slow]           all tests, with --slow also those marked slow
+#   ./run_tests.sh --fast [COMMIT]    only the unit tests nearest to the changes since a commit (default: the last one)
+#   ./run_tests.sh ARGUMENT...        the tests selected by these arguments of pytest
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source benchmarks/bert/implementations/pytorch/launch/setup_venv.sh
 setup_venv "${PWD}" test || exit 2
 
-# Tests use only what lies in the tree and the virtual environment.
+# Tests use only files in the tree and the virtual environment.
 export HF_HUB_OFFLINE=1
-# They start hundreds of processes, which need not compile the tree's modules each.
+# Tests start hundreds of processes, which should share the tree's compiled modules.
 unset PYTHONDONTWRITEBYTECODE
 
 failed=()
@@ -32,7 +32,7 @@ check mypy
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
 workers=$(nproc)
-# Up to eight workers: one more than processors, since some wait for the programs that they start.
+# One worker more than processors, up to eight, because some of them wait for programs that they started.
 side_by_side=(--timeout=300 --numprocesses=$((workers < 8 ? workers + 1 : 8)) --dist=loadfile --no-loadscope-reorder)
 if [[ ${1:-} == --fast ]]; then
     found=$(python tools/affected_tests.py --since "${2:-HEAD}")
@@ -42,9 +42,9 @@ if [[ ${1:-} == --fast ]]; then
 elif (($#)) && [[ $* != --slow ]]; then
     check python -m pytest --timeout=300 "$@"
 else
-    # Tests that start ranks, daemons or jobs mostly wait for them, so they run at the same time as the other files. On a
-    # busy machine, another process may get no time: a failure of these counts when it comes twice. The tests of
-    # TensorFlow follow those of ranks: the other workers need not import it.
+    # Tests that start ranks, daemons or jobs mostly wait for them, so they run at the same time as the other tests. On a
+    # busy machine such a process may not get enough time, so only a second failure in a row counts. TensorFlow's tests
+    # run in the workers of the ranks' tests, so that the other workers need not import TensorFlow.
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!

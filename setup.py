@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: shapes and C sources lie beside the package in the tree, inside it in a wheel."""
+"""Copy model shapes and C sources into the package of a wheel; in the tree they are next to it."""
 
 import shutil
 from pathlib import Path
@@ -11,10 +11,10 @@ FOLDERS = ("configs", "csrc")
 
 
 class BuildWithFolders(build_py):
-    """Copies them; an editable install finds them in the tree."""
+    """Copies `FOLDERS`, except for an editable install, which finds them in the tree."""
 
     def run(self) -> None:
-        """Builds."""
+        """Build the package."""
         super().run()
         for name in () if self.editable_mode else FOLDERS:
             shutil.copytree(HOME / name, Path(self.build_lib) / "mlbert" / name, dirs_exist_ok=True)

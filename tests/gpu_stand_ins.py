@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from emulated_cublaslt import Emulator
-from gpu_check import external, op_checks, product
+from gpu_check import external, op_checks, published_step
 from mlbert.config.resolution import Resolved
 from mlbert.data.loading.config import DataConfig
 from mlbert.ops import cublaslt, fmha
@@ -62,7 +62,7 @@ def wrong(function: Any) -> Any:
     return lambda *arguments: 1.01 * function(*arguments)
 
 
-measure, check_rows = product.measure, op_checks.check_rows
+measure, check_rows = published_step.measure, op_checks.check_rows
 op_checks.check_rows = most_rows
 if "compile" in INJECTED:
     op_checks.check_cast = fail
@@ -71,9 +71,9 @@ if "proof" in INJECTED:
     registry.available("cpu")  # loads the forms
     registry.register("layer_norm_dropout", name)(wrong(registry.form("layer_norm_dropout", name)))
 if "memory" in INJECTED:
-    product.measure = run_out_of_memory
+    published_step.measure = run_out_of_memory
 if "time" in INJECTED:
-    product.measure = hang
+    published_step.measure = hang
 
 external.SANITIZER_SECONDS = external.BUILD_SECONDS = 600  # the machine of a test may be slow
 program = sys.modules["__main__"]

@@ -1,11 +1,10 @@
-"""Print the test files that a change concerns, the nearest first.
+"""Print the test files that a change affects, the nearest first.
 
     python tools/affected_tests.py [--since COMMIT] [--most N]
 
-A test file is concerned if it changed itself, or if it imports a changed module, directly or through other modules;
-its distance is the number of imports between them. All files up to a distance of 1 are printed, and the next ones up
-to ``--most`` in total. Test files of processes, daemons, jobs and GPUs (`tests/dist`, `tests/slurm`, `tests/gpu`) are
-left out.
+A test file is affected if it changed, or if it imports a changed module, directly or through other modules. Its
+distance is the number of imports between them. All files up to a distance of 1 are printed, then the nearest others up
+to ``--most`` in total. Tests of ranks, jobs and GPUs (`tests/dist`, `tests/slurm`, `tests/gpu`) are excluded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LEFT_OUT = ("tests/dist/", "tests/slurm/", "tests/gpu/")
 
 
 def changed_files(root: Path, since: str) -> set[str]:
-    """Return the paths below ``root`` that differ from a commit, with new files that git does not ignore."""
+    """Return the paths below ``root`` that differ from a commit, including new files that git does not ignore."""
     found: set[str] = set()
     for words in (["diff", "--name-only", since], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
@@ -32,7 +31,7 @@ def changed_files(root: Path, since: str) -> set[str]:
 
 
 def importers(root: Path) -> dict[str, set[str]]:
-    """Return {file: files that import it} of the Python files that git knows; paths are relative to ``root``."""
+    """Return {file: files that import it} for the tree's Python files; paths are relative to ``root``."""
     listed = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     files = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
     modules: dict[str, str] = {}
@@ -64,7 +63,7 @@ def _imported(text: str) -> Iterable[str]:
 
 
 def affected(changed: Iterable[str], graph: Mapping[str, set[str]]) -> list[tuple[int, str]]:
-    """Return (distance, test file) of the concerned test files, the nearest first."""
+    """Return (distance, test file) of the affected test files, the nearest first."""
     distance = dict.fromkeys(changed, 0)
     pending = list(distance)
     for file in pending:
@@ -78,9 +77,9 @@ def affected(changed: Iterable[str], graph: Mapping[str, set[str]]) -> list[tupl
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Print the test files that a change concerns, the nearest first.")
-    parser.add_argument("--since", default="HEAD", metavar="COMMIT", help="the change is what differs from there")
-    parser.add_argument("--most", type=int, default=MOST_FILES, help="files, unless more are at a distance of 1")
+    parser = argparse.ArgumentParser(description="Print the test files that a change affects, the nearest first.")
+    parser.add_argument("--since", default="HEAD", metavar="COMMIT", help="compare with this commit")
+    parser.add_argument("--most", type=int, default=MOST_FILES, help="files to print, unless more have a distance of 1")
     given = parser.parse_args()
     root = Path(__file__).resolve().parents[1]
     found = affected(changed_files(root, given.since), importers(root))

@@ -1,12 +1,12 @@
-"""Time one MosaicBERT training step, ours against two others, on the same texts in one run.
+"""Time one MosaicBERT training step, ours against two other implementations, on the same texts in one run.
 
     python tools/bench_mosaic.py --data MDS [--config FILE] [--length 128] [--sequences 16] [--json FILE]
 
 The published step is reproduced in plain PyTorch with our model's weights, so that values and times can be compared:
 every text is padded to one length, `torch.nn.functional`'s attention adds a float bias of [S, N, L, L] (ALiBi, and
 -10000 at padding), all layers and the decoder run on all S x L positions, and `torch.optim.AdamW` updates tensor by
-tensor. An expert makes of it: groups of texts of similar length, each padded to its own longest one, in the number that
-is fastest, logits of masked tokens only, and fused AdamW.
+tensor. An expert's version splits the texts into the fastest number of groups of similar length, each padded to its
+longest text, computes logits of masked tokens only, and uses fused AdamW.
 
 Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabulary.
 """
@@ -30,6 +30,7 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.distributed.sharding import ShardLayout
+from mlbert.host.provenance import shipped
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
@@ -40,7 +41,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench.expert import GROUPS, TRIALS, make_groups
 from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
 
-CONFIG = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs/mosaic_base.json"
+CONFIG = shipped("configs") / "mosaic_base.json"
 MASKED_SCORE = -10_000.0
 
 
@@ -61,7 +62,7 @@ class PaddedMosaicBert(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy for Hugging Face's padded inputs, int64 [S, L].
 
-        With ``places`` of the masked tokens among S L, int64 [M], the decoder runs on these only; the labels are [M].
+        With the ``places`` of masked tokens among S L, int64 [M], the decoder runs only on these; labels are then [M].
         """
         word = self._weight("bert.embeddings.word_embeddings.weight")
         x_SLD = F.embedding(inputs["input_ids"], word)
@@ -141,7 +142,7 @@ def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
 
 
 def expert_side(batch: HostBatch, start: BertForMaskedLM, number: int) -> Side:
-    """Return the same as an expert would run it, in ``number`` groups of texts of similar length."""
+    """Return the expert's version with ``number`` groups of texts of similar length."""
     groups = make_groups(batch, number, next(start.parameters()).device)
     parts: list[Part] = [({**group.encoder, "labels": group.labels}, group.places) for group in groups]
     return _side("expert", batch, start, parts, fused=True)
@@ -168,11 +169,12 @@ def _side(name: str, batch: HostBatch, start: BertForMaskedLM, parts: Sequence[P
 
 
 def fastest_expert(batch: HostBatch, start: BertForMaskedLM) -> tuple[Side, dict[int, float]]:
-    """Return the expert's step in the fastest number of groups, and the median seconds of each number."""
-    trials = {}
-    for number in GROUPS:
-        if number <= batch.num_samples:
-            trials[number] = statistics.median(alternate([expert_side(batch, start, number)], TRIALS)["expert"])
+    """Return the expert's step with the fastest number of groups, and the median seconds for each number."""
+    trials = {
+        number: statistics.median(alternate([expert_side(batch, start, number)], TRIALS)["expert"])
+        for number in GROUPS
+        if number <= batch.num_samples
+    }
     return expert_side(batch, start, min(trials, key=trials.__getitem__)), trials
 
 
@@ -210,8 +212,10 @@ def run(
 
 
 def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int) -> HostBatch:
-    """Return the first shuffled ``sequences`` texts of an MDS data set, each truncated to ``length`` tokens as in the
-    published loader, with a fraction ``rate`` of the tokens to predict."""
+    """Return the first ``sequences`` texts of a shuffled MDS data set, with a fraction ``rate`` of their tokens masked.
+
+    Each text is truncated to ``length`` tokens, as in the published loader.
+    """
     source = TextSource(
         TextSet(streams_of("", None, folder), load_tokenizer(tokenizer), length, TRUNCATE),
         sequences_per_step=sequences,
@@ -229,17 +233,17 @@ def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Time a MosaicBERT step, ours against the published form.")
+    parser = argparse.ArgumentParser(description="Time a MosaicBERT step, ours against other implementations.")
     parser.add_argument("--data", type=Path, required=True, help="MDS data set of texts")
     parser.add_argument("--config", type=Path, default=CONFIG, help="shape with ALiBi and a gated MLP")
-    parser.add_argument("--length", type=int, default=128, help="maximum length; the padded side pads to it")
+    parser.add_argument("--length", type=int, default=128, help="maximum length, to which the published side pads")
     parser.add_argument("--sequences", type=int, default=16, help="texts per batch")
     parser.add_argument("--rate", type=float, default=0.3, help="fraction of tokens to predict")
-    parser.add_argument("--pairs", type=int, default=5, help="measured steps per side")
+    parser.add_argument("--pairs", type=int, default=5, help="timed steps per side")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--tokenizer", default="bert-base-uncased", help="a vocab.txt or a model's name")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, masks and dropout")
-    parser.add_argument("--json", type=Path, help="write the record there")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, masks and dropout")
+    parser.add_argument("--json", type=Path, help="file for the record")
     given = parser.parse_args()
     shape = BertConfig.from_json(given.config)
     if not shape.alibi_slopes or not shape.gated_mlp:

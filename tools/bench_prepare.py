@@ -1,10 +1,10 @@
-"""Measure the speed of data preparation and loading: text to instances, TFRecords to HDF5, loading, packing.
+"""Time data preparation and loading: text to instances, TFRecords to HDF5, loading, packing.
 
 python tools/bench_prepare.py [--input PART --vocab vocab.txt] [--rounds 3] [--lengths 10000000] [--json FILE]
 
 The compiled generator and its Python reference alternate on the same text part, in this process, on one core. Each
-round starts with an empty word cache. One-time setup (library, vocabulary) is timed separately. Seconds are CPU seconds
-of this process unless named otherwise, so other work on the machine matters less.
+round starts with an empty word cache. One-time setup (library, vocabulary) is timed separately. Times are CPU seconds
+of this process unless named otherwise, so they depend little on other work on the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LIMITS = InstanceOptions()
 Kind = type[NativeGenerator] | type[PlainGenerator]
 
 
-def own_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE) -> tuple[Path, Path]:
+def default_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE) -> tuple[Path, Path]:
     """Write a text part of about ``num_bytes`` from this Python installation's documentation, and its vocabulary."""
     documents: list[list[str]] = []
     total = 0
@@ -74,21 +74,17 @@ def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, se
     """Measure and return a JSON-able record.
 
     Args:
-        part, vocab: text and its vocabulary; None uses generated text.
+        part, vocab: text and its vocabulary; None for the default text.
         rounds: rounds per generator.
         num_lengths: number of sequences to pack.
         seed: seed of the instances.
     """
     if (part is None) != (vocab is None):
-        raise UserError(
-            "config.conflict",
-            "--input and --vocab",
-            "only one of them is given",
-            "Give both, or none for text of its own",
-        )
+        remedy = "Give both, or none for the default text"
+        raise UserError("config.conflict", "--input and --vocab", "only one of them is given", remedy)
     with tempfile.TemporaryDirectory(prefix="mlbert-bench-") as temporary:
         folder = Path(temporary)
-        text, vocab_file = own_input(folder) if part is None or vocab is None else (part, vocab)
+        text, vocab_file = default_input(folder) if part is None or vocab is None else (part, vocab)
         rows, generator = measure_generator(text, vocab_file, replace(LIMITS, random_seed=seed), rounds)
         return {
             "input": {"name": text.name, "bytes": text.stat().st_size, "own_text": part is None},
@@ -156,9 +152,8 @@ def _start(kind: Kind, vocabulary: dict[str, int]) -> Generator:
     try:
         return kind(WordPieceTokenizer(vocabulary))
     except native.NativeUnavailable as error:
-        raise UserError(
-            "ops.unavailable", "the compiled generator", f"cannot be used here ({error})", "Install gcc"
-        ) from None
+        problem = f"cannot be used here ({error})"
+        raise UserError("ops.unavailable", "the compiled generator", problem, "Install gcc") from None
 
 
 def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
@@ -169,13 +164,13 @@ def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int)
     for turn in range(rounds + 1):
         out = folder / f"imported-{turn}"
         seconds.append(_seconds(tfrecords_to_hdf5, [file], vocab_file, out)[0])
-    counted = seconds[1:]  # the first one also loads the library
+    del seconds[0]  # also loads the library
     size = file.stat().st_size
-    return {"bytes": size, "seconds": counted, "megabytes_per_second": size / statistics.median(counted) / 1e6}
+    return {"bytes": size, "seconds": seconds, "megabytes_per_second": size / statistics.median(seconds) / 1e6}
 
 
 def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Time loading a packed set as training does, in one process; the instances are repeated to fill the set."""
+    """Time loading a packed set in one process, as training does; the set repeats the instances."""
     copies = -(-LOADED_SEQUENCES // len(rows))
     writer = ShardWriter(folder / "plain", 1, "")
     writer.write_shard(0, Ragged.concatenate([rows] * copies))
@@ -223,11 +218,8 @@ def measure_packing(num_lengths: int) -> dict[str, Any]:
     wall = time.perf_counter() - started
     filled = packs.filled(lengths, 512)
     return {
-        "lengths": num_lengths,
-        "seconds": seconds,
-        "wall_seconds": wall,
-        "packs": packs.num_packs,
-        "filled": filled,
+        **{"lengths": num_lengths, "seconds": seconds, "wall_seconds": wall},
+        **{"packs": packs.num_packs, "filled": filled},
     }
 
 
@@ -258,12 +250,12 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 def main(words: list[str]) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description="Times preparing and loading data on one core.")
-    parser.add_argument("--input", type=Path, help="text part; default: text of this Python's own")
-    parser.add_argument("--vocab", type=Path, help="its vocabulary, vocab.txt")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
-    parser.add_argument("--lengths", type=int, default=10_000_000, help="sequences to pack")
-    parser.add_argument("--json", type=Path, help="write the record there")
+    parser = argparse.ArgumentParser(description="Time data preparation and loading on one core.")
+    parser.add_argument("--input", type=Path, help="text part (default: documentation of this Python installation)")
+    parser.add_argument("--vocab", type=Path, help="vocabulary of the text part, vocab.txt")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per generator")
+    parser.add_argument("--lengths", type=int, default=10_000_000, help="number of sequences to pack")
+    parser.add_argument("--json", type=Path, help="file for the record")
     options = parser.parse_args(words)
     try:
         record = run(options.input, options.vocab, options.rounds, options.lengths)

@@ -30,6 +30,7 @@ from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import lengths_at, sequences
+from mlbert.host.provenance import shipped
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE, Side, alternate, our_side
@@ -38,12 +39,11 @@ from tf2_bert.optimizers import Lamb
 from tf2_bert.step import TrainStep
 from tf2_bert.store_rows import row_shape, rows_of
 
-CONFIGS = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs"
 MAX_SEQUENCES_PER_PACK = 3
 
 
 def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xla: bool, start: dict) -> Side:
-    """Return a step over rows of at most ``most`` sequences each; ``start``: weights by our names."""
+    """Return a step over rows of at most ``most`` sequences each; ``start`` has initial weights by our names."""
     tokens = config.max_position_embeddings
     packs = pack_lengths(ragged.lengths, tokens, most, seed=0)
     order, per_row = packs.order, np.diff(packs.offsets)
@@ -69,13 +69,13 @@ def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xl
 def main() -> None:
     """Measure, print the medians and the ratios of each round, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="small", help="name of a shape in pytorch/configs")
+    parser.add_argument("--config", default="small", help="name of a shape in configs/")
     parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--pairs", type=int, default=7, help="counted steps of each side")
+    parser.add_argument("--pairs", type=int, default=7, help="timed steps per side")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="record to write")
+    parser.add_argument("--json", type=Path, help="file for the record")
     words = parser.parse_args()
-    config = BertConfig.from_json(CONFIGS / f"{words.config}.json")
+    config = BertConfig.from_json(shipped("configs") / f"{words.config}.json")
     lengths = lengths_at((np.arange(words.sequences) + 0.5) / words.sequences, config.max_position_embeddings)
     ragged = sequences(lengths, config.vocab_size, np.random.default_rng(words.seed))
     ops.select("plain", torch.device("cpu"))

@@ -1,10 +1,10 @@
-"""Measure the speed of training on text: tokenizing, loading tokenized shards, and the longest wait at a shard change.
+"""Time training on text: tokenizing, loading tokenized shards, and the longest wait at a shard change.
 
 python tools/bench_text.py [--rounds 5] [--copies 20] [--shard-mb 4] [--json FILE]
 
 The text is this Python installation's documentation, repeated. Tokenizing is timed in CPU seconds of one thread.
-Loading is timed in wall seconds and in CPU seconds of the process, whose background threads build the batches. "first"
-rounds start without tokenized shards and create them while loading. "Waits" are those of a program that takes batches
+Loading is timed in wall seconds and in CPU seconds of the process, including the background threads that build batches.
+"first" rounds start without tokenized shards and create them while loading. "waits" are measured with batches requested
 at 5,000 sequences per second.
 """
 
@@ -34,15 +34,15 @@ from mlbert.host import native
 from mlbert.host.errors import UserError
 
 LENGTH = 128
-SEQUENCES = 256  # of a step
+SEQUENCES = 256  # per step
 STEPS = 200
 PACE = 5_000  # sequences per second
 TOKENISED_BYTES = 3_000_000
 EVAL_BATCH = 128
 
 
-def own_set(folder: Path, copies: int, shard_bytes: int) -> Path:
-    """Write this Python installation's documentation, repeated."""
+def write_set(folder: Path, copies: int, shard_bytes: int) -> Path:
+    """Write an MDS set of this Python installation's documentation, repeated."""
     documents = [" ".join(sentences) for sentences in python_text.documents()]
     with MdsWriter(folder, {TEXT: "str"}, size_limit=shard_bytes) as writer:
         for text in documents * copies:
@@ -75,7 +75,7 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
-    """Return sequences per second at full speed, and milliseconds of waiting per batch at the set pace."""
+    """Return sequences per second at full speed, and milliseconds of waiting for a batch at `PACE`."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for seconds in (0.0, SEQUENCES / PACE):
@@ -87,7 +87,7 @@ def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
 
 
 def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
-    """Take `STEPS` steps with a minimum time in seconds between them."""
+    """Load the batches of `STEPS` steps, each at least ``seconds`` after the previous one."""
     rate = MaskingRate("constant", 0.3, 0.3, STEPS)
     order: dict[str, Any] = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 2}
     source = TextSource(texts, sequences_per_step=SEQUENCES, rate=rate, seed=1, **order)
@@ -144,13 +144,13 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=20, help="of the text")
+    parser.add_argument("--copies", type=int, default=20, help="copies of the text")
     parser.add_argument("--shard-mb", type=float, default=4.0, help="size of a shard")
-    parser.add_argument("--json", type=Path, help="write the record here, too")
+    parser.add_argument("--json", type=Path, help="file for the record")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            folder = own_set(Path(scratch) / "set", given.copies, int(given.shard_mb * 1e6))
+            folder = write_set(Path(scratch) / "set", given.copies, int(given.shard_mb * 1e6))
             record = run(folder, given.rounds)
         except UserError as error:
             print(f"bench_text: {error}", file=sys.stderr)

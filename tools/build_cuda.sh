@@ -1,14 +1,15 @@
 #!/bin/bash
-# Compiles csrc/fmha with nvcc for the compute capabilities in CUDA_ARCHS (default "8.0;9.0;10.0"; newer ones translate
-# the first at their first use) into the place where OPS=fmha looks for it, or into the file given. It prints what each
-# kernel takes of registers and shared memory. Nothing else needs these kernels.
+# Compile csrc/fmha with nvcc, and print the registers and shared memory of each kernel. Only OPS=fmha uses these kernels.
+#   [CUDA_ARCHS="8.0;9.0;10.0"] tools/build_cuda.sh [FILE]
+# FILE is the library to write; the default is where OPS=fmha looks for it. CUDA_ARCHS are compute capabilities; newer
+# GPUs translate the first one's code at first use.
 set -euo pipefail
 
 pytorch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/benchmarks/bert/implementations/pytorch"
 export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
 
 if ! command -v nvcc >/dev/null; then
-    echo "build_cuda.sh: no nvcc on PATH. Install the CUDA toolkit, or do without: only OPS=fmha needs it." >&2
+    echo "build_cuda.sh: no nvcc on PATH. Install the CUDA toolkit; only OPS=fmha needs it." >&2
     exit 2
 fi
 target="${1:-$(python3 -c 'from mlbert.ops import fmha; print(fmha.library_path())')}"

@@ -1,4 +1,4 @@
-"""Compile every Triton kernel for GPUs that need not be present, and print the resources each one uses.
+"""Compile every Triton kernel for GPUs that need not be present, and print the resources that each kernel uses.
 
 python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
 
@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 
 import attention_model
 import sass
+from counted.access import bind_launch
 from mlbert.data.loading import triton_expand
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
@@ -62,7 +63,6 @@ _POINTERS = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.float8_e5m2: "*fp8e5",
 }
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _META = torch.device("meta")
 
 
@@ -91,26 +91,23 @@ class Report:
 
     @functools.cached_property
     def registers_and_spills(self) -> tuple[int, int]:
-        """Registers and spilled bytes per thread, from assembling again: nothing else reports them."""
+        """Return registers and spilled bytes per thread by assembling again, the only way to get them."""
         return assembled(self.ptx, self.arch)
 
     @property
     def spilled(self) -> int:
-        """Spilled bytes per thread."""
+        """Return the spilled bytes per thread."""
         return self.registers_and_spills[1]
 
 
 @contextlib.contextmanager
 def recording(arch: int) -> Iterator[list[Launch]]:
-    """Let ops on meta tensors select for compute capability `arch`, and append each launch to the yielded list."""
+    """Make ops on meta tensors use kernels for compute capability `arch`, and append launches to the yielded list."""
     launches: list[Launch] = []
     run, capability = JITFunction.run, device.assumed_capability
 
     def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        launches.append(Launch(self, dict(bound.arguments), options))
+        launches.append(Launch(self, *bind_launch(self, args, kwargs)))
 
     JITFunction.run, device.assumed_capability = record, arch
     try:
@@ -120,7 +117,7 @@ def recording(arch: int) -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, case: str, arch: int) -> Report:
-    """Compile for compute capability `arch` (90: 9.0, for which Triton uses sm_90a)."""
+    """Compile a kernel for compute capability `arch`, such as 90 for 9.0 (sm_90a)."""
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
@@ -246,7 +243,7 @@ def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
 
 
 def cases() -> dict[str, Callable[[], None]]:
-    """Return case name -> a call of an op on meta tensors, forward and backward."""
+    """Return calls of ops on meta tensors, forward and backward, by name."""
     half, single = torch.bfloat16, torch.float32
     return {
         "attention H=64 bf16 dropout": lambda: _attention(64, half, 0.1, False),
@@ -290,7 +287,7 @@ def cases() -> dict[str, Callable[[], None]]:
 
 
 def compile_case(case: str, arch: int) -> list[Report]:
-    """Compile every kernel of the case once; none for FP8 on an architecture without it."""
+    """Compile every kernel of a case once; FP8 cases have none on an architecture without FP8."""
     if "fp8" in case and arch < FIRST_FP8_ARCHITECTURE:
         return []
     with recording(arch) as launches:
@@ -300,7 +297,7 @@ def compile_case(case: str, arch: int) -> list[Report]:
 
 
 def attention_microseconds(reports: list[Report]) -> float:
-    """Return `attention_model`'s time per sequence from the kernels of the case `ATTENTION_MODEL`."""
+    """Return `attention_model`'s time per sequence for the kernels of the case `ATTENTION_MODEL`."""
     kernels = [x for x in reports if x.kernel in attention_model.KERNELS]
     return sum(attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels)
 
@@ -309,24 +306,20 @@ def main(words: list[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
-    parser.add_argument("--only", default="", help="cases with this text in their name")
+    parser.add_argument("--only", default="", help="only cases with this text in their name")
     options = parser.parse_args(words)
-    print(
-        f"{'case':34} {'kernel':36} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5} "
-        f"{'barriers':>8} {'instructions':>12} {'clocks':>6} {'in a loop':>9}"
-    )
+    line = "{:34} {:36} {:>4} {:>4} {:>5} {:>7} {:>5} {:>8} {:>12} {:>6} {:>9}"
+    head = ("case", "kernel", "arch", "regs", "spill", "shared", "warps", "barriers", "instructions", "clocks")
+    print(line.format(*head, "in a loop"))
     for case in cases():
         for arch in options.arch if options.only in case else ():
             reports = compile_case(case, arch)
             for report in reports:
                 counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
-                registers, spilled = report.registers_and_spills
                 barriers = sum(count for opcode, count in counts.items() if opcode.startswith("BAR"))
-                print(
-                    f"{case:34} {report.kernel:36} {arch:4} {registers:4} {spilled:5} "
-                    f"{report.shared:7} {report.warps:5} {barriers:8} {counts.total():12} {sass.clocks(counts):6} "
-                    f"{max((loop.total() for loop in loops), default=0):9}"
-                )
+                resources = (*report.registers_and_spills, report.shared, report.warps, barriers)
+                code = counts.total(), sass.clocks(counts), max((loop.total() for loop in loops), default=0)
+                print(line.format(case, report.kernel, arch, *resources, *code))
             if (case, arch) == ATTENTION_MODEL:
                 print(f"modelled: {attention_microseconds(reports):.1f} us a sequence (tools/attention_model.py)")
 

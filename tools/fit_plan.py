@@ -1,13 +1,12 @@
-"""Fit the parameters of `mlbert plan` on the published results, and measure its errors on results that it has not seen.
+"""Fit the parameters of `mlbert plan` to the published results, and measure its errors on held-out results.
 
-    python tools/fit_plan.py [--out FOLDER]     rewrites mlbert/report/planner/parameters.json, prints the errors
+    python tools/fit_plan.py [--out FOLDER]     rewrite mlbert/report/planner/parameters.json and print the errors
 
-All rows of tests/assets/plan/published.csv are fitted (the file has no re-submission twice). The errors are those of
-fits without a submitter, on that submitter's results; likewise for each round and each GPU, whose speed is then
-estimated from its peak. The loss is the smoothed absolute error of the logarithm: of the score with predicted samples,
-and of the time with the samples given in the row. A prior keeps what few rows determine near a plain guess:
-equal efficiency of all GPUs, equal constant times, and the network's bandwidth. ``--out`` gets held_out.csv and
-plan_errors.svg.
+The fit uses all rows of tests/assets/plan/published.csv, which has no re-submission twice. Errors are measured on each
+submitter's results by a fit without them; likewise for each round and each GPU, whose speed is then estimated from its
+peak. The loss is the smoothed absolute error of the logarithm: of the score with predicted samples, and of the time
+with the row's samples. A prior keeps parameters that few rows determine near a simple assumption: equal efficiency of
+all GPUs, equal constant times, and the network's bandwidth. ``--out`` gets held_out.csv and plan_errors.svg.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, se
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
 SMOOTH = 0.02  # log errors well below this count squared, larger ones absolutely
-# Initial values, from which a parameter moves only as far as rows demand. A sequence's time is that of the peak at
-# `efficiency` times `speed`. 8 ms: two bytes of each gradient, twice, through 1,600 Gb/s, plus latency.
-FIRST: dict = {
+# Initial values, near which the prior keeps the parameters. A sequence takes its time at the GPU's peak rate times
+# `efficiency` and `speed`. 8 ms: two bytes of each gradient, twice, at 1,600 Gb/s, plus latency.
+INITIAL: dict = {
     "efficiency": {"linked": 0.5, "pcie": 0.4},
     "speed": dict.fromkeys((name for name, gpu in GPUS.items() if gpu.has_results), 1.0),
     "constant_ms": {"a100": 14.0, "later": 14.0},
@@ -46,14 +45,17 @@ FIRST: dict = {
     "own_settings": 1.1,
     "pcie_samples": 1.0,
 }
-PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = 0.05, 0.5, 0.5  # weights of the logarithm's distance; a row has 1
+PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = 0.05, 0.5, 0.5  # weights of logarithms' distances; a row has weight 1
 SUBMITTER, ROUND, GPU = "submitter", "round", "gpu"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published result. ``score_seconds`` is the official time, scaled up if the run needed fewer samples than the
-    reference; ``samples`` is None if the log has a setting in their place (Gaudi2's)."""
+    """One published result.
+
+    ``score_seconds`` is the official time, scaled up if the run needed fewer samples than the reference. ``samples`` is
+    None if the log does not contain them (Gaudi2's).
+    """
 
     name: str
     submitter: str
@@ -104,10 +106,10 @@ def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
 
 def fit(rows: list[Row]) -> Parameters:
     """Return the parameters that fit these rows, without bands."""
-    places = [(name, key) for name, value in FIRST.items() for key in (value if isinstance(value, dict) else [None])]
-    start = np.log([FIRST[name] if key is None else FIRST[name][key] for name, key in places])
+    places = [(name, key) for name, value in INITIAL.items() for key in (value if isinstance(value, dict) else [None])]
+    start = np.log([INITIAL[name] if key is None else INITIAL[name][key] for name, key in places])
     weights = np.array([NETWORK_PRIOR if place == ("network_ms", "switched") else PRIOR for place in places])
-    constants = [places.index(("constant_ms", name)) for name in FIRST["constant_ms"]]
+    constants = [places.index(("constant_ms", name)) for name in INITIAL["constant_ms"]]
     evaluation, fitted = evaluation_gpu_seconds(rows), {row.job.gpu for row in rows}
 
     def parameters(logarithms: np.ndarray, digits: int | None = None) -> Parameters:
@@ -156,12 +158,8 @@ def _without(rows: list[Row], kind: str, group: str) -> np.ndarray:
 def summary(logarithms: np.ndarray) -> dict[str, float]:
     """Return the mean, median and largest absolute relative error, and the share within 15 %."""
     sizes = np.abs(np.expm1(logarithms))
-    found = {
-        "mean": sizes.mean(),
-        "median": np.median(sizes),
-        "within_15": (sizes <= 0.15).mean(),
-        "worst": sizes.max(),
-    }
+    found = {"mean": sizes.mean(), "median": np.median(sizes)}
+    found |= {"within_15": (sizes <= 0.15).mean(), "worst": sizes.max()}
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
@@ -201,7 +199,7 @@ def draw(path: Path, rows: list[Row], logarithms: np.ndarray) -> None:
 
 
 def main() -> None:
-    """Fit, write and print."""
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for held_out.csv and plan_errors.svg")
     arguments = parser.parse_args()

@@ -1,17 +1,16 @@
-"""Run the real commands on damaged inputs: none may cause a traceback, hang, crash or excessive memory use.
+"""Run the real commands on damaged inputs, and report tracebacks, hangs, crashes and excessive memory use.
 
 python tools/fuzz.py [--minutes 60] [--format NAME] [--seed N] [--cases N] [--keep DIR] [--quick] [--check]
 
 Each case takes valid inputs of one format (tools/fuzz_formats.py), damages one or two files (tools/fuzz_damage.py) and
-runs a command on them in a child forked from this process, which has imported everything. A case depends only on the
-format and its number: `--format NAME --seed N --cases 1` repeats it. One example of each kind of failure is kept under
---keep with its inputs, command and output. Exit status: 0 if nothing was found, 1 otherwise.
+runs a command on them in a fork of this process, which has imported everything. A case depends only on the format and
+its number: `--format NAME --seed N --cases 1` repeats it. The first failure of each kind is saved in --keep with its
+inputs, command and output. Exit status: 0 if nothing was found, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 import random
@@ -22,17 +21,17 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import fuzz_damage
+from forked import run_forked
 from fuzz_formats import FORMATS, Format
 
-SECONDS = 10  # CPU time of one command
-SLACK = 3  # wall-clock limit as a multiple of it: other programs run here too
+SECONDS = 10  # CPU time limit of a command
+SLACK = 3  # wall-clock limit as a multiple of it, because the machine may be busy
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
@@ -47,16 +46,16 @@ _ERROR = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b)[^\
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """How a command ended: exit status (negative after a signal), memory, and everything it printed."""
 
-    status: int  # exit status; negative after a signal
+    status: int
     is_late: bool
     max_bytes: int
-    words: str  # everything printed
+    words: str
 
     @property
     def failure(self) -> str:
-        """Return the failure in one line, or an empty string."""
+        """Return the kind of failure, or an empty string."""
         if self.is_late or self.status == -signal.SIGXCPU:
             return "hang"
         if "Traceback (most recent call last)" in self.words:
@@ -74,71 +73,36 @@ class Ended:
 
 
 def run(words: str, folder: Path, is_limited: bool = True, child: Callable[[], None] = lambda: None) -> Ended:
-    """Run ``mlbert`` in a process, with {in} and {out} below ``folder``; ``child`` is called there first."""
+    """Run ``mlbert`` in a fork, with {in} and {out} below ``folder``; the fork calls ``child`` first."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
     known = {"{in}": str(folder / "in"), "{out}": str(out), "{empty}": ""}
     given = [re.sub(r"\{(in|out|empty)\}", lambda found: known[found[0]], word) for word in words.split()]
     said = folder / "said.txt"
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    pid = os.fork()
-    if pid == 0:
-        _be_the_command(given, folder, said, before if is_limited else None, child)
-    late, wait = time.monotonic() + SECONDS * SLACK * (1 if is_limited else 10), 0.002
-    while True:
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
-        if ended or time.monotonic() > late:
-            break
-        time.sleep(wait)
-        wait = min(wait * 1.5, 0.05)
-    _end_group(pid)
-    if not ended:
-        _, status, usage = os.wait4(pid, 0)
-    text = said.read_text(errors="replace")[-100_000:]
-    return Ended(os.waitstatus_to_exitcode(status), not ended, usage.ru_maxrss * 1024 - before, text)
 
-
-def _end_group(leader: int) -> None:
-    """Kill the command's process group before its folder is removed."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _be_the_command(
-    words: Sequence[str], folder: Path, said: Path, base_bytes: int | None, prepare: Callable[[], None]
-) -> None:
-    """Run the command in this process. Never returns."""
-    status = 70
-    try:
-        os.setsid()
+    def work() -> None:
         os.chdir(folder)
-        handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        if base_bytes is not None:
+        if is_limited:
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 2))
-            resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + 2 * BYTES, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_DATA, (before + 2 * BYTES, resource.RLIM_INFINITY))
             resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES, BYTES))
-        prepare()
+        child()
         from mlbert.cli.main import main
 
-        main(list(words))
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        main(given)
+
+    status, usage = run_forked(work, said, SECONDS * SLACK * (1 if is_limited else 10))
+    text = said.read_text(errors="replace")[-100_000:]
+    is_late = status is None
+    return Ended(-signal.SIGKILL if status is None else status, is_late, usage.ru_maxrss * 1024 - before, text)
 
 
 def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
-    """Write valid inputs below ``folder/in``; ``is_tried``: also run every command of the format on them.
+    """Write valid inputs below ``folder/in``; if ``is_tried``, also run every command of the format on them.
 
     Raises:
-        RuntimeError: a command neither succeeds nor misses its target.
+        RuntimeError: a command fails other than by missing its target.
     """
 
     def mlbert(words: str, place: Path = folder) -> None:
@@ -158,16 +122,18 @@ def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, En
     """Run one case in ``folder``; return the damage done and how the command ended."""
     form, rng = FORMATS[name], random.Random(f"{name} {number}")
     shutil.copytree(valid / "in", folder / "in", symlinks=True)
-    files = sorted({path for pattern in form.damaged for path in (folder / "in").glob(pattern) if path.is_file()})
+    files = form.files(folder / "in")
     chosen = rng.sample(files, min(rng.choice(NUMBER_OF_FILES), len(files)))
-    told = [fuzz_damage.damage(path, rng) for path in chosen]
+    damages = [fuzz_damage.damage(path, rng) for path in chosen]
     words = rng.choice(form.commands.splitlines()).strip()
-    return f"{'; '.join(told)}: mlbert {words}", run(words, folder)
+    return f"{'; '.join(damages)}: mlbert {words}", run(words, folder)
 
 
 def import_all() -> None:
-    """Import the commands' lazy imports, so that forks have them at once."""
+    """Import what the commands import lazily, so that forks need not, and set the environment of all commands."""
     import importlib
+
+    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 
     from mlbert.cli.main import COMMANDS
 
@@ -192,28 +158,28 @@ def fuzz(
             if time.monotonic() > end:
                 break
             folder = Path(temporary) / "case"
-            told, ended = run_case(name, number, valid[name], folder)
+            case, ended = run_case(name, number, valid[name], folder)
             done += 1
             if ended.failure:
                 kind = f"{name}: {ended.failure}"
                 found[kind] += 1
                 if found[kind] == 1:
-                    print(f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {told}", flush=True)
-                    _keep(folder, keep / f"{name}-{number}".replace(" ", "_"), told, ended)
+                    print(f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {case}", flush=True)
+                    _keep(folder, keep / f"{name}-{number}".replace(" ", "_"), case, ended)
             shutil.rmtree(folder)
     print(f"{done} cases, {sum(found.values())} failures of {len(found)} kinds")
     return found
 
 
-def _keep(folder: Path, target: Path, told: str, ended: Ended) -> None:
+def _keep(folder: Path, target: Path, case: str, ended: Ended) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    (target / "case.txt").write_text(f"{told}\nexit {ended.status}\n\n{ended.words}", errors="replace")
+    (target / "case.txt").write_text(f"{case}\nexit {ended.status}\n\n{ended.words}", errors="replace")
     shutil.copytree(folder / "in", target / "in", symlinks=True, copy_function=_copy)
 
 
 def _copy(source: str, target: str) -> None:
-    if Path(source).is_file():  # no FIFO: copying one blocks forever
+    if Path(source).is_file():  # copying a FIFO blocks forever
         shutil.copy2(source, target, follow_symlinks=False)
 
 
@@ -223,14 +189,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--format", action="append", choices=list(FORMATS), metavar="NAME", help=", ".join(FORMATS))
     parser.add_argument("--seed", type=int, default=0, help="number of the first case")
-    parser.add_argument("--cases", type=int, help="of each format; without it until the time is up")
+    parser.add_argument("--cases", type=int, help="cases per format (default: until the time is up)")
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for failing inputs")
-    parser.add_argument("--quick", action="store_true", help="formats of which a case is a fraction of a second")
+    parser.add_argument("--quick", action="store_true", help="only formats with cases of a fraction of a second")
     parser.add_argument("--check", action="store_true", help="first run every command on undamaged inputs")
     given = parser.parse_args()
     names = given.format or [name for name, form in FORMATS.items() if form.quick or not given.quick]
     numbers = itertools.count(given.seed) if given.cases is None else range(given.seed, given.seed + given.cases)
-    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     import_all()
     return 1 if fuzz(names, numbers, given.minutes, given.keep, given.check) else 0
 

@@ -1,9 +1,10 @@
-"""Run every command in hostile surroundings; write one row a case: refused, reported, unchanged, accepted or failed.
+"""Run every command in hostile surroundings, and write a row per case with its verdict.
 
 python tools/fuzz_campaign.py --seed N [--cases 1000] [--table FILE.tsv]
 
-Needs root: a full disk is a small tmpfs, and cases about permissions give up root's rights. ``accepted`` are cases
-whose result differs from that of the undamaged input although the command says nothing. Exit status: 1 if one failed.
+Verdicts: refused, reported, unchanged, failed, or accepted if the result differs from that of the undamaged input
+without any message. Needs root to mount a small tmpfs as a full disk; cases about permissions drop root's rights. Exit
+status: 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import itertools
 import os
 import random
 import re
@@ -31,7 +33,6 @@ DEEP = 100_000
 _RESULTS = (".h5", ".hdf5", ".tfrecord", ".safetensors", ".csv", ".mds", ".zstd")
 _WORDS = ("٣", "1_000", "nan", "{empty}", "[" * DEEP + "]" * DEEP, "1e999", "0x10", "9" * 400, "/dev/zero", "\ud800")
 _DEEP_TEXTS = ("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "a: " + "[" * DEEP + "]" * DEEP)
-Child = Callable[[], None]
 
 
 def _depth(path: Path, rng: random.Random) -> None:
@@ -54,16 +55,12 @@ def _encoding(path: Path, rng: random.Random) -> None:
     path.write_bytes(rng.choice((text.encode("utf-16"), text.encode("utf-32"), b"\xff\xfe" + data, b"\0\0" + data)))
 
 
-def _special(path: Path, rng: random.Random) -> None:
-    fuzz_damage.no_file(path, rng)
-
-
 def _permissions(path: Path, rng: random.Random) -> None:
     rng.choice((path, path, path.parent)).chmod(0)
 
 
 def _obey_permissions() -> None:
-    """Give up root's right to ignore permissions; unlike another user, this process can still import modules."""
+    """Drop root's right to ignore permissions; unlike another user, this process can still import modules."""
     libc, header, rights = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capget(header, rights)
     for place in (0, 1):  # effective and permitted rights, without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
@@ -82,17 +79,20 @@ def _loop(path: Path, rng: random.Random) -> None:
 
 
 def _jump() -> None:
-    """Let the clock of this process jump at every tenth question."""
-    now, asked = time.time, iter(range(1 << 62))
-    time.time = lambda: now() + (0, -86_400, 10**9)[next(asked) // 10 % 3]
+    """Let the clock of this process jump at every tenth call."""
+    now, calls = time.time, itertools.count()
+    time.time = lambda: now() + (0, -86_400, 10**9)[next(calls) // 10 % 3]
 
 
-DAMAGES = {"depth": _depth, "size": _size, "encoding": _encoding, "special": _special, "permissions": _permissions}
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    **{"depth": _depth, "size": _size, "encoding": _encoding},
+    **{"special": fuzz_damage.replace_file, "permissions": _permissions},
+}
 KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 
 
 def _result(ended: fuzz.Ended, out: Path) -> list[str]:
-    """Return the exit status, and names and contents of what was written and is the same in every run."""
+    """Return the exit status, and what a command wrote or printed, without what differs from run to run."""
     files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix in _RESULTS]
     sums = [f"{path.relative_to(out)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
     said = re.sub(r"mlbert-\w+-\w+", "", ended.words)  # random names of temporary folders
@@ -101,10 +101,10 @@ def _result(ended: fuzz.Ended, out: Path) -> list[str]:
 
 
 def run_case(form: Format, words: str, kind: str, valid: Path, folder: Path, rng: random.Random) -> tuple[str, str]:
-    """Run one case; return what was damaged and how it ended."""
+    """Run one case; return a description of the damage, and the verdict."""
     shutil.copytree(valid / "in", folder / "in", symlinks=True)
     (folder / "out").mkdir()
-    files = sorted({path for pattern in form.damaged for path in (folder / "in").glob(pattern) if path.is_file()})
+    files = form.files(folder / "in")
     given = [folder / "in" / name for name in re.findall(r"\{in\}/([^\s]+)", words)]
     named = [path for path in files if any(place in (path, *path.parents) for place in given)]
     path = rng.choice(named or files)
@@ -143,7 +143,7 @@ _USUAL: dict[tuple[str, Path], list[str]] = {}
 
 
 def _usual(words: str, valid: Path, folder: Path) -> list[str]:
-    """Return the result of a command on undamaged input, in a folder of the same name: it is in what is printed."""
+    """Return the result of a command on undamaged input, in a folder of the same name, because messages contain it."""
     if (words, valid) not in _USUAL:
         folder.rename(folder.with_name("kept"))
         shutil.copytree(valid / "in", folder / "in", symlinks=True)
@@ -159,12 +159,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--inputs", type=Path, help="folder of the undamaged inputs, kept for other runs")
+    parser.add_argument("--inputs", type=Path, help="folder for the undamaged inputs, which other runs can use too")
     parser.add_argument("--table", type=Path, default=Path("campaign.tsv"))
     given = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     fuzz.import_all()
-    fuzz.SLACK = 12  # the table must not depend on other programs of the machine
+    fuzz.SLACK = 12  # the table must not depend on other programs on the machine
     found: Counter[str] = Counter()
     commands = [(name, words.strip()) for name, form in CAMPAIGN.items() for words in form.commands.splitlines()]
     with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary, given.table.open("w") as table:

@@ -1,6 +1,7 @@
-"""Damage a file as disks, editors, other programs and attackers do; a pure function of a random generator.
+"""Damage a file as disks, editors, other programs and attackers do. The damage depends only on a random generator.
 
-JSON is also damaged value by value. Checksums of frames are then recomputed, so that the damage passes the first check.
+JSON values and TFRecords are also damaged one by one; checksums of records are then recomputed, so that readers accept
+them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _PATTERNS = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01")
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damage one file of a set of inputs and return how. The file may then be missing or not a regular file."""
+    """Damage a file and return a description. The file may then be missing or not a regular file."""
     if rng.random() < 0.06:
-        return no_file(path, rng)
+        return replace_file(path, rng)
     data = path.read_bytes()
     ways: list[Callable[[bytes, random.Random], bytes]] = [_bytes]
     if path.suffix in (".safetensors",):
@@ -52,17 +53,12 @@ def damage(path: Path, rng: random.Random) -> str:
     return f"{path.name}: {way.__name__.strip('_')}"
 
 
-def odd_value(rng: random.Random) -> Any:
-    """Return an unexpected value."""
-    return rng.choice(_ODD)
-
-
 def _is_text(data: bytes) -> bool:
     return b"\0" not in data[:4096] and not any(byte > 0xF7 for byte in data[:4096])
 
 
-def no_file(path: Path, rng: random.Random) -> str:
-    """Replace a file with something else."""
+def replace_file(path: Path, rng: random.Random) -> str:
+    """Replace a file with something else, and return a description."""
     kind = rng.choice(
         ("gone", "empty", "folder", "fifo", "link to nothing", "link to itself", "endless", "socket name")
     )
@@ -173,7 +169,7 @@ def _dump(value: Any, rng: random.Random) -> str:
 def _changed(value: Any, rng: random.Random) -> Any:
     """Return a JSON value with one part replaced, removed, renamed or duplicated."""
     if not isinstance(value, dict | list) or not value or rng.random() < 0.12:
-        return rng.choice((odd_value(rng), "@deep@", "@long@", "x" * _HUGE, [value], {"value": value}, str(value)))
+        return rng.choice((rng.choice(_ODD), "@deep@", "@long@", "x" * _HUGE, [value], {"value": value}, str(value)))
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     key, kind = rng.choice(keys), rng.random()
     if kind < 0.7:
@@ -181,7 +177,8 @@ def _changed(value: Any, rng: random.Random) -> Any:
     elif kind < 0.85:
         del value[key]
     elif isinstance(value, dict):
-        value[f"{key}{rng.choice(('s', ' ', '_', 'é', ''))}"] = value.pop(key) if rng.random() < 0.5 else odd_value(rng)
+        moved = value.pop(key) if rng.random() < 0.5 else rng.choice(_ODD)
+        value[f"{key}{rng.choice(('s', ' ', '_', 'é', ''))}"] = moved
     else:
         value.insert(key, value[rng.randrange(len(value))])
     return value

@@ -1,7 +1,7 @@
-"""Small valid inputs for `tools/fuzz.py` in every format that the project reads, and the commands that read them.
+"""Create small valid inputs for `tools/fuzz.py` in every format that the project reads, with commands that read them.
 
-Inputs are made by the project and by its tests' writers. Commands are arguments of ``mlbert`` with {in} for the input
-folder and {out} for a new one; leading NAME=value words are environment variables.
+The project and helpers of its tests write the inputs. A command is the arguments of ``mlbert``, with {in} for the input
+folder and {out} for a new folder.
 """
 
 from __future__ import annotations
@@ -44,16 +44,20 @@ class Format:
     """One format.
 
     Attributes:
-        make: writes valid inputs below a folder; may run ``mlbert`` commands to do so.
+        make: writes valid inputs below a folder, and may run ``mlbert`` commands for that.
         damaged: patterns of the files to damage.
         commands: commands that read them, one per line.
-        quick: whether a case takes a fraction of a second, for the tests.
+        quick: whether a case takes only a fraction of a second.
     """
 
     make: Callable[[Path, Mlbert], None]
     damaged: Sequence[str]
     commands: str
     quick: bool = True
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files to damage below a folder."""
+        return sorted({path for pattern in self.damaged for path in folder.glob(pattern) if path.is_file()})
 
 
 def train_words(**changes: object) -> str:
@@ -77,7 +81,7 @@ def _run_folder(folder: Path, mlbert: Mlbert) -> None:
 
 
 def _interrupted(folder: Path, mlbert: Mlbert) -> None:
-    """Make a run that was killed after its second checkpoint."""
+    """Write a run that was killed after its second checkpoint."""
     _run_folder(folder, mlbert)
     run, log = folder / "out/run_0", folder / "out/result_0.txt"
     (run / "summary.json").unlink()

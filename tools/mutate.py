@@ -5,27 +5,25 @@
 
 MODULE is the path of a module below the implementations, such as ``mlbert/data/formats/packing.py``. The changes are
 those of cosmic-ray (https://cosmic-ray.readthedocs.io): another operator, comparison, number or truth value, a negated
-decision, a loop that is left early or never entered, an exception that nothing raises, a lost decorator. Of several of
-one kind at the same place, such as ``+`` to each other operator, one is drawn. Changes in annotations and docstrings
-are left out, because they change nothing.
+condition, a loop that ends early or never starts, an except clause that catches nothing, a removed decorator. Of
+several changes of one kind at the same place, such as from ``+`` to each other operator, one is drawn. Changes of
+annotations and docstrings are excluded, because they have no effect.
 
 Each job has a copy of the tree, writes the changed module there and runs the tests in a fork that has torch and pytest
-loaded. A change is killed if a test fails or if they take too long. One line a change is printed, the surviving ones
-with their difference, and a table at the end.
+loaded. A change is killed if a test fails or the tests take too long. The output has a line per change, the diffs of
+the surviving ones, and the totals.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import difflib
 import multiprocessing
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,11 +33,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import run_forked
+
 ROOT = Path(__file__).resolve().parents[1]
 HOMES = [Path("benchmarks/bert/implementations") / name for name in ("pytorch", "tensorflow2")]
 SEED = 0
-# A change can make a loop endless: tests get three times what the unchanged module needs, and this many seconds.
+# Tests of a change may take three times as long as without it, plus this many seconds.
 PATIENCE = 20.0
+# Imported once for all forks.
+PRELOADED = (
+    *("torch", "pytest", "hypothesis", "numpy", "h5py"),
+    *("pydantic", "omegaconf", "tokenizers", "typer", "rich"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,9 @@ class Mutant:
     """A changed module.
 
     Attributes:
-        kind: the operator of cosmic-ray.
-        line: of the change, from 1.
-        text: the whole module.
+        kind: operator of cosmic-ray.
+        line: line of the change, from 1.
+        text: text of the module.
     """
 
     kind: str
@@ -58,7 +63,7 @@ class Mutant:
 
 
 def mutants(text: str) -> list[Mutant]:
-    """Return the changes of a module's text that change what it does, in the order of their lines."""
+    """Return the changes of a module that affect its behaviour, ordered by line."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -85,14 +90,14 @@ def mutants(text: str) -> list[Mutant]:
 
 
 def _meaning(text: str) -> str:
-    """Return a module's syntax tree without annotations, docstrings and marks in signatures."""
+    """Return a module's syntax tree without annotations, docstrings and markers in signatures."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg | ast.AnnAssign):
             node.annotation = ast.Name("T")
-        elif isinstance(node, ast.arguments):  # how an argument may be passed
+        elif isinstance(node, ast.arguments):  # ignore / and *
             node.args, node.posonlyargs, node.kwonlyargs = node.posonlyargs + node.args + node.kwonlyargs, [], []
             node.kw_defaults = [default for default in node.kw_defaults if default]
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -100,12 +105,17 @@ def _meaning(text: str) -> str:
     return ast.dump(tree)
 
 
+def module_path(root: Path, module: str) -> Path:
+    """Return the path of a module in a tree."""
+    return next(path for home in HOMES if (path := root / home / module).exists())
+
+
 class Copy:
     """A copy of the tree in which one module changes.
 
     Attributes:
-        root: of the copy.
-        module: the path of the module in it.
+        root: root of the copy.
+        module: path of the module in it.
         tests: paths of test files, and options of pytest.
     """
 
@@ -113,57 +123,34 @@ class Copy:
         self.root = Path(tempfile.mkdtemp(prefix="mutate-")) / "tree"
         listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
         for name in listed.splitlines():
-            if not name.startswith(("records/",)):
+            if not name.startswith("records/"):
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
         (self.root / ".venv").symlink_to(sys.prefix)
-        self.module = next(self.root / home / module for home in HOMES if (self.root / home / module).exists())
-        self.tests = tests
+        self.module, self.tests = module_path(self.root, module), tests
 
-    def run(self, text: str, seconds: float | None = None) -> tuple[int | None, str]:
+    def run(self, text: str, seconds: float = 1e9) -> tuple[int | None, str]:
         """Return pytest's exit status with this text as the module, None if it took too long, and its output."""
         self.module.write_text(text, encoding="utf-8")
         output = self.root.parent / "output"
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            self._run_tests(output)
-        deadline = time.monotonic() + (seconds or 1e9)
-        status = None
-        while time.monotonic() < deadline:
-            ended, encoded = os.waitpid(child, os.WNOHANG)
-            if ended:
-                status = os.waitstatus_to_exitcode(encoded)
-                break
-            time.sleep(0.02)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        if status is None:
-            os.waitpid(child, 0)
+        status, _ = run_forked(self._run_tests, output, seconds)
         return status, output.read_text(encoding="utf-8", errors="replace")
 
-    def _run_tests(self, output: Path) -> None:
-        status = 3
-        try:
-            where = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(where, 1)
-            os.dup2(where, 2)
-            os.chdir(self.root)
-            homes = [str(self.root / home) for home in HOMES]
-            sys.path[:0] = homes
-            os.environ["PYTHONPATH"] = os.pathsep.join(homes)
-            import pytest
-            from hypothesis import HealthCheck, Phase, settings
+    def _run_tests(self) -> None:
+        os.chdir(self.root)
+        homes = [str(self.root / home) for home in HOMES]
+        sys.path[:0] = homes
+        os.environ["PYTHONPATH"] = os.pathsep.join(homes)
+        import pytest
+        from hypothesis import HealthCheck, Phase, settings
 
-            # The first failing example is enough.
-            phases = [Phase.explicit, Phase.generate]
-            settings.register_profile(
-                "mutants", deadline=None, phases=phases, suppress_health_check=list(HealthCheck), database=None
-            )
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--hypothesis-seed=0"]
-            status = pytest.main([*options, *self.tests])
-        finally:
-            os._exit(int(status))
+        # The first failing example is enough.
+        phases = [Phase.explicit, Phase.generate]
+        settings.register_profile(
+            "mutants", deadline=None, phases=phases, suppress_health_check=list(HealthCheck), database=None
+        )
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--hypothesis-seed=0"]
+        sys.exit(pytest.main([*options, *self.tests]))
 
 
 def _work(job: tuple[str, list[str], list[Mutant], int]) -> list[tuple[Mutant, str]]:
@@ -172,7 +159,7 @@ def _work(job: tuple[str, list[str], list[Mutant], int]) -> list[tuple[Mutant, s
     started = time.monotonic()
     status, output = copy.run(copy.module.read_text(encoding="utf-8"))
     if status != 0:
-        raise RuntimeError(f"the tests fail without a change:\n{output}")
+        raise RuntimeError(f"the tests fail without changes:\n{output}")
     seconds = time.monotonic() - started
     print(f"{number} without a change: passed in {seconds:.1f} s", flush=True)
     results = []
@@ -191,31 +178,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module")
     parser.add_argument("--tests", nargs="+", required=True, metavar="TEST", help="files")
-    parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test that is left out")
-    parser.add_argument("--draw", type=int, metavar="N", help="as many changes, drawn at random (default: all)")
-    parser.add_argument("--again", type=Path, metavar="LOG", help="only what survived in the run with this output")
+    parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test to leave out")
+    parser.add_argument("--draw", type=int, metavar="N", help="try N changes, drawn at random (default: all)")
+    parser.add_argument("--again", type=Path, metavar="LOG", help="try only what survived in the run with this output")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     sys.dont_write_bytecode = True
-    # Loaded once for all forks; nothing of the tree.
-    for name in (
-        "torch",
-        "pytest",
-        "hypothesis",
-        "numpy",
-        "h5py",
-        "pydantic",
-        "omegaconf",
-        "tokenizers",
-        "typer",
-        "rich",
-    ):
+    for name in PRELOADED:
         __import__(name)
-
-    text = next(ROOT / home / given.module for home in HOMES if (ROOT / home / given.module).exists()).read_text(
-        "utf-8"
-    )
+    text = module_path(ROOT, given.module).read_text(encoding="utf-8")
     chosen = mutants(text)
     total = len(chosen)
     if given.draw and given.draw < total:
@@ -226,7 +198,7 @@ def main() -> None:
     print(f"{given.module}: {len(chosen)} of {total} changes", flush=True)
     left_out = [f"--deselect={test}" for test in given.but]
     shares = [(given.module, [*given.tests, *left_out], chosen[n :: given.jobs], n) for n in range(given.jobs)]
-    # Not multiprocessing's own pool: tests start processes, which its workers may not.
+    # Tests start processes, which the workers of multiprocessing.Pool may not.
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
         results = [result for share in pool.map(_work, shares) for result in share]
     for mutant, outcome in sorted(results, key=lambda result: result[0].line):

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Installs the tree's last commit with each Python given, or with those of 3.11 to 3.13 on PATH, and trains a small model
-# on docs/ with each.
-#   tools/pythons.sh [PYTHON...]
+# Install the tree's last commit with each Python, and train a small model on docs/ with it.
+#   tools/pythons.sh [PYTHON...]      default: python3.11 to python3.13, if they are on PATH
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -11,7 +10,7 @@ if (($# == 0)); then
     done
 fi
 if (($# == 0)); then
-    echo "pythons.sh: no Python of 3.11 to 3.13 on PATH. Name one." >&2
+    echo "pythons.sh: none of python3.11 to python3.13 is on PATH. Name a Python." >&2
     exit 2
 fi
 folder="$(mktemp -d)"
@@ -23,7 +22,7 @@ for python; do
     tree="${folder}/tree"
     rm -rf "${tree}"
     git clone --quiet "${root}" "${tree}"
-    # setup_venv fills the virtual environment that it finds.
+    # setup_venv installs into an existing virtual environment.
     (cd "${tree}" && bash -euo pipefail -c '
         "$1" -m venv .venv
         source benchmarks/bert/implementations/pytorch/launch/setup_venv.sh

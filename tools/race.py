@@ -18,7 +18,8 @@ import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -33,8 +34,10 @@ from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, Choice, choose
 from race_text import read_race
 
+Record = Mapping[str, Any]
+Run = tuple[str, str, float, int]  # size, side, learning rate and seed
 TEXT_BYTES = 40_000_000
-NAMES = {"2x128": "tiny", "4x256": "small", "6x384": "medium"}  # layers x hidden size: name in the rules
+RULE_NAMES = {"2x128": "tiny", "4x256": "small", "6x384": "medium"}  # layers x hidden size -> name in the rules
 OURS = "mlbert"
 
 
@@ -43,11 +46,11 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`, or an optimizer of ours in place of the rules' one.
-        size: a name of `NAMES`.
+        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`, or one of our optimizers to use instead of the rules'.
+        size: a key of `RULE_NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
-        learning_rate: learning rate of the plateau on our side, the highest on theirs.
+        learning_rate: highest learning rate.
         core: CPU core to run on.
     """
 
@@ -78,29 +81,29 @@ def run(
     minutes: float,
     seeds: Sequence[int],
     sides: Sequence[tuple[str, float | None]],
-    tell: Callable[[dict[str, Any]], None],
+    on_record: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
     """Run the race and return its records.
 
     Args:
         text: one sentence per line, a blank line after each document.
         folder: folder for the vocabulary and tokens.
-        size: a name of `NAMES`.
+        size: a key of `RULE_NAMES`.
         minutes: CPU time of each run.
         seeds: one for each pair of runs.
-        sides: one or two names with learning rates; None, of `OURS` only, is the rules' rate.
-        tell: called with each record.
+        sides: one or two names with learning rates; for `OURS`, None is the rules' rate.
+        on_record: called with each record.
 
     Raises:
-        UserError: the text is too small or cannot be read, or a run has failed.
+        UserError: the text is too small or cannot be read, or a run failed.
     """
     records: list[dict[str, Any]] = []
 
     def keep(record: dict[str, Any]) -> None:
         records.append(record)
-        tell(record)
+        on_record(record)
 
-    choice = choice_of(text, folder, size, minutes)
+    choice = choice_of(text, size, minutes)
     guesses = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH).guesses()
     keep({"text": text.name, "bytes": text.stat().st_size, "machine": platform.machine(), "torch": torch.__version__})
     keep({"guesses": guesses, "choice": asdict(choice)})
@@ -116,13 +119,12 @@ def run(
     return records
 
 
-def choice_of(text: Path, folder: Path, size: str, minutes: float) -> Choice:
-    """Return the settings that the rules choose for our side. Raises UserError if the text cannot be read."""
+def choice_of(text: Path, size: str, minutes: float) -> Choice:
+    """Return the settings that the rules choose for our side. Raises UserError if the text does not exist."""
     if not text.is_file():
-        raise UserError(
-            "file.missing", text, "is no file", "Name a text, a sentence a line and a blank line between documents"
-        )
-    return choose(text.stat().st_size // 4, 60.0 * minutes, NAMES[size])
+        remedy = "Name a text with one sentence per line and a blank line between documents"
+        raise UserError("file.missing", text, "is not a file", remedy)
+    return choose(text.stat().st_size // 4, 60.0 * minutes, RULE_NAMES[size])
 
 
 def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Callable[[dict[str, Any]], None]) -> None:
@@ -141,20 +143,16 @@ def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Cal
     for process in processes:
         process.join()
         if process.exitcode:
-            raise UserError(
-                "program.failed",
-                "race",
-                f"a run ended with exit code {process.exitcode}",
-                "See its message above",
-            )
+            problem = f"a run ended with exit code {process.exitcode}"
+            raise UserError("program.failed", "race", problem, "See its message above")
 
 
 def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
-    """Run one side in a separate process: put each point of its curve into the queue, then None."""
+    """Run one side in this process: put each point of its curve into the queue, then None."""
     try:
         os.sched_setaffinity(0, {runner.core})
         torch.set_num_threads(1)
-        choice = choice_of(text, folder, runner.size, runner.budget / 60.0)
+        choice = choice_of(text, runner.size, runner.budget / 60.0)
         rows = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH)
         device = torch.device("cpu")
         dtype = compute_dtype(small_model_precision(device), device)
@@ -170,29 +168,40 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         queue.put(None)
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the curves as text: a row per tenth of the time and a column per run, then the accuracy of guessing."""
-    curves: dict[tuple[str, float, int], list[float]] = {}
+def curves_of(records: Iterable[Record]) -> dict[Run, list[Record]]:
+    """Return the points of each run's curve."""
+    curves: dict[Run, list[Record]] = {}
     for point in (record for record in records if "accuracy" in record):
-        curves.setdefault((point["side"], point["learning_rate"], point["seed"]), []).append(point["accuracy"])
-    head = ["time", *(f"{side} {rate:.2g} #{seed}" for side, rate, seed in curves)]
+        run = point["size"], point["side"], point["learning_rate"], point["seed"]
+        curves.setdefault(run, []).append(point)
+    return curves
+
+
+def guesses_of(records: Iterable[Record]) -> dict[str, float]:
+    """Return the accuracy of guessing without a model."""
+    return next(record["guesses"] for record in records if "guesses" in record)
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return the curves as text: a row per tenth of the time and a column per run, then the accuracy of guessing."""
+    curves, guesses = curves_of(records), guesses_of(records)
+    head = ["time", *(f"{side} {rate:.2g} #{seed}" for _, side, rate, seed in curves)]
     lines = ["  ".join(head)]
     for number in range(race_sides.EVALUATIONS):
-        cells = [f"{curve[number]:.3f}" if number < len(curve) else "-" for curve in curves.values()]
+        cells = [f"{curve[number]['accuracy']:.3f}" if number < len(curve) else "-" for curve in curves.values()]
         cells.insert(0, f"{(number + 1) / race_sides.EVALUATIONS:.0%}")
         lines.append("  ".join(cell.rjust(len(name)) for cell, name in zip(cells, head, strict=True)))
-    guesses = next(record["guesses"] for record in records if "guesses" in record)
-    lines.append(
-        f"most frequent token {guesses['most_frequent_accuracy']:.3f}, bigram {guesses['bigram_accuracy']:.3f}"
-    )
-    for side in dict.fromkeys(run[0] for run in curves):
-        ends = [curve[-1] for run, curve in curves.items() if run[0] == side]
-        lines.append(f"{side} at the end: {min(ends):.3f} to {max(ends):.3f}")
+    most_frequent, bigram = guesses["most_frequent_accuracy"], guesses["bigram_accuracy"]
+    lines.append(f"most frequent token {most_frequent:.3f}, bigram {bigram:.3f}")
+    ends: defaultdict[str, list[float]] = defaultdict(list)
+    for (_, side, _, _), curve in curves.items():
+        ends[side].append(curve[-1]["accuracy"])
+    lines += [f"{side} at the end: {min(found):.3f} to {max(found):.3f}" for side, found in ends.items()]
     return "\n".join(lines) + "\n"
 
 
 def _named_side(text: str) -> tuple[str, float | None]:
-    """Read NAME:RATE; only `OURS`, whose rate the rules set, may lack one. Raises ArgumentTypeError or ValueError."""
+    """Parse NAME:RATE; only `OURS` needs no rate. Raises ArgumentTypeError or ValueError."""
     name, _, rate = text.partition(":")
     if not rate and name != OURS:
         raise argparse.ArgumentTypeError(f"{name} needs a learning rate: {name}:RATE")
@@ -203,13 +212,13 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
     parser.add_argument("sides", nargs="+", type=_named_side, metavar="SIDE", help="NAME:RATE or mlbert, one or two")
-    parser.add_argument("--minutes", type=float, default=20.0, help="processor time of each run")
-    parser.add_argument("--size", choices=NAMES, default="2x128", help="layers x hidden size")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--minutes", type=float, default=20.0, help="CPU time of each run")
+    parser.add_argument("--size", choices=RULE_NAMES, default="2x128", help="layers x hidden size")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first pair of runs")
     parser.add_argument("--seeds", type=int, default=3, help="number of pairs of runs")
-    parser.add_argument("--text", type=Path, help="one sentence per line; default: what packages here carry")
+    parser.add_argument("--text", type=Path, help="one sentence per line (default: installed_text.py)")
     parser.add_argument("--work", type=Path, default=Path("bench-pretrain"), help="folder for text and tokens")
-    parser.add_argument("--json", type=Path, help="write one line of JSON per point there")
+    parser.add_argument("--json", type=Path, help="file to write, with one line of JSON per point")
     given = parser.parse_args()
     lines: list[str] = []
 

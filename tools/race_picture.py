@@ -1,8 +1,8 @@
-"""Draw races: a panel for each size; for each side and rate a line through the median, and the range of its seeds.
+"""Draw the results of races: a panel per size, and per side and rate the median and range over the seeds.
 
     python tools/race_picture.py RACE.jsonl... --out race.png
 
-The files are those that `race.py --json` writes. A dashed line is the accuracy of the best bigram.
+The inputs are written by `race.py --json`. A dashed line shows the accuracy of the best bigram.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -20,8 +20,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-# By side and rate, point of the curve, and quantity; a value per seed.
-Curves = dict[str, dict[int, dict[str, list[float]]]]
+from race import Record, curves_of, guesses_of
+
+Curves = dict[str, list[list[Record]]]  # by side and rate: a curve per seed
 
 
 def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
@@ -29,23 +30,15 @@ def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
     sizes: dict[str, Curves] = {}
     bigram = 0.0
     for path in paths:
-        numbers: dict[tuple[str, float, int], int] = {}
-        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            if "guesses" in record:
-                bigram = record["guesses"]["bigram_accuracy"]
-            elif "accuracy" in record:
-                run = record["side"], record["learning_rate"], record["seed"]
-                numbers[run] = numbers.get(run, 0) + 1
-                name = f"{record['side']}, rate {record['learning_rate']:.2g}"
-                points = sizes.setdefault(record["size"], {}).setdefault(name, {})
-                found = points.setdefault(numbers[run], {"seconds": [], "accuracy": []})
-                for key in ("seconds", "accuracy"):
-                    found[key].append(record[key])
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        bigram = guesses_of(records)["bigram_accuracy"]
+        for (size, side, rate, _), curve in curves_of(records).items():
+            sizes.setdefault(size, {}).setdefault(f"{side}, rate {rate:.2g}", []).append(curve)
     return sizes, bigram
 
 
 def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
-    """Write the picture."""
+    """Draw the picture into a file."""
     figure, panels = pyplot.subplots(
         1, len(sizes), figsize=(1.0 + 3.0 * len(sizes), 3.2), sharey=True, squeeze=False, layout="constrained"
     )
@@ -57,24 +50,24 @@ def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
 
 
 def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
-    seeds = 1
-    for name, points in curves.items():
-        minutes = [statistics.median(points[number]["seconds"]) / 60 for number in sorted(points)]
-        values: list[Any] = [points[number]["accuracy"] for number in sorted(points)]
-        seeds = max(seeds, *map(len, values))
+    for name, of_seeds in curves.items():
+        points = [list(filter(None, column)) for column in zip_longest(*of_seeds)]  # a run may lack its last point
+        minutes = [statistics.median([point["seconds"] for point in column]) / 60 for column in points]
+        values = [sorted(point["accuracy"] for point in column) for column in points]
         (line,) = axes.plot(minutes, [statistics.median(found) for found in values], label=name)
-        low, high = [min(found) for found in values], [max(found) for found in values]
+        low, high = [found[0] for found in values], [found[-1] for found in values]
         axes.fill_between(minutes, low, high, color=line.get_color(), alpha=0.25)
+    seeds = max(map(len, curves.values()))
     axes.axhline(bigram, color="gray", linestyle="--", linewidth=1, label="best bigram")
     title = f"{size} (layers x hidden size), {seeds} seed{'s' * (seeds > 1)}"
-    axes.set(title=title, xlabel="processor minutes of one core", xlim=(0, None), ylim=(0, None))
+    axes.set(title=title, xlabel="CPU minutes on one core", xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="x-small")
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Draw races.")
+    parser = argparse.ArgumentParser(description="Draw the results of races.")
     parser.add_argument("races", nargs="+", type=Path, metavar="RACE.jsonl", help="written by race.py --json")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     given = parser.parse_args()

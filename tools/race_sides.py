@@ -1,7 +1,7 @@
-"""The two sides of a race: each trains for a given time and reports its held-out accuracy along the way.
+"""The two sides of a race: train for a given time and report the held-out accuracy along the way.
 
-Time is the CPU time of the side's process, which uses one thread. On a dedicated core that equals wall time, and on a
-busy machine other load costs neither side. Evaluation is not counted.
+Time is the CPU time of the side's process, which uses one thread. On a dedicated core it equals wall time; on a busy
+machine other load does not count. Evaluation is not timed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ EVALUATIONS = 10  # per run
 THEIR_MASK_RATES = {"bert": 0.15, "modernbert": 0.30}  # of the models' papers, by class of transformers
 THEIR_WARMUP = 0.06  # of the time
 THEIR_ROWS = 16
-_LEAST_RATE = 1e-9  # so that no update has rate 0
+_MIN_RATE = 1e-9  # so that no update has rate 0
 
 Point = dict[str, float]
 Step = Callable[[float], float]  # trains one update at this fraction of the time; returns the loss
 
 
 def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[Point]:
-    """Train for the given seconds of CPU time, yielding points of the curve."""
-    used, updates, next_point, wall = 0.0, 0, seconds / EVALUATIONS, time.monotonic()
+    """Train for this many seconds of CPU time, and yield the points of the curve."""
+    used, updates, next_point, started = 0.0, 0, seconds / EVALUATIONS, time.monotonic()
     while used < seconds:
         before = time.process_time()
         loss = step(used / seconds)
@@ -60,7 +60,7 @@ def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[
             next_point += seconds / EVALUATIONS
             yield {
                 "seconds": round(used, 2),
-                "wall": round(time.monotonic() - wall, 2),
+                "wall": round(time.monotonic() - started, 2),
                 "updates": updates,
                 "loss": round(loss, 4),
                 "accuracy": round(accuracy(), 5),
@@ -70,15 +70,19 @@ def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[
 def theirs(
     text: RaceText, kind: str, shape: SizeShape, rate: float, seed: int, dtype: torch.dtype
 ) -> tuple[Step, Callable[[], float]]:
-    """Train a model of `THEIR_MASK_RATES` with Hugging Face's `transformers` as an expert would.
+    """Return the step and the evaluation of a model of `THEIR_MASK_RATES` in `transformers`, as an expert would write.
 
-    SDPA on full rows, logits of masked tokens only, dynamic masking, no dropout, fused AdamW with linear warm-up and
-    decay over the time, gradient clipped to 1, autocast if ``dtype`` is bfloat16. `torch.compile` is not used: it
-    made a step at most 2 % faster (records/2026-11-26_expert-step_epyc-2cpu).
+    It uses SDPA on full rows, logits of masked tokens only, dynamic masking, no dropout, fused AdamW with linear
+    warm-up and decay over the time, gradients clipped to 1, and autocast if ``dtype`` is bfloat16. `torch.compile` made
+    a step at most 2 % faster (records/2026-11-26_expert-step_epyc-2cpu), so it is not used.
     """
     torch.manual_seed(seed)
     model, encoder, head = _their_model(kind, shape, len(text.unigrams))
-    optimizer = torch.optim.AdamW(_groups(model), lr=rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6, fused=True)
     batches = text.batches(THEIR_ROWS, THEIR_MASK_RATES[kind], seed)
 
     def logits(rows: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,14 +149,8 @@ def _their_model(kind: str, shape: SizeShape, vocabulary: int) -> tuple[nn.Modul
     return modern, modern.model, nn.Sequential(modern.head, modern.decoder)
 
 
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    rest = [p for p in model.parameters() if p.ndim <= 1]
-    return [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-
-
 def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple[Step, Callable[[], float]]:
-    """Train our model with the real training step and the settings from the rules; the schedule follows the time."""
+    """Return the step and the evaluation of our model, with the rules' settings and a schedule over the time."""
     model = BertForMaskedLM(choice.shape.config(len(text.unigrams)), dtype)
     model.initialize(seed)
     begin_with_frequencies(model, text.unigrams)
@@ -170,7 +168,7 @@ def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple
         rate = choice.learning_rate * min(1.0, share / warmup, (1 - share) / decay)
         batch = host_batch(next(batches))
         divisors = objective.divisors(objective.counts(batch))
-        return float(update([batch], seed, next(steps), divisors, max(rate, _LEAST_RATE)).loss_sum)
+        return float(update([batch], seed, next(steps), divisors, max(rate, _MIN_RATE)).loss_sum)
 
     @torch.no_grad()
     def accuracy() -> float:

@@ -1,7 +1,9 @@
-"""The text of a race: the vocabulary, training rows and masked evaluation set that both sides read.
+"""Prepare the text of a race: the vocabulary, training rows and masked evaluation set of both sides.
 
-Documents are concatenated with [SEP] after each and cut into full rows of [CLS], L - 2 tokens, [SEP]. Every 50th
-document is held out. Legend: N rows, L tokens per row.
+Documents are concatenated with [SEP] after each, and cut into full rows of [CLS], L - 2 tokens, [SEP]. Every 50th
+document is held out.
+
+Legend: N rows, L tokens per row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from mlbert.host.errors import UserError
 
 HELD_OUT = 50  # hold out every n-th document
 EVAL_ROWS, EVAL_RATE, EVAL_SEED = 1024, 0.15, 7
-LEAST_ROWS = 32
+MIN_ROWS = 32
 EVAL_BATCH = 128
 
 
 @dataclass(frozen=True)
 class RaceText:
-    """Rows of tokens, and the data to mask them.
+    """Rows of tokens and their masking.
 
     Attributes:
         train: uint16 [N, L].
-        held_out: masked rows, of L tokens.
+        held_out: masked rows of L tokens.
         masking: BERT's masking rule for the vocabulary.
         unigrams: float64 [V], frequency of each token in the training text.
     """
@@ -76,22 +78,22 @@ def host_batch(rows: Ragged) -> HostBatch:
 
 
 def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceText:
-    """Read a text with one sentence per line and a blank line after each document; keep vocabulary and tokens in
-    ``folder``. Raises UserError if the text cannot be read or is too small."""
+    """Read a text with one sentence per line and a blank line after each document.
+
+    Caches vocabulary and tokens in ``folder``. Raises UserError if the text cannot be read or is too small.
+    """
     vocabulary, store = folder / "vocab.txt", folder / "tokens.npz"
     if not store.exists():
-        _tokenise(text, vocabulary, store, vocab_size)
+        _tokenize(text, vocabulary, store, vocab_size)
     tokenizer = load_tokenizer(vocabulary)
     with np.load(store) as kept:
         tokens, offsets = kept["tokens"], kept["offsets"]
     is_held = np.arange(len(offsets) - 1) % HELD_OUT == HELD_OUT - 1
-    train, held_out = (
-        _rows(tokens, offsets, chosen, length, tokenizer.cls_id, tokenizer.sep_id) for chosen in (~is_held, is_held)
-    )
-    if len(held_out) < LEAST_ROWS:
-        raise UserError(
-            "data.too-small", text, f"gives {len(held_out)} held-out rows, fewer than {LEAST_ROWS}", "Give more text"
-        )
+    ids = tokenizer.cls_id, tokenizer.sep_id
+    train, held_out = (_rows(tokens, offsets, chosen, length, *ids) for chosen in (~is_held, is_held))
+    if len(held_out) < MIN_ROWS:
+        problem = f"gives {len(held_out)} held-out rows, fewer than {MIN_ROWS}"
+        raise UserError("data.too-small", text, problem, "Give more text")
     count = min(EVAL_ROWS, len(held_out))
     held_out = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
     masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED)
@@ -100,7 +102,7 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
     return RaceText(train, masked, masking, counts)
 
 
-def _tokenise(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> None:
+def _tokenize(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> None:
     try:
         documents = [" ".join(part.split("\n")) for part in text.read_text(encoding="utf-8").split("\n\n") if part]
     except OSError as error:
@@ -116,7 +118,7 @@ def _tokenise(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> Non
 def _rows(
     tokens: np.ndarray, offsets: np.ndarray, chosen: np.ndarray, length: int, cls_id: int, sep_id: int
 ) -> np.ndarray:
-    """Return uint16 [N, L], the chosen documents concatenated."""
+    """Return the rows of the chosen documents, uint16 [N, L]."""
     lengths = np.diff(offsets)
     inside = np.repeat(chosen, lengths)
     ends = np.cumsum(lengths[chosen])

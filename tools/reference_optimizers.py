@@ -84,7 +84,6 @@ class ReferenceAdamW(Reference):
         self.bias_correction, self.base_lr = bias_correction, base_lr
 
     def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
-        """As `Reference.update`."""
         state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
         state["exp_avg_sq"] = self.betas[1] * state["exp_avg_sq"] + (1 - self.betas[1]) * grad * grad
         corrections = [1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas]
@@ -122,7 +121,6 @@ class ReferenceACClip(Reference):
     STATE = ("exp_avg", "exp_avg_abs")
 
     def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
-        """As `Reference.update`."""
         m = state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
         tau = state["exp_avg_abs"] = self.betas[1] * state["exp_avg_abs"] + (1 - self.betas[1]) * grad.abs()
         update = torch.minimum(tau / (m.abs() + self.eps), torch.ones_like(tau)) * m
@@ -141,7 +139,6 @@ class ReferenceMadgrad(Reference):
         self.state["start"] = {name: weight.clone() for name, weight in weights.items()}
 
     def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
-        """As `Reference.update`."""
         step = lr * math.sqrt(self.num_updates)
         if decayed:
             grad = grad + self.weight_decay * weight
@@ -157,6 +154,5 @@ class ReferenceSGD(Reference):
     STATE = ("momentum_buffer",)
 
     def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
-        """As `Reference.update`."""
         state["momentum_buffer"] = self.betas[0] * state["momentum_buffer"] + grad
         weight -= lr * (state["momentum_buffer"] + (self.weight_decay * weight if decayed else 0.0))

@@ -33,16 +33,18 @@ _TARGET = re.compile(r"`\((\.L_\w+)\)")
 
 
 def instructions(cubin: bytes) -> Counter[str]:
-    """Count each opcode in the kernel, with its modifiers: `{"FMUL": 64, "LDG.E.128": 4, ...}`.
+    """Count the kernel's opcodes with their modifiers: `{"FMUL": 64, "LDG.E.128": 4, ...}`.
 
-    Padding after the last exit is left out.
+    Padding after the last exit is excluded.
     """
     return Counter(opcode for opcode, _ in _code(cubin) if opcode)
 
 
 def loops(cubin: bytes) -> list[Counter[str]]:
-    """Count `instructions` of one iteration of each loop, ordered by loop end; an outer loop counts an inner one
-    once."""
+    """Count the `instructions` of one iteration of each loop, in order of the loops' ends.
+
+    An outer loop includes one iteration of its inner loops.
+    """
     code, found = _code(cubin), []
     for end, (opcode, rest) in enumerate(code):
         target = _TARGET.search(rest) if opcode.startswith("BRA") else None

@@ -21,12 +21,12 @@ from mlbert.recipes.registry import RECIPES
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks/bert/implementations/tensorflow2"))
 LAUNCHERS = ROOT / "benchmarks/bert/implementations/pytorch/launch"
-RESET = ROOT / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh"
+RESET = LAUNCHERS / "reset_settings.sh"
 SETTINGS = ROOT / "docs/settings.md"
 ERRORS = ROOT / "docs/errors.md"
 RESET_HEADER = """\
-# Forgets every setting that another config exported, so that sourcing config B after config A equals sourcing B.
-# Sourced by begin_system.sh. Written by tools/write_generated.py from the rooms' config.py.
+# Unset every setting that another config exported, so that sourcing config B after config A equals sourcing B.
+# Sourced by begin_system.sh. Written by tools/write_generated.py from the config.py of each package.
 # shellcheck shell=bash
 """
 SETTINGS_HEADER = """\
@@ -42,7 +42,7 @@ Every name that a `config_<system>.sh` may export, with its default. A later sou
 `--seed`) unless another one follows it; the YAML key is the flag without dashes. In brackets: unit, other choices, and
 recipes with another default. `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`.
 Only launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py` from
-the `config.py` of each room.
+the `config.py` of each package.
 """
 SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
@@ -52,7 +52,7 @@ A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The ex
 when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
 
 """
-PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with one, which would be an HTML tag
+PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with a placeholder, which would be an HTML tag
 
 
 def reset_text() -> str:
@@ -74,7 +74,7 @@ def settings_text() -> str:
 
 
 def setting_line(setting: Setting, defaults: str) -> str:
-    """Return a setting in one line, without what follows from its name, its default or its meaning."""
+    """Return a setting in one line, leaving out what its name, default or meaning already says."""
     usual, *others = defaults.split("; ")
     shown = f"`{setting.env}`" if usual in ("required", "not set") else f"`{setting.env}={usual}`"
     if setting.key not in ("", setting.env.lower()):

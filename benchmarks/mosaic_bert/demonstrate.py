@@ -1,8 +1,8 @@
-"""Pre-trains both models for the same time on the English that Python ships, fine-tunes both, prints who is ahead.
+"""Pre-train both models for the same time on Python's documentation, fine-tune both, and compare their scores.
 
     python demonstrate.py [--out DIR] [--seconds N]
 
-On 2 CPU cores it takes less than 15 minutes, and needs no network. Every step is one of the programs beside this file.
+On 2 CPU cores it takes less than 15 minutes, without network access. Each step runs a program of this folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 MODELS = ("hf_bert", "mosaic_bert")
 CALIBRATION_STEPS, EVALUATIONS, BATCH = 20, 6, 64
-# A model of the size that learns something of so little text in so little time.
+# Small enough to learn from little text in little time.
 SHAPE = "num_hidden_layers: 1, initializer_range: 0.12, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0"
 TRAINING = (
     *("data_local=data", "train_loader.dataset.split=train", "tokenizer_name=prepared/vocab.txt", "max_seq_len=64"),
@@ -32,7 +32,7 @@ RATES = {"hf_bert": "0.15", "mosaic_bert": "0.3"}  # published
 
 
 def start(folder: Path, program: str, *words: str) -> None:
-    """Runs a program beside this file, or a module, in the folder; ends this one where it fails."""
+    """Run a program of this folder, or a module, in ``folder``; exit with its status if it fails."""
     print(f"$ python {program} {' '.join(words)}", flush=True)
     place = program if program == "-m" else str(HERE / program)
     done = subprocess.run([sys.executable, place, *words], cwd=folder, check=False)
@@ -41,7 +41,7 @@ def start(folder: Path, program: str, *words: str) -> None:
 
 
 def pretrain(folder: Path, model: str, name: str, steps: int) -> dict:
-    """The summary of a run of so many steps."""
+    """Pre-train for this many steps, unless that is already done, and return the run's summary."""
     summary = folder / name / "run_0/summary.json"
     if not summary.exists():
         words = (f"model.name={model}", f"run_name={name}", f"save_folder={name}")
@@ -52,7 +52,7 @@ def pretrain(folder: Path, model: str, name: str, steps: int) -> dict:
 
 
 def scores(folder: Path, model: str) -> dict[str, float]:
-    """The GLUE-like scores of a model that is pre-trained."""
+    """Fine-tune a pre-trained model on the GLUE-like tasks, and return its scores."""
     target = f"glue_{model}"
     words = (f"model.name={model}", f"starting_checkpoint_load_path={folder / model / 'run_0'}", "data.glue=tasks")
     out = (f"save_finetune_checkpoint_folder={target}", f"base_run_name={model}")
@@ -61,10 +61,10 @@ def scores(folder: Path, model: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """The whole demonstration; what is done already is not repeated."""
+    """Run the demonstration, without repeating finished steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("runs/demonstration"), help="folder for everything")
-    parser.add_argument("--seconds", type=float, default=150, help="pre-training of each model")
+    parser.add_argument("--seconds", type=float, default=150, help="pre-training time of each model")
     given = parser.parse_args()
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def show(rows: list[dict], tasks: list[dict]) -> None:
-    """One line for each thing that was measured."""
+    """Print a table of the measurements."""
     table = Table(title="Both models after the same time", caption="Result not verified by MLCommons Association.")
     for column in ("", *MODELS):
         table.add_column(column, justify="left" if not column else "right")

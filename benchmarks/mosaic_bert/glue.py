@@ -1,4 +1,4 @@
-"""Fine-tuning on GLUE's tasks and their scores: python glue.py YAML [name=value ...]."""
+"""Fine-tune on GLUE\'s tasks and print their scores: python glue.py YAML [name=value ...]."""
 
 from mlbert.cli.mosaic_bert.glue import main
 

@@ -1,4 +1,4 @@
-"""Masked-LM pre-training on streamed text: python main.py YAML [name=value ...], or by mlbert launch local."""
+"""Pre-train a masked LM on streamed text: python main.py YAML [name=value ...], or with mlbert launch local."""
 
 from mlbert.cli.mosaic_bert.main_yaml import main
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on a task: python sequence_classification.py YAML [name=value ...], or by mlbert launch local."""
+"""Fine-tune on a task: python sequence_classification.py YAML [name=value ...], or with mlbert launch local."""
 
 from mlbert.cli.mosaic_bert.sequence_classification import main
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_check.product import Product, configured
 from gpu_check.profile import profile_step
+from gpu_check.published_step import PublishedStep, configured
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForPreTraining
@@ -83,8 +83,8 @@ def test_step_does_not_synchronize(
 
 def test_profile_attributes_kernels_to_groups(large: BertConfig, device: torch.device, tmp_path: Path) -> None:
     """Every group of a replayed step has kernels."""
-    product = Product(configured("bf16", tmp_path, {"BATCHSIZE": "12"}, large), device)
-    groups = profile_step(product, torch.bfloat16)["groups"]
+    published = PublishedStep(configured("bf16", tmp_path, {"BATCHSIZE": "12"}, large), device)
+    groups = profile_step(published, torch.bfloat16)["groups"]
     for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):
         assert groups[group]["seconds"] > 0, group
     assert groups["GEMM"]["share"] > 0.2

@@ -103,7 +103,7 @@ def test_job_requires_a_config(site: Site) -> None:
 USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
     ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),
     ({"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"}, ": DATADIR_PHASE2=/nowhere cannot be read here", 2),
-    ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be made", 1),
+    ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be created", 1),
     ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no", 1),
     ({"LR": "fast"}, "'fast' is not a number", 1),
 ]

@@ -53,7 +53,7 @@ def test_command_prints_and_writes_the_record(monkeypatch, record, tmp_path, cap
 
 
 def test_default_input_is_generated(tmp_path):
-    part, vocab = prepare.own_input(tmp_path, num_bytes=30_000, vocab_size=400)
+    part, vocab = prepare.default_input(tmp_path, num_bytes=30_000, vocab_size=400)
     assert 30_000 < part.stat().st_size < 200_000
     assert "\n\n" in part.read_text()
     assert len(load_vocabulary(vocab)) <= 400

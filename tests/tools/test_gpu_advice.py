@@ -50,7 +50,7 @@ CASES: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
         1,
         {"ops": FAST, "checks": REFUTED},
         [
-            "repair what failed first (checks: attention dropout rate: flash",
+            "fix the first failure (checks: attention dropout rate: flash",
             "--run 1 --resume",
             "next: tools/gpu_check",
         ],
@@ -58,7 +58,10 @@ CASES: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "a kernel waits": (
         2,
         {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 45.0, "occupancy_percent": 12.0}}},
-        ["cast_kernel keeps nothing busy (compute 20 %, memory 45 %, occupancy 12 %)", "tools/gpu_check.sh --run 3"],
+        [
+            "cast_kernel saturates neither compute nor memory (compute 20 %, memory 45 %, occupancy 12 %)",
+            "tools/gpu_check.sh --run 3",
+        ],
     ),
     "a busy kernel": (2, {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 80.0}}}, ["--run 3"]),
 }
@@ -73,5 +76,5 @@ def test_advice_depends_on_the_rows(case: str, tmp_path: Path) -> None:
     assert all(line.startswith("next: ") for line in lines)
     for words in expected:
         assert words in "\n".join(lines)
-    assert ("nothing busy" in "\n".join(lines)) == (case == "a kernel waits")
+    assert ("saturates neither" in "\n".join(lines)) == (case == "a kernel waits")
     assert ("flash is the fastest" in "\n".join(lines)) == (case == "another form is faster")

@@ -155,8 +155,8 @@ def test_every_run_fits_its_limit() -> None:
 def test_hanging_part_is_killed_and_the_check_continues(tmp_path: Path, tree_root: Path) -> None:
     found = rehearse(tmp_path, tree_root, "--parts", "smoke", INJECTED="time", PATIENCE="0.2")
     assert found.done.returncode == 1
-    assert "smoke: its time was over" in (found.out / "table.txt").read_text()
-    assert "next: repair what failed first (smoke: its time was over" in found.done.stdout
+    assert "smoke: it ran out of time" in (found.out / "table.txt").read_text()
+    assert "next: fix the first failure (smoke: it ran out of time" in found.done.stdout
 
 
 def test_missing_gpu_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,11 +230,11 @@ def test_rows_survive_errors_and_crashes(tmp_path):
 def test_failures_are_listed(tmp_path):
     rows = {"a": {"passed": True}, "b": {"passed": False}, "c": {"error": "Traceback\nRuntimeError: no"}}
     (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
-    found = tables.failures(tmp_path, {"checks": "its time was over", "ops": ""})
+    found = tables.failures(tmp_path, {"checks": "it ran out of time", "ops": ""})
     assert found == [
         "checks: b: differs by more than is allowed",
         "checks: c: RuntimeError: no",
-        "checks: its time was over in d",
+        "checks: it ran out of time in d",
     ]
 
 

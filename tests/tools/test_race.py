@@ -70,14 +70,15 @@ def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     with user_error("data.too-small", tmp_path / "text.txt"):
         read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)
     with user_error("file.missing", tmp_path / "none"):
-        race.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)
+        race.choice_of(tmp_path / "none", "2x128", 1.0)
 
 
 def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
     record = Path(__file__).parents[2] / "records/2026-11-23_pretrain_epyc-2cpu"
     sizes, bigram = race_picture.read_races([record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"])
     assert round(bigram, 3) == 0.138
-    last = sizes["2x128"]["mlbert, rate 0.003"][race_sides.EVALUATIONS]["accuracy"]
-    assert [round(value, 3) for value in last] == [0.463, 0.462, 0.467]
+    curves = sizes["2x128"]["mlbert, rate 0.003"]
+    assert [len(curve) for curve in curves] == [race_sides.EVALUATIONS] * 3
+    assert [round(curve[-1]["accuracy"], 3) for curve in curves] == [0.463, 0.462, 0.467]
     race_picture.draw(sizes, bigram, tmp_path / "race.png")
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

@@ -172,7 +172,7 @@ def test_runs_are_collected_as_results(
     assert f"warning: {ranks} ranks, and the published batch of 448 is 8 ranks x 56" in done.stdout
     again = tree.run(*words, **exports)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
-    assert "run 0 is finished already" in again.stdout
+    assert "run 0 is already finished" in again.stdout
     other = tree.run(*words[:-1], "T2", **exports)
     assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
     assert "already exists and is not overwritten" in other.stderr
@@ -190,14 +190,14 @@ def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "--config is not given"),
-        (("-c",), "-c has no value"),
+        ((), "--config is missing"),
+        (("-c",), "-c needs a value"),
         (("-c", "method"), "there is no config method"),
         (("-c", "../composer"), "there is no config ../composer"),
         (("-c", "methods", "--train_dataset.remote", "x"), "--train_dataset.remote is unknown"),
         (("-c", "methods", "baseline"), "baseline is unknown"),
-        (("-c", "methods", "-s", "x"), "--seed x is no whole number"),
-        (("-c", "methods", "-t", "a/b"), "--timestamp a/b is no part of a file's name"),
+        (("-c", "methods", "-s", "x"), "--seed x is not a whole number"),
+        (("-c", "methods", "-t", "a/b"), "--timestamp a/b is not allowed in a file name"),
         (("-c", "methods"), "INIT_CHECKPOINT=/data/bert/bert_large_methods does not exist"),
     ],
 )

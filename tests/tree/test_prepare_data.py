@@ -115,7 +115,7 @@ def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, voc
         (["--packed", "--bins"], "exclude each other"),
         (["--what", "1"], "unknown argument --what"),
         (["--input"], "--input needs a value"),
-        (["--outputdir", "/proc/nowhere", "--input", "/tmp"], "cannot be made"),
+        (["--outputdir", "/proc/nowhere", "--input", "/tmp"], "cannot be created"),
     ],
 )
 def test_wrong_arguments_are_one_line_errors(

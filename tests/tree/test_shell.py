@@ -61,7 +61,7 @@ def test_run_sub_requires_a_config_and_data(system_folder: Path, tmp_path: Path)
         (["--runs"], "--runs needs a value"),
         (["--out"], "--out needs a value"),
         (["--what"], "unknown argument --what"),
-        (["--out", "/proc/nowhere"], "cannot be made"),
+        (["--out", "/proc/nowhere"], "cannot be created"),
     ],
 )
 def test_quickstart_rejects_wrong_arguments(arguments: list[str], words: str, tree_root: Path) -> None:
@@ -71,7 +71,7 @@ def test_quickstart_rejects_wrong_arguments(arguments: list[str], words: str, tr
 def test_quickstart_does_not_write_into_a_folder_with_other_files(tree_root: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine.txt").write_text("mine")
-    assert_refused(run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"), "holds other files")
+    assert_refused(run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"), "contains other files")
     assert (tmp_path / "results" / "mine.txt").read_text() == "mine"
 
 
@@ -153,13 +153,13 @@ def test_download_unpacks_verified_sources(downloads: tuple[Path, Path]) -> None
     assert (program.parent / "third_party/small/file.txt").read_text() == "content"
     again = run_quietly(program, "small")
     assert again.returncode == 0
-    assert "is there" in again.stdout
+    assert "is already there" in again.stdout
 
 
 def test_download_rejects_a_wrong_checksum(downloads: tuple[Path, Path]) -> None:
     program, mirror = downloads
     (mirror / "small-1.0.tar.gz").write_bytes(b"something else")
-    assert_refused(run_quietly(program, "--mirror", f"file://{mirror}"), "the list says")
+    assert_refused(run_quietly(program, "--mirror", f"file://{mirror}"), "Nothing was written")
     assert not (program.parent / "third_party").exists()
 
 
@@ -167,7 +167,7 @@ def test_download_reports_an_unreachable_host(downloads: tuple[Path, Path]) -> N
     program, _ = downloads
     done = run_quietly(program)
     assert done.returncode == 2
-    assert "https://host.invalid/small.tar.gz cannot be fetched" in done.stderr
+    assert "https://host.invalid/small.tar.gz cannot be downloaded" in done.stderr
     assert not (program.parent / "third_party").exists()
 
 

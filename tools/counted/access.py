@@ -1,4 +1,4 @@
-"""Find the pointer parameters that a Triton kernel reads and writes by analysing its source.
+"""Find the arguments of a Triton kernel's launch, and analyse from its source which pointers it reads and writes.
 
 A parameter is read if `tl.load` or an atomic operation gets a pointer derived from it, and written if `tl.store` or an
 atomic operation does. The analysis follows helpers that are kernels too. Pointers are derived through names, sums and
@@ -27,6 +27,17 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.IsNot: operator.is_not,
 }
 _KEEPING = ("multiple_of", "max_contiguous", "make_block_ptr", "make_tensor_descriptor", "advance")
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+def bind_launch(
+    kernel: JITFunction[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a launch by name, and Triton's options."""
+    options = {name: kwargs[name] for name in _LAUNCH_OPTIONS if name in kwargs}
+    bound = kernel.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in options})
+    bound.apply_defaults()
+    return dict(bound.arguments), options
 
 
 @dataclass

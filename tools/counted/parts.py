@@ -11,7 +11,7 @@ from counted.recorder import Operation
 from counted.steps import Counted
 from mlbert.config.bert_config import BertConfig
 
-PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, TRAVEL, OTHER = (
+PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, COMMUNICATION, OTHER = (
     "encoder products",
     "attention",
     "norms, GELU, casts",
@@ -24,7 +24,7 @@ PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, TRAVE
     "communication",
     "other",
 )
-PARTS = (PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, TRAVEL, OTHER)
+PARTS = (PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, COMMUNICATION, OTHER)
 
 _FILLING = ("zeros", "new_zeros", "zeros_like", "zero_", "fill_", "full", "ones", "ones_like", "new_full")
 # Triton kernels by the beginning of their module's name.
@@ -70,7 +70,7 @@ def totals(operations: Iterable[Operation], counted: Counted, config: BertConfig
 def part_of(operation: Operation, counted: Counted, config: BertConfig) -> str:
     """Return the part, one of `PARTS`, that the operation belongs to."""
     if operation.kind == "collective":
-        return TRAVEL
+        return COMMUNICATION
     if operation.flops:
         sizes = {size for operand in (*operation.reads, *operation.writes) for size in operand.shape}
         heads = {config.padded_vocab_size, counted.static_shape.masked, counted.static_shape.sequences}

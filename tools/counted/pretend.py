@@ -100,7 +100,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
-    """Make PyTorch see one such GPU in the block; ``dispatch`` gets its operations."""
+    """Make PyTorch see one such GPU in the block, and pass its operations to ``dispatch``."""
     properties = SimpleNamespace(multi_processor_count=gpu.multiprocessors, total_memory=gpu.memory_bytes)
     functions: dict[str, Any] = {
         "is_available": lambda: True,

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
-from counted.access import access
+from counted.access import access, bind_launch
 from counted.gpus import Gpu
 from counted.pretend import DEVICE, HostAccess, pretended
 from mlbert.ops import api as ops
@@ -42,7 +42,6 @@ _COLLECTIVES = (
     *("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
     *("all_gather_into_tensor", "all_gather_single"),
 )
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WRITING_EPILOGUES = (Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
 
 
@@ -65,7 +64,7 @@ class Operation:
     """A launch.
 
     Attributes:
-        kind: "torch", "triton", "cublaslt", "collective" or "replay".
+        kind: "torch", "triton", "cublaslt" or "collective".
         name: name of the operation or kernel.
         module: module of a Triton kernel.
         reads, writes: operands that the launch moves.
@@ -89,20 +88,16 @@ class Operation:
 
 @dataclass
 class Memory:
-    """Bytes of live tensors, in total and by buffer name, and the peak memory of graph pools."""
+    """Bytes of live tensors by buffer name, the graph pools, and the peak of both together."""
 
     live: Counter[str] = field(default_factory=Counter)
     pools: list[Memory] = field(default_factory=list)
     peak: int = 0
-    at_peak: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, size: int) -> None:
         """Add allocated memory."""
         self.live[name] += size
-        kept = sum(pool.peak for pool in self.pools)
-        if self.live.total() + kept > self.peak:
-            self.peak = self.live.total() + kept
-            self.at_peak = {key: value for key, value in self.live.items() if value} | {"graphs": kept}
+        self.peak = max(self.peak, self.live.total() + sum(pool.peak for pool in self.pools))
 
     def keep(self, pool: Memory) -> None:
         """Add a pool that is new or has grown."""
@@ -193,11 +188,11 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
             if strays := [name for name, value in tensors.items() if not value.is_meta]:
-                raise HostAccess(f"{kernel.fn.__name__} gets {', '.join(strays)} on the host")
+                raise HostAccess(f"arguments of {kernel.fn.__name__} are on the host: {', '.join(strays)}")
             constexprs = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
             known = {name: value for name, value in bound.items() if value is None or name in constexprs}
             found = access(kernel, tuple(known.items()))
-            # An update's launch for its odd last blocks touches a few elements of buffers that another one has covered.
+            # An update's launch for its last blocks touches a few elements of buffers that another launch has covered.
             whole = {} if bound.get("first_block") else tensors
             reads = tuple(self.operand(value) for name, value in whole.items() if name in found.reads)
             writes = tuple(self.operand(value) for name, value in whole.items() if name in found.writes)
@@ -358,14 +353,12 @@ class RecordedCapture:
 
 @contextlib.contextmanager
 def recording(gpu: Gpu) -> Iterator[Recorder]:
-    """Make PyTorch see such a GPU in the block, and record what it would do."""
+    """Simulate the GPU in the block, and record its operations."""
     recorder = Recorder()
 
     def launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in _LAUNCH_OPTIONS if name in kwargs}
-        bound = kernel.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        recorder.launch(kernel, dict(bound.arguments) | options)
+        arguments, options = bind_launch(kernel, args, kwargs)
+        recorder.launch(kernel, arguments | options)
 
     def capture(device: torch.device) -> RecordedCapture:
         return RecordedCapture(recorder)

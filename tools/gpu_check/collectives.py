@@ -1,4 +1,4 @@
-"""The collectives of training in a group of one rank, called and replayed from a graph: one GPU is enough for NCCL."""
+"""Check training's collectives in a group of one rank, which NCCL supports on one GPU, with and without a graph."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpu_check.hardware import median_seconds, synchronize
+from gpu_check.rows import Row
 from mlbert.distributed.capture import CudaCapture, NoCapture
 
 Collective = Callable[[Tensor, Tensor], Any]  # (output, input)
@@ -26,7 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
-    """Be a group of one rank meanwhile, over NCCL on a GPU."""
+    """Create a group of one rank for the block, over NCCL on a GPU and gloo on a CPU."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -35,8 +36,8 @@ def one_rank(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def rows(device: torch.device, numel: int, seconds: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield (name, check) of each collective in each type, called and replayed. The group must exist."""
+def rows(device: torch.device, numel: int, seconds: float) -> Iterator[Row]:
+    """Yield the check of each collective in each dtype. The group must exist."""
     for name, collective in COLLECTIVES.items():
         for dtype in DTYPES:
             row = partial(check, collective, torch.zeros(numel, dtype=dtype, device=device), seconds)
@@ -44,7 +45,7 @@ def rows(device: torch.device, numel: int, seconds: float) -> Iterator[tuple[str
 
 
 def check(collective: Collective, out: Tensor, seconds: float) -> dict[str, Any]:
-    """Return whether the output is the input, called and replayed on new numbers, and how long a replay takes."""
+    """Check that the output equals the input, in a call and in a replay on new numbers, and time the replay."""
     device, x = out.device, torch.randn(out.shape, device=out.device).to(out.dtype)
     capture = CudaCapture(device) if device.type == "cuda" else NoCapture()
 

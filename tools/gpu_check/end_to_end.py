@@ -1,6 +1,6 @@
-"""``mlbert train`` as a user starts it, in FP8 with the published configuration: to its target, killed, and resumed.
+"""Run ``mlbert train`` as a user does, in FP8 with the published configuration: to its target, killed, and resumed.
 
-The text can be learned in seconds: each sequence repeats one word, so that every masked word stands around its gap.
+The model learns the text in seconds, because each sequence repeats one word.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from gpu_check.product import exports
+from gpu_check.published_step import exports
+from gpu_check.rows import Row
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.prepared import ShardWriter
 from mlbert.data.loading.synthetic import FIRST_WORD, sequences
@@ -28,7 +28,7 @@ from mlbert.data.loading.synthetic import FIRST_WORD, sequences
 PACKS, SEQUENCES, LENGTH = 1024, 2, 32
 SUMMARY = ("steps", "samples", "accuracy", "status", "seconds_to_train")
 POLL_SECONDS = 0.02
-# What a run that ends in seconds changes of the published configuration.
+# Changes of the published configuration for a run that ends in seconds.
 SETTINGS = {
     **{"SYNTH_DATA": "0", "LR": "0.004", "MAX_STEPS": "400", "WARMUP_STEPS": "10", "WARMUP_PROPORTION": "none"},
     **{"OPT_LAMB_BETA_1": "0.9", "OPT_LAMB_BETA_2": "0.98", "WEIGHT_DECAY_RATE": "0.01"},
@@ -39,15 +39,15 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """What the rows share.
+    """The runs, which share data and settings.
 
     Attributes:
-        shape: of the model.
-        work: where data and runs go.
-        packs: of a step.
-        words: that occur in the text.
-        seconds: that a run may take.
-        graph: CUDA_GRAPH_MODE; None keeps the configuration's.
+        shape: shape of the model.
+        work: folder for data and runs.
+        packs: packs per step.
+        words: number of different words in the text.
+        seconds: time limit of a run.
+        graph: CUDA_GRAPH_MODE, or None for the configuration's.
     """
 
     shape: BertConfig
@@ -57,21 +57,23 @@ class EndToEnd:
     seconds: float = 60.0
     graph: str | None = None
 
-    def rows(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-        """Yield (name, measurement), each of which needs the ones before it."""
-        yield "mlbert train to its target", self.trained
-        yield "mlbert train, killed behind a checkpoint", self.killed
-        yield "mlbert train, resumed", self.resumed
+    def rows(self) -> list[Row]:
+        """Return the rows, each of which needs the previous ones."""
+        return [
+            ("mlbert train to its target", self.trained),
+            ("mlbert train, killed behind a checkpoint", self.killed),
+            ("mlbert train, resumed", self.resumed),
+        ]
 
     def trained(self) -> dict[str, Any]:
-        """Train without interruption; the run must reach its target."""
+        """Train without interruption, and check that the run reaches its target."""
         for name, seed in (("train", 1), ("eval", 2)):
             if not (self.work / name / "manifest.json").exists():
                 write_set(self.work / name, self.shape.vocab_size, self.words, seed)
         return self._ended(self._start("whole"), "whole")
 
     def killed(self) -> dict[str, Any]:
-        """Kill a second run when its first checkpoint is complete."""
+        """Start a second run, and kill it when its first checkpoint is complete."""
         process, folder = self._start("killed"), self.work / "killed" / "run_0" / "checkpoints"
         ends = time.monotonic() + self.seconds
         while not list(folder.glob("step_*")) and process.poll() is None and time.monotonic() < ends:
@@ -84,7 +86,7 @@ class EndToEnd:
         return {"passed": not why, "checkpoints": len(saved), **({"why": why} if why else {})}
 
     def resumed(self) -> dict[str, Any]:
-        """Resume the killed run; it must end as the uninterrupted one, with the same bits."""
+        """Resume the killed run, and check that its final weights equal those of the uninterrupted run."""
         row = self._ended(self._start("killed", RESUME="1"), "killed")
         if not row["passed"]:
             return row
@@ -109,7 +111,7 @@ class EndToEnd:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **options)
 
     def _ended(self, process: subprocess.Popen[bytes], name: str) -> dict[str, Any]:
-        """Wait for a run and return what its summary says."""
+        """Wait for a run to end and return its summary."""
         try:
             code = process.wait(timeout=self.seconds)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""Rows from programs of the CUDA toolkit that run a part of this one: ncu, compute-sanitizer and nvcc.
+"""Measure with programs of the CUDA toolkit: ncu and compute-sanitizer, which run a part of this program, and nvcc.
 
-None of them changes the GPU's settings: ncu leaves the clocks as they are.
+None of them changes the GPU's settings; ncu does not lock the clocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NCU = (
 )
 SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
 COUNT_SECONDS, SANITIZER_SECONDS, BUILD_SECONDS = 45, 60, 70
-# What ncu looks at if no profile has been measured.
+# Kernels for ncu if there is no profile.
 DEFAULT_KERNELS = (
     "attention_forward_kernel",
     "attention_key_value_gradient_kernel",
@@ -43,7 +43,7 @@ DEFAULT_KERNELS = (
 
 
 def run(words: Sequence[str], seconds: float, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
-    """Return how a program ended, or why there is no result."""
+    """Run a program and return its result, or the reason why there is none."""
     program = shutil.which(words[0])
     if program is None:
         return f"{words[0]} is not installed"
@@ -55,9 +55,9 @@ def run(words: Sequence[str], seconds: float, variables: Mapping[str, str]) -> s
 
 
 def count_kernel(kernel: str, work: Path, rehearsal: bool) -> dict[str, Any]:
-    """Return ncu's counters of the first launch of a kernel in a step of the product with two layers."""
-    words = ["ncu", *NCU, "--metrics", ",".join(METRICS), "--kernel-name", kernel, *_part("counted", work, rehearsal)]
-    done = run(words, COUNT_SECONDS, {})
+    """Return ncu's counters of the first launch of a kernel in a published step with two layers."""
+    words = ["ncu", *NCU, "--metrics", ",".join(METRICS), "--kernel-name", kernel]
+    done = run([*words, *part_command("counted", work, rehearsal)], COUNT_SECONDS, {})
     if isinstance(done, str):
         return {"skipped": done}
     found = parse_counters(done.stdout)
@@ -65,7 +65,7 @@ def count_kernel(kernel: str, work: Path, rehearsal: bool) -> dict[str, Any]:
 
 
 def parse_counters(text: str) -> dict[str, Any]:
-    """Return `METRICS` from ncu's raw page: a line of names, one of units, one of values."""
+    """Return `METRICS` from ncu's raw page: a line of names, a line of units, a line of values."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         return {}
@@ -75,9 +75,9 @@ def parse_counters(text: str) -> dict[str, Any]:
 
 
 def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
-    """Return compute-sanitizer's verdict on every check, at the model's real sizes and a few sequences."""
-    # Each tensor has a separate allocation, so that an access behind it is seen.
-    words = ["compute-sanitizer", *SANITIZER, *_part("sanitized", work, rehearsal)]
+    """Run every check under compute-sanitizer, with the model's real sizes and a few sequences."""
+    words = ["compute-sanitizer", *SANITIZER, *part_command("sanitized", work, rehearsal)]
+    # Allocate each tensor separately, so that an access past its end is detected.
     done = run(words, SANITIZER_SECONDS, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     if isinstance(done, str):
         return {"skipped": done}
@@ -98,15 +98,13 @@ def build_fmha() -> dict[str, Any]:
     done = run(["bash", str(script)], BUILD_SECONDS, python)
     if isinstance(done, str):
         return {"error": done}
-    return (
-        {"error": done.stderr[-2000:] or f"code {done.returncode}"}
-        if done.returncode
-        else {"built": done.stdout.strip()}
-    )
+    if done.returncode:
+        return {"error": done.stderr[-2000:] or f"code {done.returncode}"}
+    return {"built": done.stdout.strip()}
 
 
 def costliest(rows: Mapping[str, Mapping[str, Any]], count: int = 6) -> list[str]:
-    """Return the names of the kernels of the profiled steps that took the most time, as ncu knows them."""
+    """Return the kernels of the profiled steps that took the most time, by their names in ncu."""
     seconds: dict[str, float] = {}
     for row in rows.values():
         for name, taken in row.get("kernels", {}).items():
@@ -120,16 +118,7 @@ def base_name(kernel: str) -> str:
     return re.sub(r"<.*|\(.*", "", kernel.removeprefix("void ")).rpartition("::")[2]
 
 
-def _part(part: str, work: Path, rehearsal: bool) -> list[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "gpu_check.main",
-        "--work",
-        str(work.parent),
-        "--run",
-        work.name[-1],
-        "--run-part",
-        part,
-    ]
-    return [*words, *(["--cpu-rehearsal"] if rehearsal else [])]
+def part_command(part: str, work: Path, rehearsal: bool) -> list[str]:
+    """Return the command that runs one part in this run's work folder, which is called ``run<number>``."""
+    words = ["--work", str(work.parent), "--run", work.name[-1], "--run-part", part]
+    return [sys.executable, "-m", "gpu_check.main", *words, *(["--cpu-rehearsal"] if rehearsal else [])]

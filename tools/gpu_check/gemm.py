@@ -1,7 +1,7 @@
-"""Every matrix product of a training step, in all ways that cublasLt offers: forward, dgrad and wgrad.
+"""Time every matrix product of a training step (forward, dgrad and wgrad) with cublasLt's algorithms.
 
-The products are the ones that a step of the published configuration computes, with their types, layouts, epilogues and
-alignments; its two layers have the products of all.
+The products are recorded in a step of the published configuration, with their types, layouts, epilogues and alignments.
+Two layers are enough to contain all of them.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Any
 
 import torch
 
-from gpu_check.hardware import peaks_of
-from gpu_check.product import Product
+from gpu_check.hardware import rated
+from gpu_check.published_step import PublishedStep
+from gpu_check.rows import Row
 from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt
 from mlbert.ops.cublaslt_library import APART, Epilogue, Library, MatmulProblem
 from mlbert.ops.cublaslt_tuning import choose, time_launches, twin
 
-DIRECTIONS = {(False, True): "forward", (False, False): "dgrad", (True, False): "wgrad"}  # by transposed operands
+# Keys: whether the left and the right operand are transposed.
+DIRECTIONS = {(False, True): "forward", (False, False): "dgrad", (True, False): "wgrad"}
 
 
-def products_of(product: Product) -> list[MatmulProblem]:
-    """Return the distinct products of a step, and FP8 ones also with the other accumulation."""
+def products_of(published: PublishedStep) -> list[MatmulProblem]:
+    """Return the distinct products of a step; FP8 products also with the other accumulation."""
     library = cublaslt.library()
     library.noted = {}
     try:
-        product.step()
+        published.step()
         noted = list(library.noted)
     finally:
         library.noted = None
@@ -40,22 +42,21 @@ def products_of(product: Product) -> list[MatmulProblem]:
     return list(found)
 
 
-def rows(make: Callable[[], Product], peaks_name: str) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return name -> measurement of each product; one row that says why if there is no cublasLt."""
+def rows(make: Callable[[], PublishedStep]) -> list[Row]:
+    """Return a row for each product, or a row with the reason if cublasLt is not available."""
     try:
         library = cublaslt.library()
     except NativeUnavailable as error:
         reason = str(error)
-        return {"cublasLt": lambda: {"skipped": reason}}
-    product = make()
-    found = products_of(product)
-    device = product.device
-    return {f"GEMM {name_of(problem)}": partial(measure, library, problem, device, peaks_name) for problem in found}
+        return [("cublasLt", lambda: {"skipped": reason})]
+    published = make()
+    device = published.device
+    problems = products_of(published)
+    return [(f"GEMM {name_of(problem)}", partial(measure, library, problem, device)) for problem in problems]
 
 
 def name_of(problem: MatmulProblem) -> str:
-    """Return direction, sizes and precision; of FP8 operands, all are laid out alike, and the types say which is
-    which."""
+    """Return direction, sizes, precision and epilogue. FP8 operands all have one layout; their types differ."""
     direction = DIRECTIONS[problem.left_transposed, problem.right_transposed]
     precision = "bf16"
     if is_fp8(problem):
@@ -67,12 +68,12 @@ def name_of(problem: MatmulProblem) -> str:
 
 
 def is_fp8(problem: MatmulProblem) -> bool:
-    """Return whether the operands are in FP8."""
+    """Return True if the operands are in FP8."""
     return problem.types[0].itemsize == 1
 
 
-def measure(library: Library, problem: MatmulProblem, device: torch.device, peaks_name: str) -> dict[str, Any]:
-    """Return milliseconds with the heuristic's first algorithm, with the fastest one, and apart from the epilogue."""
+def measure(library: Library, problem: MatmulProblem, device: torch.device) -> dict[str, Any]:
+    """Return milliseconds of the heuristic's first algorithm, the fastest one, and a separate epilogue."""
     found = _times(library, problem, device)
     if not found:
         return {"skipped": "cublasLt has no algorithm for it"}
@@ -83,10 +84,8 @@ def measure(library: Library, problem: MatmulProblem, device: torch.device, peak
     if problem.epilogue != Epilogue.NONE and (plain := _times(library, twin(problem), device)):
         row["without_epilogue_ms"] = 1e3 * min(plain.values())
     rate = 2.0 * problem.rows * problem.columns * problem.inner / min(found.values()) / 1e12
-    row |= {"forward_seconds": min(found.values()), "rate": rate, "unit": "TFLOP/s"}
-    if peaks := peaks_of(peaks_name):
-        row["share_of_peak"] = rate / (peaks.fp8 if is_fp8(problem) else peaks.bf16)
-    return row
+    fastest = {"forward_seconds": min(found.values())}
+    return row | fastest | rated(rate, "TFLOP/s", device, is_fp8=is_fp8(problem))
 
 
 def _times(library: Library, problem: MatmulProblem, device: torch.device) -> dict[int, float]:

@@ -1,7 +1,7 @@
-"""What a device could do at best, and how long a call takes on it.
+"""Peak rates of devices, and measured times, power and clocks.
 
-Peaks are the vendors' published figures without sparsity; a device that is not in the table has none, and shares are
-then left out.
+Peaks are the vendors' published figures without sparsity. For a device that is not in the table, shares of the peak are
+left out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mlbert.host.provenance import git_state, tree_root
 
 @dataclass(frozen=True)
 class Peaks:
-    """TFLOP/s of dense products in bfloat16 and FP8 (0: no FP8), and TB/s of the memory."""
+    """TFLOP/s of dense products in bfloat16 and FP8 (0 without FP8), and TB/s of the memory."""
 
     bf16: float
     fp8: float
     memory: float
 
 
-# Pattern of the device's name -> its data sheet.
+# Pattern of the device's name -> figures of its data sheet.
 PEAKS = (
     (r"\bB200\b", Peaks(2250.0, 4500.0, 8.0)),
     (r"\bH200\b(?! NVL)", Peaks(989.5, 1979.0, 4.8)),
@@ -41,29 +41,37 @@ PEAKS = (
     (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
 )
 MAX_CALLS = 50
-# What nvidia-smi samples; it only reads. Clocks are never locked: others may use the GPU.
+# Sampled with nvidia-smi, which only reads them. Clocks are never locked, because others may use the GPU.
 SAMPLED = {"watts": "power.draw", "sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu"}
 SAMPLE_MILLISECONDS = 100
 
 
 def device_name(device: torch.device) -> str:
-    """The device's own name."""
+    """Return the GPU's name, or the CPU's architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """The data sheet's figures of the device of this name."""
+    """Return the data sheet's figures for a device of this name, or None if it is not in the table."""
     return next((peaks for pattern, peaks in PEAKS if re.search(pattern, name)), None)
 
 
+def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False) -> dict[str, Any]:
+    """Return a row's rate in TFLOP/s or TB/s, its unit, and its share of the device's peak if that is known."""
+    result: dict[str, Any] = {"rate": rate, "unit": unit}
+    if peaks := peaks_of(device_name(device)):
+        result["share_of_peak"] = rate / (peaks.memory if unit == "TB/s" else peaks.fp8 if is_fp8 else peaks.bf16)
+    return result
+
+
 def synchronize(device: torch.device) -> None:
-    """Waits for all work on the device."""
+    """Wait for all work on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def environment_facts(device: torch.device) -> dict[str, object]:
-    """What a record must say about where it was made."""
+    """Return the device, the versions and the commit that produced a record."""
     facts: dict[str, object] = {"device": device_name(device), "torch": torch.__version__}
     facts["python"], facts["cuda"] = platform.python_version(), torch.version.cuda or "none"
     try:
@@ -82,9 +90,10 @@ def environment_facts(device: torch.device) -> dict[str, object]:
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median time of `call`, measured for about `seconds` after two calls that do not count; 0: one call is all.
+    """Return the median time of a call, measured for about ``seconds`` after two untimed calls.
 
-    On CUDA between events in the stream: gaps that Python leaves between kernels count, its own time does not.
+    If ``seconds`` is 0, a single call is timed. On CUDA, time is measured between events in the stream, so it includes
+    gaps between kernels but not Python's overhead before the first one.
     """
     if seconds:
         call()
@@ -113,21 +122,17 @@ def median_seconds(call: Callable[[], object], device: torch.device, seconds: fl
 
 @contextmanager
 def sampled_power() -> Iterator[dict[str, Any]]:
-    """Sample the GPU meanwhile; at the end the yielded dictionary has the median of each of `SAMPLED`, and the lowest
-    clock."""
+    """Sample power and clocks during the block; the yielded dictionary gets the `power_summary` at its end."""
     found: dict[str, Any] = {}
     program = shutil.which("nvidia-smi")
     if program is None:
-        found["skipped"] = "nvidia-smi is not installed"
-        yield found
+        yield {"skipped": "nvidia-smi is not installed"}
         return
-    query = [
-        f"--query-gpu={','.join(SAMPLED.values())}",
-        "--format=csv,noheader,nounits",
-        f"-lms={SAMPLE_MILLISECONDS}",
-    ]
+    query = [f"--query-gpu={','.join(SAMPLED.values())}", "--format=csv,noheader,nounits"]
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen([program, *query], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [program, *query, f"-lms={SAMPLE_MILLISECONDS}"], stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             yield found
         finally:
@@ -138,7 +143,7 @@ def sampled_power() -> Iterator[dict[str, Any]]:
 
 
 def power_summary(text: str) -> dict[str, Any]:
-    """Return the medians of nvidia-smi's lines; lines without all numbers are left out."""
+    """Return the median of each of `SAMPLED` over nvidia-smi's complete lines, and the lowest clock."""
     rows = [line.split(", ") for line in text.splitlines()]
     samples = [
         [float(cell) for cell in row]

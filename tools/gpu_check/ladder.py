@@ -1,9 +1,9 @@
-"""The step of one model from plain to fast, one op at a time, and Hugging Face's in the same run.
+"""Time a training step from plain to fast, one op at a time, and Hugging Face's step in the same run.
 
-Each rung keeps the fast ops of those before it; on top of all of them come FP8 products.
-Plain attention's memory grows with the square of a sequence's length, so its rung takes fewer sequences; a rung that
-does not fit takes half as many, and says so. Rates in sequences per second compare all rungs, on lengths of one
-distribution. Graphs and timed algorithms are measured where the product is (`gpu_check.product`).
+Each rung keeps the fast ops of the rungs before it; the last one adds FP8 products. Plain attention needs memory that
+grows with the square of a sequence's length, so its rungs take fewer sequences. A rung that does not fit takes half as
+many and reports that. All rungs have the same distribution of lengths, so sequences per second compare them. Graphs and
+timed algorithms are measured with the published step (`gpu_check.published_step`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_check.hardware import device_name, peaks_of, synchronize
+from gpu_check.hardware import rated, synchronize
+from gpu_check.rows import Row
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
@@ -31,7 +32,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops.precision import fp8_products
 from mlbert.programs.bench.step_time import Side, make_batch, our_side, their_side
 
-# The order in which ops become fast: the ones that keep most memory first. Others follow.
+# The order in which ops become fast: those that save the most memory first. Other ops follow.
 OPS = (
     "attention",
     "dropout_add_layer_norm",
@@ -49,7 +50,7 @@ HUGGINGFACE_ATTENTION = ("eager", "sdpa")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sequences of a step that the rungs start from: fast ones, plain attention, Hugging Face."""
+    """Initial number of sequences: for rungs with fast and with plain attention, and for Hugging Face."""
 
     fast: int
     plain: int
@@ -61,10 +62,10 @@ class Rung:
     """One configuration.
 
     Attributes:
-        name: what it adds to the rung before.
-        forms: op -> implementation; plain where none is named.
-        sequences: to begin with.
-        precision: of the encoder's products if it is not the ladder's: "fp8".
+        name: what it adds to the previous rung.
+        forms: op -> implementation; the other ops are plain.
+        sequences: initial number.
+        precision: "fp8" for FP8 products in the encoder, else empty.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Rung:
 
 
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
-    """Plain, then one op after the other in its other forms and in its best; all there is on the device."""
+    """Return the rungs for the device: plain, then for one op after the other its other forms and its best one."""
     available, best = registry.available(device), registry.select("auto", device)
     found: list[Rung] = [Rung("plain", {}, sizes.plain)]
     forms: dict[str, str] = {}
@@ -90,26 +91,26 @@ def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
 
 
 def fp8_rungs(device: torch.device, best: Rung) -> list[Rung]:
-    """Return the best rung with FP8 products, if the device has such products."""
+    """Return the best rung with FP8 products, if the device supports them."""
     try:
         fp8_products("fp8", device)
     except UserError:
         return []
     chosen = registry.select("auto", device)
-    forms = {**best.forms, **{op: name for op, name in chosen.items() if op.startswith(FP8_OPS)}}
+    forms = best.forms | {op: name for op, name in chosen.items() if op.startswith(FP8_OPS)}
     return [replace(best, name=f"{best.name}, fp8", forms=forms, precision="fp8")]
 
 
 class Ladder:
-    """Measures rungs on one model, which is made once.
+    """Measures rungs on one model, which is created once.
 
     Args:
         config: shape of the model.
         device: where to compute.
-        dtype: precision of the matrix products.
-        sizes: sequences to begin with.
-        seconds: of each rung; 0: two steps are all.
-        seed: of weights, data and dropout.
+        dtype: dtype of the matrix products.
+        sizes: initial numbers of sequences.
+        seconds: measuring time of each rung; 0 for two steps.
+        seed: seed of weights, data and dropout.
     """
 
     def __init__(
@@ -119,17 +120,16 @@ class Ladder:
         self.sizes, self.seconds, self.seed = sizes, seconds, seed
         self._model: BertForPreTraining | None = None
 
-    def rows(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-        """(name, measurement): what matters most first, so the best rungs, Hugging Face, then the ladder up to them."""
+    def rows(self) -> list[Row]:
+        """Return the rows, the most important ones first: best rungs, Hugging Face, then the other rungs."""
         *ladder, best = rungs(self.device, self.sizes)
         bests = [best, *fp8_rungs(self.device, best)]
-        theirs = {f"huggingface {kind}": partial(self.measure_huggingface, kind) for kind in HUGGINGFACE_ATTENTION}
-        yield from ((rung.name, partial(self.measure, rung)) for rung in bests)
-        yield from theirs.items()
-        yield from ((rung.name, partial(self.measure, rung)) for rung in ladder)
+        ours = [(rung.name, partial(self.measure, rung)) for rung in (*bests, *ladder)]
+        theirs = [(f"huggingface {kind}", partial(self.measure_huggingface, kind)) for kind in HUGGINGFACE_ATTENTION]
+        return [*ours[: len(bests)], *theirs, *ours[len(bests) :]]
 
     def measure(self, rung: Rung) -> dict[str, Any]:
-        """Return one rung's rates; see `timed_steps`."""
+        """Return the `timed_steps` of a rung."""
         result = self._timed(rung.sequences, lambda batch: self.side(rung, batch))
         return {**result, "forms": rung.forms, "precision": rung.precision}
 
@@ -144,7 +144,7 @@ class Ladder:
         return our_side(batch, self._model, self.seed)
 
     def measure_huggingface(self, attention: str) -> dict[str, Any]:
-        """Return Hugging Face's step, padded, or why it is not measured."""
+        """Return the `timed_steps` of Hugging Face's padded step."""
         if importlib.util.find_spec("transformers") is None:
             return {"skipped": "transformers is not installed"}
         best = rungs(self.device, self.sizes)[-1]
@@ -166,10 +166,10 @@ class Ladder:
 
 
 def largest(wanted: int, device: torch.device, measure: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """Return `measure` of the number wanted, half of it at each try that does not fit; ``did_not_fit``: the first."""
+    """Return the result of ``measure`` for the number, halved until it fits; ``did_not_fit`` is then the first one."""
     count = wanted
     while True:
-        if device.type == "cuda":  # pieces of other sizes from the row before must be no hindrance
+        if device.type == "cuda":  # free cached blocks of the previous row
             gc.collect()
             torch.cuda.empty_cache()
         try:
@@ -185,9 +185,9 @@ def largest(wanted: int, device: torch.device, measure: Callable[[int], dict[str
 def timed_steps(
     config: BertConfig, device: torch.device, seconds: float, step: Callable[[], Tensor], batch: HostBatch
 ) -> dict[str, Any]:
-    """Return the seconds of each step from event to event (CUDA) or call to call, and what follows from their median.
+    """Time steps for about ``seconds``, or two steps if it is 0; return their times and the rates of the median.
 
-    Measures for about `seconds`; 0: two steps are all.
+    On CUDA a step's time is that between events in the stream.
     """
     loss = torch.zeros(())
     for _ in range(WARM_UP if seconds else 0):
@@ -214,12 +214,9 @@ def timed_steps(
         "mean_length": work.tokens / work.sequences,
         "seconds": taken,
         "sequences_per_second": work.sequences / median,
-        "rate": training_flops(config, work) / median / 1e12,
-        "unit": "TFLOP/s",
+        **rated(training_flops(config, work) / median / 1e12, "TFLOP/s", device),
         "loss": float(loss),
     }
-    if peaks := peaks_of(device_name(device)):
-        result["share_of_peak"] = result["rate"] / peaks.bf16
     if device.type == "cuda":
         result["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
     return result
@@ -234,7 +231,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether it is, or came up while one was handled: a graph's capture that fails raises another error on top."""
+    """Return True if the error or one of its causes is an OutOfMemoryError; a failing capture raises another one."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error is not None

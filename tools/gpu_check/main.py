@@ -1,9 +1,9 @@
-"""Everything that needs a GPU, in three runs of less than ten minutes each; see docs/gpu.md. Started by gpu_check.sh.
+"""Test and measure everything that needs a GPU, in three runs of less than ten minutes each (docs/gpu.md).
 
-Each part runs in a separate process, or in several at a time, so that a kernel that hangs, or breaks the device for
-its process, costs one row. A part may run until its deadline, counted from the start: one that ends early leaves its
-time to the next. Parts write JSON files row by row into a work folder, which later runs on the same machine read, too.
-The tables and the archive in the results folder are written again after each part.
+gpu_check.sh starts this program. Each part runs in one or several separate processes, so a kernel that hangs or breaks
+the device for its process costs only one row. Deadlines of parts count from the start of the run, so a part that ends
+early leaves its time to the next. Parts write JSON files row by row into a work folder, which later runs on the same
+machine read too. The tables and the archive in the results folder are rewritten after each part.
 """
 
 from __future__ import annotations
@@ -30,50 +30,52 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.advice import next_lines
+from gpu_check.external import part_command
 from gpu_check.tables import failures, write_tables
+from mlbert.host.files import whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
-# Run -> part -> seconds, in the order in which they run.
+# Run -> part -> seconds, in order.
 RUNS = {
     1: {"compile": 75, "smoke": 110, "checks": 100, "ops": 95, "profile": 45, "train": 110},
     2: {"compile": 60, "counters": 160, "nccl": 40, "step": 150, "tests": 130},
     3: {"compile": 60, "record": 400, "losses": 90},
 }
-RUN_LIMIT, RESERVE = 600, 45  # seconds a runner allows a run, and what starting and the last archive may take
+RUN_LIMIT, RESERVE = 600, 45  # seconds of a run, and of them for starting and the last archive
 PARTS = {part: seconds for run in RUNS.values() for part, seconds in run.items()}
 COMPILE_PROCESSES = 16
-# Parts whose rehearsal interprets the Triton kernels, if Triton is installed; the others take the CPU's own.
+# Parts whose rehearsal interprets the Triton kernels; the others use the CPU's kernels.
 INTERPRETED = ("checks",)
 MAX_RESTARTS = 4
-LINE_SECONDS = 20.0  # between two lines about a part
+LINE_SECONDS = 20.0  # between two lines about a running part
 DEVICE_LOST = 3
 LOG = "log.txt"
-ARCHIVE_BYTES = 15 << 20  # before compression, so that the archive has less than the 16 MiB that a runner returns
-STAND_INS = "GPU_CHECK_STAND_INS"  # a module that replaces GPU libraries, imported first by every process; for tests
-PROGRAM = (sys.executable, "-m", "gpu_check.main")
-# What mlbert imports besides torch and numpy, then what single parts need.
+ARCHIVE_BYTES = 15 << 20  # before compression; the archive must stay below 16 MiB
+# For tests: names a module that replaces GPU libraries. Every process imports it first.
+STAND_INS = "GPU_CHECK_STAND_INS"
+# Imported by mlbert, besides torch and numpy.
 REQUIRED = (
     *("h5py", "jinja2", "matplotlib", "mlperf_logging", "omegaconf", "pydantic", "rich", "safetensors", "scipy"),
     *("tokenizers", "typer", "xxhash", "yaml"),
 )
 PACKAGES = {
     **dict.fromkeys(REQUIRED, "nothing can be measured without it"),
-    "triton": "there are no fast kernels then",
+    "triton": "there are no fast kernels without it",
     "pytest": "the part tests needs it",
-    "transformers": "there is no comparison with Hugging Face then",
+    "transformers": "there is no comparison with Hugging Face without it",
 }
 
 
 def main(words: list[str]) -> int:
-    """Run what the command line says and return the exit code."""
-    parser = argparse.ArgumentParser(description="Tests and measures what needs a GPU; see docs/gpu.md.")
-    parser.add_argument("--run", type=int, choices=RUNS, default=1, help="which of the three runs; default: the first")
-    parser.add_argument("--out", type=Path, help="folder for the results; default records/<date>_gpu-check_<gpu>")
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description="Test and measure what needs a GPU; see docs/gpu.md.")
+    parser.add_argument("--run", type=int, choices=RUNS, default=1, help="which of the three runs (default: the first)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: records/<date>_gpu-check_<gpu>)")
     work = Path(tempfile.gettempdir()) / "mlbert-gpu-check"
-    parser.add_argument("--work", type=Path, default=work, help=f"folder that all runs share; default {work}")
-    parser.add_argument("--parts", help=f"only these, separated by commas, of any run: {', '.join(PARTS)}")
-    parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU, to try this program")
-    parser.add_argument("--resume", action="store_true", help="keep the rows in --work, and measure the others")
+    parser.add_argument("--work", type=Path, default=work, help=f"folder shared by all runs (default: {work})")
+    parser.add_argument("--parts", help=f"run only these, of any run, separated by commas: {', '.join(PARTS)}")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="try the program with tiny shapes on the CPU")
+    parser.add_argument("--resume", action="store_true", help="keep the rows in --work and measure only the others")
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
     parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -85,13 +87,13 @@ def main(words: list[str]) -> int:
     if options.run_part:
         return run_part(options.run_part, options.share, work / f"run{options.run}", device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        print("gpu_check: no CUDA device here; --cpu-rehearsal tries the program itself on the CPU")
+        print("gpu_check: no CUDA device found; --cpu-rehearsal tries the program on the CPU")
         return 2
     parts = RUNS[options.run]
     if options.parts:
         chosen = options.parts.split(",")
         if unknown := set(chosen) - set(PARTS):
-            print(f"gpu_check: no part is called {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
+            print(f"gpu_check: there is no part {sorted(unknown)[0]!r}; the parts are {', '.join(PARTS)}")
             return 2
         parts = {part: seconds for part, seconds in PARTS.items() if part in chosen}
     out, work = (options.out or default_folder(device)).resolve(), work / f"run{options.run}"
@@ -112,8 +114,8 @@ def default_folder(device: Any) -> Path:
 
 
 def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal: bool) -> int:
-    """Run the parts one after the other; write tables and archive after each."""
-    # So that ending this program ends the part that is running.
+    """Run the parts in order, and write the tables and the archive after each of them."""
+    # Terminating this program must terminate the running part.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     started, ends, missing = time.monotonic(), {}, missing_things()
     for line in missing:
@@ -121,8 +123,7 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
     for part, deadline in zip(parts, itertools.accumulate(parts.values()), strict=True):
         seconds, most = time.monotonic() - started, sum(parts.values())
         print(f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left", flush=True)
-        command = [*PROGRAM, "--work", str(work.parent), "--run", str(run), "--run-part", part]
-        command += ["--cpu-rehearsal"] if rehearsal else []
+        command = part_command(part, work, rehearsal)
         commands = [[*command, "--share", share] for share in shares(part, rehearsal)]
         variables = {"TRITON_INTERPRET": "1"} if rehearsal and part in INTERPRETED else {}
         ends[part] = supervise(commands, work / LOG, started + deadline, variables)
@@ -137,7 +138,7 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
 
 
 def shares(part: str, rehearsal: bool) -> list[str]:
-    """Return the names of the processes that share a part; of most parts there is one, without a name."""
+    """Return the names of a part's processes; most parts have one process with an empty name."""
     if part == "tests":
         return sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     count = 1 if rehearsal else max(1, min(COMPILE_PROCESSES, (os.cpu_count() or 2) - 1))
@@ -145,40 +146,38 @@ def shares(part: str, rehearsal: bool) -> list[str]:
 
 
 def write_archive(path: Path, work: Path) -> None:
-    """Pack the work folder's files, the smallest first; the last one loses its beginning if they are too large."""
-    left, temporary = ARCHIVE_BYTES, path.with_name(f"{path.name}.tmp")
-    with tarfile.open(temporary, "w:xz") as archive:
+    """Pack the files of the work folder, the smallest first; if they are too large, drop the start of the last ones."""
+    left = ARCHIVE_BYTES
+    with whole_file(path) as output, tarfile.open(fileobj=output, mode="w:xz") as archive:
         for file in sorted((file for file in work.iterdir() if file.is_file()), key=lambda file: file.stat().st_size):
             content = file.read_bytes()[-left:] if left else b""
             entry = tarfile.TarInfo(file.name)
             entry.size, left = len(content), max(0, left - len(content))
             archive.addfile(entry, io.BytesIO(content))
-    os.replace(temporary, path)
 
 
 def missing_things() -> list[str]:
-    """Return one line for each thing that this machine lacks, with what follows from it."""
-    found = [
-        f"no package {name}: {result}" for name, result in PACKAGES.items() if importlib.util.find_spec(name) is None
-    ]
+    """Return a line for each missing package or program, with the consequence."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    found = [f"no package {name}: {PACKAGES[name]}" for name in missing]
     compilers = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and shutil.which(name)]
     if not compilers:
-        found.append("no C compiler: Triton can't start its kernels without; install gcc, or name one in CC")
+        found.append("no C compiler, which Triton needs to launch kernels: install gcc, or set CC")
     elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        found.append("no Python.h, which Triton compiles its launcher with: install python3-dev")
+        found.append("no Python.h, which Triton needs to compile its launcher: install python3-dev")
     return found
 
 
 def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> str:
-    """Run the processes of a part at the same time, and again after the rows in which they lost the device.
+    """Run a part's processes at the same time; restart those that lost the device, to continue after that row.
 
-    Returns how the part ended; empty if it is complete.
+    Returns the reason why the part is incomplete, or an empty string.
     """
     for _ in range(MAX_RESTARTS):
         codes = run_until(commands, log, deadline, variables)
         if None in codes:
-            return "its time was over"
-        # A signal (a crash of the driver or a kernel's assertion) is recorded as the end of the row, too.
+            return "it ran out of time"
+        # A process that a signal ended (a driver's crash, a kernel's assertion) has lost the device too.
         if failed := [code for code in codes if code is not None and code > 0 and code != DEVICE_LOST]:
             return f"it ended with code {failed[0]}; see {LOG}"
         commands = [command for command, code in zip(commands, codes, strict=True) if code]
@@ -188,7 +187,7 @@ def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variabl
 
 
 def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> list[int | None]:
-    """Return the exit codes; None for a process that had to be ended, with all that it started."""
+    """Run the commands and return their exit codes; None for a process group that was killed at the deadline."""
     if deadline - time.monotonic() <= 1:
         return [None] * len(commands)
     processes: list[subprocess.Popen[bytes]] = []
@@ -208,7 +207,7 @@ def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variabl
 
 
 def wait_until(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """Return the exit code, or None at the deadline; meanwhile say how much time the part has."""
+    """Return the exit code, or None at the deadline; print the remaining time now and then."""
     while (left := deadline - time.monotonic()) > 0:
         try:
             return process.wait(timeout=min(left, LINE_SECONDS))
@@ -218,7 +217,7 @@ def wait_until(process: subprocess.Popen[bytes], deadline: float) -> int | None:
 
 
 def run_part(part: str, share: str, work: Path, device: Any) -> int:
-    """Run one part, or one process's share of it, in this process."""
+    """Run one part, or a share of it, in this process, and return the exit code."""
     path = work / (f"{part}.{share}.json" if share else f"{part}.json")
     if part == "tests":
         return run_tests(path, share, device)
@@ -234,7 +233,7 @@ def run_part(part: str, share: str, work: Path, device: Any) -> int:
 
 
 def run_tests(path: Path, module: str, device: Any) -> int:
-    """Run one file of tests/gpu; each test's outcome is a row, written when it is known."""
+    """Run one file of tests/gpu, and write each test's outcome as a row when it is known."""
     import pytest
 
     from gpu_check.hardware import environment_facts
@@ -255,16 +254,8 @@ def run_tests(path: Path, module: str, device: Any) -> int:
             path.write_text(json.dumps({**facts, "rows": self.rows}, indent=1) + "\n", encoding="utf-8")
 
     facts, recorder = environment_facts(device), Recorder()
-    arguments = [
-        str(ROOT / "tests" / "gpu" / f"{module}.py"),
-        "-m",
-        "gpu",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--rootdir={ROOT}",
-    ]
-    code = pytest.main(arguments, plugins=[recorder])
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    code = pytest.main([str(ROOT / "tests" / "gpu" / f"{module}.py"), *options], plugins=[recorder])
     known = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     return 0 if code in known and recorder.rows else 10 + int(code)
 

@@ -1,7 +1,7 @@
-"""Every op as the model calls it: arguments of real shapes, and the arithmetic and memory traffic that it must have.
+"""The ops as the model calls them: arguments of real shapes, and the FLOPs or bytes that they need at least.
 
-Traffic counts each tensor that has to be read or written once, what the backward pass needs of the forward pass
-included; an implementation that moves more reaches a smaller rate.
+Bytes count each tensor that must be read or written once, including what the backward pass needs of the forward pass.
+An implementation that moves more data reaches a lower rate.
 
 Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, F inner size, V padded vocabulary.
 """
@@ -25,13 +25,13 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs, or bytes where `flops` is 0, of the forward and of the backward pass."""
+    """FLOPs, or bytes if ``flops`` is 0, of the forward and the backward pass."""
 
     flops: tuple[float, float] = (0.0, 0.0)
     bytes: tuple[float, float] = (0.0, 0.0)
 
     def rate(self, seconds: float, which: slice) -> tuple[float, str]:
-        """(TFLOP/s or TB/s, unit) of the forward ([0:1]), the backward ([1:2]) or both passes ([0:2])."""
+        """Return the rate and its unit for the forward ([0:1]), the backward ([1:2]) or both passes ([0:2])."""
         computes = any(self.flops)
         amounts = self.flops if computes else self.bytes
         return sum(list(amounts)[which]) / seconds / 1e12, "TFLOP/s" if computes else "TB/s"
@@ -42,18 +42,23 @@ class Case:
     """One call of an op.
 
     Attributes:
-        op: its name in the registry.
-        name: of this variant.
-        arguments: draw -> the positional arguments; floating ones are of the wanted type, other numbers each draw.
-        gradient_of: places of the arguments whose gradients are taken.
-        cost: of one call.
+        op: name in the registry.
+        arguments: returns the positional arguments of a draw; each draw has other numbers.
+        gradient_of: positions of the arguments whose gradients are computed.
+        cost: cost of one call.
+        variant: added to the op's name.
     """
 
     op: str
-    name: str
     arguments: Callable[[int], tuple[Any, ...]]
     gradient_of: tuple[int, ...]
     cost: Cost
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the op and the variant."""
+        return self.op + self.variant
 
 
 class OpCases:
@@ -61,8 +66,8 @@ class OpCases:
 
     Args:
         config: shape of the model.
-        batch: on the device; gives T, M and the lengths.
-        dtype: of the activations.
+        batch: batch on the device.
+        dtype: dtype of the activations.
     """
 
     def __init__(self, config: BertConfig, batch: Batch, dtype: torch.dtype) -> None:
@@ -73,13 +78,13 @@ class OpCases:
         self._key = dropout_key(SEED, 1, 2, 3)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None, draw: int = 0) -> Tensor:
-        """Normal numbers on the device, rounded to bfloat16 first; the same for the same shape and draw."""
+        """Return normal numbers rounded to bfloat16, always the same for a shape and draw."""
         generator = torch.Generator(self.device).manual_seed(SEED + sum(shape) + (draw << 32))
         values = torch.randn(shape, generator=generator, device=self.device).bfloat16()
         return values.to(dtype or self.dtype)
 
     def all(self) -> list[Case]:
-        """The cases whose speed matters, at the model's dropout rates."""
+        """Return the cases whose speed matters, with the model's dropout rates."""
         return [
             self.attention(self.config.attention_probs_dropout_prob),
             self.dropout_add_layer_norm(),
@@ -92,29 +97,21 @@ class OpCases:
         ]
 
     def attention(self, dropout: float, alibi: bool = False) -> Case:
-        """Backward: five products where forward has two."""
+        """Return a case whose backward pass computes five products to the forward pass's two."""
         config, batch = self.config, self.batch
         shape = (batch.num_tokens, 3, config.num_attention_heads, config.head_size)
         flops = 4.0 * self.work.squared_lengths * config.hidden_size
 
         def arguments(draw: int) -> tuple[Any, ...]:
             slopes = torch.linspace(0.5, 0.01, shape[2], device=self.device) if alibi else None
-            rows = batch.dropout_rows
-            return (
-                self.random(*shape, draw=draw),
-                batch.cu_seqlens,
-                batch.max_seqlen,
-                dropout,
-                self._key,
-                rows,
-                slopes,
-            )
+            lengths = (batch.cu_seqlens, batch.max_seqlen)
+            return (self.random(*shape, draw=draw), *lengths, dropout, self._key, batch.dropout_rows, slopes)
 
-        name = f"attention{'' if dropout else ' without dropout'}{' with ALiBi' if alibi else ''}"
-        return Case("attention", name, arguments, (0,), Cost(flops=(flops, 2.5 * flops)))
+        variant = f"{'' if dropout else ' without dropout'}{' with ALiBi' if alibi else ''}"
+        return Case("attention", arguments, (0,), Cost(flops=(flops, 2.5 * flops)), variant)
 
     def dropout_add_layer_norm(self) -> Case:
-        """Reads x and the residual, writes their sum and the result; backward reads two and writes two."""
+        """Return a case that reads x and the residual and writes two results; backward moves as much."""
         size, tokens = self.config.hidden_size, self.batch.num_tokens
         moved = 4.0 * tokens * size * self.element
 
@@ -124,38 +121,35 @@ class OpCases:
             probability = self.config.hidden_dropout_prob
             return (x, residual, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows, x_bias)
 
-        cost = Cost(bytes=(moved, moved))
-        return Case("dropout_add_layer_norm", "dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8), cost)
+        return Case("dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8), Cost(bytes=(moved, moved)))
 
     def layer_norm_dropout(self) -> Case:
-        """The embeddings' norm, float32."""
+        """Return the case of the embeddings' norm, in float32."""
         size, tokens = self.config.hidden_size, self.batch.num_tokens
         moved = 4.0 * tokens * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            weight, bias = (
-                self.random(size, dtype=torch.float32, draw=draw),
-                self.random(size, dtype=torch.float32, draw=draw).flip(0),
-            )
-            x, probability = self.random(tokens, size, dtype=torch.float32, draw=draw), self.config.hidden_dropout_prob
-            return (x, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows)
+            x, weight, bias = (self.random(*n, size, dtype=torch.float32, draw=draw) for n in ((tokens,), (), ()))
+            settings = (1e-12, self.config.hidden_dropout_prob, self._key, self.batch.dropout_rows)
+            return (x, weight, bias.flip(0), *settings)
 
-        cost = Cost(bytes=(2 * moved, 3 * moved))
-        return Case("layer_norm_dropout", "layer_norm_dropout", arguments, (0, 1, 2), cost)
+        return Case("layer_norm_dropout", arguments, (0, 1, 2), Cost(bytes=(2 * moved, 3 * moved)))
 
     def masked_cross_entropy(self) -> Case:
-        """Reads the logits; backward reads them and writes the gradient over them."""
+        """Return a case that reads the logits; backward reads them again and overwrites them with the gradient."""
         shape = (self.batch.num_masked, self.config.padded_vocab_size)
         moved = float(shape[0] * shape[1] * self.element)
 
         def arguments(draw: int) -> tuple[Any, ...]:
             return (self.random(*shape, draw=draw), self.batch.masked_labels, self.config.vocab_size)
 
-        cost = Cost(bytes=(moved, 2 * moved))
-        return Case("masked_cross_entropy", "masked_cross_entropy", arguments, (0,), cost)
+        return Case("masked_cross_entropy", arguments, (0,), Cost(bytes=(moved, 2 * moved)))
 
     def embedding_sum(self) -> Case:
-        """Float32 tables. Counts a word row and a result a token; backward a gradient a token and the word table."""
+        """Return a case with float32 tables.
+
+        Forward counts a word's row and a result for each token, backward a gradient for each token and the word table.
+        """
         config, batch, size = self.config, self.batch, self.config.hidden_size
         moved = 4.0 * batch.num_tokens * size
         table = 4.0 * config.padded_vocab_size * size
@@ -165,46 +159,34 @@ class OpCases:
             tables = (self.random(n, size, dtype=torch.float32, draw=draw) for n in rows)
             return (batch.input_ids, batch.segment_ids, batch.position_ids, *tables)
 
-        cost = Cost(bytes=(2 * moved, moved + table))
-        return Case("embedding_sum", "embedding_sum", arguments, (3, 4, 5), cost)
+        return Case("embedding_sum", arguments, (3, 4, 5), Cost(bytes=(2 * moved, moved + table)))
 
     def linear_qkv(self) -> Case:
-        """Three weights and biases in float32, cast in the op."""
-        size, tokens = self.config.hidden_size, self.batch.num_tokens
-        flops = 2.0 * tokens * size * 3 * size
-
-        def arguments(draw: int) -> tuple[Any, ...]:
-            weights = (self.random(size, size, dtype=torch.float32, draw=draw) * size**-0.5 for _ in range(3))
-            biases = (self.random(size, dtype=torch.float32, draw=draw) for _ in range(3))
-            return (self.random(tokens, size, draw=draw), *weights, *biases)
-
-        return Case("linear_qkv", "linear_qkv", arguments, tuple(range(7)), Cost(flops=(flops, 2 * flops)))
+        """Return a case with separate parameters for Q, K and V."""
+        size = self.config.hidden_size
+        return self._linear("linear_qkv", [(size, size)] * 3 + [(size,)] * 3)
 
     def linear_gelu(self) -> Case:
-        """Weight and bias in float32, cast in the op."""
-        size, inner, tokens = self.config.hidden_size, self.config.intermediate_size, self.batch.num_tokens
-        flops = 2.0 * tokens * size * inner
-
-        def arguments(draw: int) -> tuple[Any, ...]:
-            weight = self.random(inner, size, dtype=torch.float32, draw=draw) * size**-0.5
-            return (
-                self.random(tokens, size, draw=draw),
-                weight,
-                self.random(inner, dtype=torch.float32, draw=draw),
-                False,
-            )
-
-        return Case("linear_gelu", "linear_gelu", arguments, (0, 1, 2), Cost(flops=(flops, 2 * flops)))
+        """Return a case with the approximate GELU."""
+        size, inner = self.config.hidden_size, self.config.intermediate_size
+        return self._linear("linear_gelu", [(inner, size), (inner,)], False)
 
     def feed_forward(self) -> Case:
-        """Two products; weights and bias in float32, cast in the op."""
-        size, inner, tokens = self.config.hidden_size, self.config.intermediate_size, self.batch.num_tokens
-        flops = 4.0 * tokens * size * inner
+        """Return a case with the approximate GELU between its two products."""
+        size, inner = self.config.hidden_size, self.config.intermediate_size
+        return self._linear("feed_forward", [(inner, size), (inner,), (size, inner)], False)
+
+    def _linear(self, op: str, shapes: list[tuple[int, ...]], *flags: bool) -> Case:
+        """Return the case of an op on x [T, D] with float32 parameters of these shapes, which the op casts."""
+        tokens = self.batch.num_tokens
+
+        def parameter(shape: tuple[int, ...], draw: int) -> Tensor:
+            values = self.random(*shape, dtype=torch.float32, draw=draw)
+            return values * shape[1] ** -0.5 if len(shape) == 2 else values
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            w1 = self.random(inner, size, dtype=torch.float32, draw=draw) * size**-0.5
-            w2 = self.random(size, inner, dtype=torch.float32, draw=draw) * inner**-0.5
-            bias = self.random(inner, dtype=torch.float32, draw=draw)
-            return (self.random(tokens, size, draw=draw), w1, bias, w2, False)
+            x = self.random(tokens, self.config.hidden_size, draw=draw)
+            return (x, *(parameter(shape, draw) for shape in shapes), *flags)
 
-        return Case("feed_forward", "feed_forward", arguments, (0, 1, 2, 3), Cost(flops=(flops, 2 * flops)))
+        flops = 2.0 * tokens * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+        return Case(op, arguments, tuple(range(1 + len(shapes))), Cost(flops=(flops, 2 * flops)))

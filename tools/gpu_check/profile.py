@@ -1,7 +1,7 @@
-"""Where a step's time goes: kernels (CUDA) or operators (CPU) in a few groups, with the rates that they reach.
+"""Profile a step: the time of kernels (CUDA) or operators (CPU) in a few groups, and the rates they reach.
 
-A trace of PyTorch's profiler is read as it is exported. A kernel's group follows from its name: a graph's kernels are
-launched all at once, so nothing else is known of them.
+The profile is a trace exported by PyTorch's profiler. A kernel's group follows from its name, the only thing known of
+kernels that a graph launches.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_check.hardware import device_name, peaks_of, synchronize
+from gpu_check.hardware import rated, synchronize
 from gpu_check.op_cases import OpCases
 from gpu_check.op_speed import LAMB_BYTES
-from gpu_check.product import Product
+from gpu_check.published_step import PublishedStep
 from mlbert.models.flops import BatchWork, training_flops
 
-MOST_KERNELS = 20  # that a profile names
+MOST_KERNELS = 20  # per profile
 GROUPS = ("attention", "GEMM", "norm", "cast", "loss", "optimizer", "embedding", "communication", "copy", "other")
-# What a name says; the first that matches. Products' kernels: cuBLAS (nvjet, xmma, gemm), CUTLASS, split-K's second.
+# The first matching pattern counts. Kernels of products are from cuBLAS (nvjet, xmma, gemm), CUTLASS and split-K.
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
     (r"flash|attention|fmha|attn", "attention"),
@@ -40,14 +40,14 @@ _NAMES = (
 
 
 def group_of_name(name: str) -> str:
-    """The group that a kernel's or operator's own name tells."""
+    """Return the group of a kernel or operator with this name."""
     return next((group for pattern, group in _NAMES if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return group -> name -> seconds, from the events of a Chrome trace; what ran longest is first in its group.
+    """Return group -> name -> seconds, the longest first, from the events of a Chrome trace.
 
-    Kernels count; if there are none, as on a CPU, operators do, with all that they call.
+    A trace without kernels, as on a CPU, is evaluated by operators, including the operators that they call.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     kernels = [event for event in spans if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
@@ -57,56 +57,54 @@ def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {group: dict(sorted(names.items(), key=lambda item: -item[1])) for group, names in found.items()}
 
 
-def profile_step(product: Product, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
-    """Profile some steps, or replays of their graph, after one that does not count.
+def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
+    """Profile some steps, or replays of their graph, after a step that is not profiled.
 
     Returns:
-        ``groups``: group -> seconds a step, share, rate and unit if the counts are known, largest names;
-        ``kernels``: the longest by name, seconds a step;
-        ``kernel_seconds`` and ``step_seconds`` (host time while profiled, so longer than usual), each a step.
+        ``groups``: group -> seconds per step, share, rate and unit if the counts are known, longest names;
+        ``kernels``: name -> seconds per step of the longest kernels;
+        ``kernel_seconds`` and ``step_seconds`` (host time, longer than usual because of profiling) per step.
     """
-    device = product.device
+    device = published.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    product.step()
+    published.step()
     synchronize(device)
     started = time.perf_counter()
     with profile(activities=activities) as traced:
         for _ in range(steps):
-            product.step()
+            published.step()
         synchronize(device)
     step_seconds = (time.perf_counter() - started) / steps
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
         times = group_times(json.loads(path.read_text())["traceEvents"])
-    counts, peaks = step_counts(product, dtype), peaks_of(device_name(device))
+    counts = step_counts(published, dtype)
     every = {name: seconds / steps for names in times.values() for name, seconds in names.items()}
     total, groups = sum(every.values()), {}
     for group, names in times.items():
         seconds = sum(names.values()) / steps
         row: dict[str, Any] = {"seconds": seconds, "share": seconds / total if total else 0.0}
         if group in counts and seconds:
-            amount, row["unit"] = counts[group]
-            row["rate"] = amount / seconds / 1e12
-            if peaks:
-                row["share_of_peak"] = row["rate"] / (peaks.memory if row["unit"] == "TB/s" else peaks.bf16)
+            amount, unit = counts[group]
+            row |= rated(amount / seconds / 1e12, unit, device)
         row["names"] = {name: value / steps for name, value in list(names.items())[:5]}
         groups[group] = row
-    result = {"sequences": product.batch.num_samples, "step_seconds": step_seconds, "kernel_seconds": total}
+    result = {"sequences": published.batch.num_samples, "step_seconds": step_seconds, "kernel_seconds": total}
     kernels = dict(sorted(every.items(), key=lambda item: -item[1])[:MOST_KERNELS])
     return {**result, "groups": groups, "kernels": kernels}
 
 
-def step_counts(product: Product, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
-    """Group -> (FLOPs or bytes that a step needs at least, unit of the rate), where they are known."""
-    batch, config = product.batch, product.config
+def step_counts(published: PublishedStep, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
+    """Return the minimum FLOPs or bytes of a step and the unit of the rate, by group with known counts."""
+    batch, config = published.batch, published.config
     layers = config.num_hidden_layers
-    cases = OpCases(config, batch.to(product.device), dtype)
+    cases = OpCases(config, batch.to(published.device), dtype)
     work = BatchWork.of(batch)
     attention = sum(cases.attention(0.1).cost.flops) * layers
     # Model FLOPs count attention's backward pass as twice the forward pass.
     products = training_flops(config, work) - 3 * 4.0 * work.squared_lengths * config.hidden_size * layers
-    # The last layer's two norms see only the rows that the heads read.
+    # The last layer's two norms process only the rows that the heads read.
     rows = 2 * (layers - 1) + 2 * (work.masked + work.sequences) / work.tokens
     heads = sum(cases.layer_norm_dropout().cost.bytes) / work.tokens * work.masked * cases.element / 4
     norm = rows * sum(cases.dropout_add_layer_norm().cost.bytes) + sum(cases.layer_norm_dropout().cost.bytes) + heads
@@ -115,6 +113,6 @@ def step_counts(product: Product, dtype: torch.dtype) -> dict[str, tuple[float, 
         "GEMM": (products, "TFLOP/s"),
         "norm": (norm, "TB/s"),
         "loss": (sum(cases.masked_cross_entropy().cost.bytes), "TB/s"),
-        "optimizer": ((LAMB_BYTES + 4.0) * product.flat.numel, "TB/s"),
+        "optimizer": ((LAMB_BYTES + 4.0) * published.flat.numel, "TB/s"),
         "embedding": (sum(cases.embedding_sum().cost.bytes), "TB/s"),
     }

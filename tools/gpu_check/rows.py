@@ -1,7 +1,7 @@
-"""A list of measurements, each on its own: written at once, its failure recorded, the rest goes on.
+"""Measure rows one by one into a JSON file; a row that fails is recorded, and the next one still runs.
 
-The file always holds what is known so far, and which row is being measured, so a process that is killed or hangs
-leaves its results and the name of the culprit; run again, it goes on behind that row.
+The file is written before and after each row and names the row that is running. If the process crashes or is killed,
+its rows are kept. When it is started again, it records the row that was running as failed and continues with the next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,21 @@ from mlbert.host.files import write_atomically
 
 LOST = "the process ended in this row"
 
+Measurement = Callable[[], dict[str, Any]]
+Row = tuple[str, Measurement]  # name and measurement
+
 
 class DeviceLost(RuntimeError):
-    """The device answers no more in this process."""
+    """The device no longer works in this process."""
 
 
 class Rows:
     """The rows of one file.
 
     Args:
-        path: JSON; what it holds from an earlier run is kept, and those rows are not measured again.
+        path: JSON file; rows that it already has are kept and not measured again.
         device: checked after a row has failed.
-        facts: written at the head.
+        facts: written first.
     """
 
     def __init__(self, path: Path, device: torch.device, facts: Mapping[str, object]) -> None:
@@ -39,18 +42,23 @@ class Rows:
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
         if running := self.content.pop("running", None):
             self.content["rows"][running] = {"error": LOST}
-        self.write()
+        self._write()
 
-    def measure(self, name: str, row: Callable[[], dict[str, Any]]) -> None:
-        """Runs one row.
+    def measure_all(self, rows: Iterable[Row]) -> None:
+        """Measure the rows in order. Raises as `measure`."""
+        for name, row in rows:
+            self.measure(name, row)
+
+    def measure(self, name: str, row: Measurement) -> None:
+        """Measure one row.
 
         Raises:
-            DeviceLost: it failed so that no other row can run in this process; a new one can go on.
+            DeviceLost: it failed, and this process can measure no further rows; a new process can.
         """
         if name in self.content["rows"]:
             return
         self.content["running"] = name
-        self.write()
+        self._write()
         started = time.perf_counter()
         try:
             result = row()
@@ -59,7 +67,7 @@ class Rows:
         result["wall_seconds"] = round(time.perf_counter() - started, 3)
         del self.content["running"]
         self.content["rows"][name] = result
-        self.write()
+        self._write()
         if "error" in result:
             self._check_device()
 
@@ -72,6 +80,5 @@ class Rows:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def write(self) -> None:
-        """Puts `content` into the file."""
+    def _write(self) -> None:
         write_atomically(self.path, json.dumps(self.content, indent=1) + "\n")

@@ -1,23 +1,24 @@
-"""What was measured, as tables for the eye: table.txt and table.md."""
+"""Write the measurements as readable tables: table.txt and table.md."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Sequences a second that one H200 is meant to reach, by precision.
+from mlbert.host.files import write_atomically
+
+# Goals of one H200 in sequences per second, by precision.
 GOALS = {"bf16": 1150.0, "fp8": 1450.0}
 NOT_SHOWN = ("wall_seconds", "passed", "error", "errors", "skipped", "why", "unit")
 
 
 def failures(work: Path, ends: dict[str, str]) -> list[str]:
-    """Return one line for each row or part that failed; `ends` has how each part ended."""
+    """Return a line for each row and each part that failed; ``ends`` says how each part ended."""
     found = []
     for part, end in ends.items():
-        content = read(work, part)
+        content = read_part(work, part)
         for name, row in content.get("rows", {}).items():
             if "error" in row:
                 found.append(f"{part}: {name}: {row['error'].strip().splitlines()[-1]}")
@@ -29,8 +30,8 @@ def failures(work: Path, ends: dict[str, str]) -> list[str]:
     return found
 
 
-def read(work: Path, part: str) -> dict[str, Any]:
-    """Return what the processes of a part have written so far."""
+def read_part(work: Path, part: str) -> dict[str, Any]:
+    """Merge the files that the processes of a part have written so far."""
     found: dict[str, Any] = {}
     for path in sorted(work.glob(f"{part}.*json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -39,8 +40,8 @@ def read(work: Path, part: str) -> dict[str, Any]:
 
 
 def read_rows(work: Path, part: str) -> dict[str, dict[str, Any]]:
-    """Return its rows by name."""
-    return read(work, part).get("rows", {})
+    """Return the rows of a part by name."""
+    return read_part(work, part).get("rows", {})
 
 
 def write_tables(
@@ -51,8 +52,8 @@ def write_tables(
     missing: Sequence[str] = (),
     following: Sequence[str] = (),
 ) -> None:
-    """Write table.txt and table.md from the rows there are, what is missing, and what to do next."""
-    facts = next((found for part in ends if (found := read(work, part))), {})
+    """Write table.txt and table.md: the rows so far, what is missing, and the next steps."""
+    facts = next((found for part in ends if (found := read_part(work, part))), {})
     head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running"))
     head = f"REHEARSAL on tiny shapes: the figures mean nothing. {head}" if rehearsal else head
     sections: list[tuple[str, list[list[str]]]] = []
@@ -73,37 +74,35 @@ def write_tables(
         text += [f"== {title}", *lines, ""]
         markdown += [f"## {title}", "", *(f"* {line}" for line in lines), ""]
     for name, lines in (("table.txt", text), ("table.md", markdown)):
-        temporary = out / f"{name}.tmp"
-        temporary.write_text("\n".join(lines), encoding="utf-8")
-        os.replace(temporary, out / name)
+        write_atomically(out / name, "\n".join(lines))
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Lines with columns under each other."""
+    """Return the rows as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def number(value: Any, form: str = ".1f", factor: float = 1.0) -> str:
-    """A number as text; a dash for what is not there."""
+    """Return a number as text, or a dash for None."""
     return "-" if value is None else f"{value * factor:{form}}"
 
 
 def state(row: dict[str, Any]) -> str:
-    """What became of a row."""
+    """Return the result of a row."""
     if "error" in row:
         return "ERROR"
     return "skipped" if "skipped" in row else "FAILED" if row.get("passed") is False else "ok"
 
 
 def rate(row: dict[str, Any], name: str = "rate") -> str:
-    """A rate with its unit: memory in TB/s, arithmetic in TFLOP/s."""
+    """Return a rate with its unit, TB/s or TFLOP/s."""
     value = row.get(name)
     return "-" if value is None else f"{value:.3g} {row['unit']}"
 
 
 def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Times in milliseconds."""
+    """Return the times and rates of ops."""
     table = [["op", "forward ms", "backward ms", "forward rate", "backward rate", "rate", "of peak", "result"]]
     for name, row in rows.items():
         forward = row.get("forward_seconds", row.get("step_seconds"))
@@ -114,7 +113,7 @@ def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Rates in sequences per second; the last column compares with the faster of Hugging Face's."""
+    """Return the speed of steps; one column compares with Hugging Face's fastest step."""
     peer = max((row.get("sequences_per_second", 0.0) for n, row in rows.items() if "huggingface" in n), default=0.0)
     head = ["step", "sequences", "tokens", "ms", "sequences/s", "model TFLOP/s", "of bf16 peak", "GiB"]
     table = [[*head, "W", "MHz", "x Hugging Face", "result"]]
@@ -137,7 +136,7 @@ def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def goals_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[str]]]]:
-    """The fastest step of each precision next to what one H200 is meant to reach, and to Hugging Face's eager one."""
+    """Compare the fastest step of each precision with its goal, and with Hugging Face's eager step."""
     eager = rows.get("huggingface eager", {}).get("sequences_per_second")
     table = [["precision", "fastest step", "sequences/s", "goal on an H200", "of the goal", "x Hugging Face eager"]]
     for precision, goal in GOALS.items():
@@ -154,7 +153,7 @@ def goals_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[
 
 
 def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Groups of kernels of each profiled step."""
+    """Return the groups of kernels of each profiled step."""
     table = [["step", "group", "ms", "share", "rate", "of peak", "longest"]]
     for name, row in rows.items():
         if "groups" not in row:
@@ -167,7 +166,7 @@ def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """How many tests had which outcome, and those that did not pass."""
+    """Return the number of tests with each outcome, and the failed tests."""
     outcomes = [row["outcome"] for row in rows.values()]
     table = [["test", "outcome"], *([f"{outcomes.count(o)} tests", o] for o in sorted(set(outcomes)))]
     table += [[name.split("::", 1)[-1], "failed"] for name, row in rows.items() if row["outcome"] == "failed"]
@@ -175,7 +174,7 @@ def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def plain_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Return every row with its numbers and texts, and what became of it."""
+    """Return every row with its numbers and texts, and its result."""
     table = [["row", "found", "result"]]
     for name, row in rows.items():
         shown = {key: value for key, value in row.items() if isinstance(value, int | float | str | dict)}
@@ -190,7 +189,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# Parts with other tables than `plain_table`.
+# The tables of parts; the other parts have a `plain_table`.
 TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
     "smoke": step_table,
     "record": step_table,

@@ -1,4 +1,4 @@
-"""Text to the MDS sets that training streams."""
+"""Convert text to MDS sets for streaming."""
 
 from mlbert.cli.mosaic_bert.convert_dataset import main
 

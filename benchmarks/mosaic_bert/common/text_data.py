@@ -1,4 +1,4 @@
-"""A look at the batches that training gets of a set of texts."""
+"""Print the batches that training gets from a set of texts."""
 
 from mlbert.cli.mosaic_bert.text_data import main
 

@@ -41,7 +41,7 @@ LIMITS = {
         parts.HEADS: (45, 3.04),
         parts.UPDATE: (7, 15.48),  # writes the bfloat16 copy of the weights; two launches for its last two elements
         parts.CLEARING: (253, 1.74),
-        parts.TRAVEL: (0, 0.0),
+        parts.COMMUNICATION: (0, 0.0),
         parts.OTHER: (10, 0.001),
     },
     "fp8": {
@@ -54,7 +54,7 @@ LIMITS = {
         parts.HEADS: (47, 2.91),
         parts.UPDATE: (7, 14.81),
         parts.CLEARING: (253, 1.74),
-        parts.TRAVEL: (0, 0.0),
+        parts.COMMUNICATION: (0, 0.0),
         parts.OTHER: (24, 0.001),
     },
 }

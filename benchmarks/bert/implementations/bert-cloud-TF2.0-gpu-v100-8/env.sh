@@ -1,8 +1,8 @@
-# Site facts of one cloud machine with 8 V100: image, paths and launcher words. Yours will differ: edit this file.
+# Site settings of one cloud machine with 8 V100: image, paths and srun arguments. Edit this file for your site.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
-# An image with TensorFlow for CUDA; without this line the machine's own Python runs.
+# An image with TensorFlow for CUDA; without this line, runs use the machine's Python.
 export CONT=/data/images/mlbert_tensorflow.sqsh
 export SRUN_ARGS=--gres=gpu:8
 

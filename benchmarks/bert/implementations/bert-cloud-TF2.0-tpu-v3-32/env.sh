@@ -1,4 +1,4 @@
-# Site facts of one cloud machine and its TPU v3-32: name, paths. Yours will differ: edit this file.
+# Site settings of one cloud machine and its TPU v3-32: name and paths. Edit this file for your site.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 

@@ -1,4 +1,4 @@
-"""Training in TensorFlow 2 on this system: settings come from the sourced config, published flags win over them."""
+"""Train in TensorFlow 2 with the settings of the sourced config; published flags win over them."""
 
 from tf2_bert.start import main
 

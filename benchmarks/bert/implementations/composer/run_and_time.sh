@@ -1,15 +1,15 @@
 #!/bin/bash
-# Ten runs of one of MosaicML's configs of MLPerf Training v2.1; their logs become a submission below DIR.
+# Run one of MosaicML's configs of MLPerf Training v2.1 ten times, and collect the logs as a submission in DIR.
 #   run_and_time.sh -c|--config baseline|methods [-o|--mlperf_root_dir DIR] [-s|--seed N] [-t|--timestamp T]
 #                   [--skip_env_setup] [--skip_data_setup] [--wandb]
-#   -o   gets results/8xA100_80GB-<config>/bert/result_<i>.txt; else runs/composer of the tree
-#   -s   of run 0, the others count on from it; else each draws its own
-#   -t   part of the runs' names; else the time
-#   --skip_env_setup    run with the Python that is active, and install nothing
-#   --skip_data_setup   do not look for data and weights first
+#   -o   folder for results/8xA100_80GB-<config>/bert/result_<i>.txt (default: runs/composer of the tree)
+#   -s   seed of run 0, incremented for each further run (default: each run draws its own)
+#   -t   part of the runs' names (default: the current time)
+#   --skip_env_setup    use the active Python, and install nothing
+#   --skip_data_setup   do not check for data and weights first
 #   --wandb             log to Weights & Biases, project WANDB_PROJECT or mlperf
 # Exported settings (NEXP, DGXNGPU, DATADIR_PHASE2, LR ...) win over config and setup.sh.
-# shellcheck disable=SC2034,SC2329  # common.sh reads what is set here, and calls start, collected and mlbert_once
+# shellcheck disable=SC2034,SC2329  # common.sh reads these variables, and calls start, collected and mlbert_once
 set -euo pipefail
 
 here="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -26,7 +26,7 @@ while (($#)); do
     shift
     case "${word}" in
     -c | --config | -o | --mlperf_root_dir | -s | --seed | -t | --timestamp)
-        (($#)) || usage_error "${word} has no value"
+        (($#)) || usage_error "${word} needs a value"
         case "${word}" in
         -c | --config) config="$1" ;;
         -o | --mlperf_root_dir) results_root="$1" ;;
@@ -41,12 +41,12 @@ while (($#)); do
     *) usage_error "${word} is unknown" ;;
     esac
 done
-[[ -n "${config}" ]] || usage_error "--config is not given"
+[[ -n "${config}" ]] || usage_error "--config is missing"
 config_file="${here}/../8xA100_80GB-${config}/config.yaml"
 [[ "${config}" != */* && -f "${config_file}" ]] || usage_error "there is no config ${config}"
-[[ "${SEED:-0}" =~ ^[0-9]+$ ]] || usage_error "--seed ${SEED} is no whole number"
+[[ "${SEED:-0}" =~ ^[0-9]+$ ]] || usage_error "--seed ${SEED} is not a whole number"
 timestamp="${timestamp:-$(date +%Y%m%d%H%M%S)}"
-[[ "${timestamp}" =~ ^[A-Za-z0-9._-]+$ ]] || usage_error "--timestamp ${timestamp} is no part of a file's name"
+[[ "${timestamp}" =~ ^[A-Za-z0-9._-]+$ ]] || usage_error "--timestamp ${timestamp} is not allowed in a file name"
 [[ -z "${CONFIG_FILE:-}" ]] || usage_error "${CONFIG_FILE} is sourced in this shell; start this from another one"
 
 # shellcheck source-path=SCRIPTDIR source=setup.sh
@@ -54,7 +54,7 @@ source "${here}/setup.sh"
 results_root="${results_root:-${here}/../../../../runs/composer}"
 export LOGDIR="${LOGDIR:-${results_root}/runs/bert-${config}-${timestamp}}"
 RECIPE=masked_lm MLPERF_SUBMISSION_PLATFORM="8xA100_80GB-${config}" COLLECT_RESULTS=1
-CONFIG_FILE="${here}/../8xA100_80GB-${config}/config.yaml" # not exported: the trainer takes it by --config
+CONFIG_FILE="${here}/../8xA100_80GB-${config}/config.yaml" # not exported: the trainer gets it with --config
 # shellcheck source-path=SCRIPTDIR source=../pytorch/launch/common.sh
 source "${pytorch_dir}/launch/common.sh"
 config_file="${system_dir}/config.yaml"
@@ -67,7 +67,7 @@ mlbert_once() {
     "${PYTHON:-python3}" -m mlbert "$@"
 }
 
-# Starts the ranks of one run.
+# Start the ranks of one run.
 start() {
     export CACHES_CLEARED=false RUN_NAME="bert-${config}-${timestamp}-${EXPERIMENT}"
     if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
@@ -83,15 +83,15 @@ if ((env_setup)) && [[ -z "${PYTHON:-}${VIRTUAL_ENV:-}" ]]; then
 fi
 if ((data_setup)); then
     for name in DATADIR_PHASE2 EVALDIR INIT_CHECKPOINT BERT_CONFIG; do
-        [[ "${!name}" == none || -e "${!name}" ]] || fail "${name}=${!name} does not exist. Make it (composer/README.md), or export ${name}."
+        [[ "${!name}" == none || -e "${!name}" ]] || fail "${name}=${!name} does not exist. Create it (composer/README.md), or export ${name}."
     done
 fi
 check_settings
 choose_python
-((DGXNGPU == 8)) || say "warning: ${DGXNGPU} ranks, and the published batch of 448 is 8 ranks x 56."
+((DGXNGPU == 8)) || say "warning: ${DGXNGPU} ranks, but the published batch of 448 is 8 ranks x 56."
 for i in "${experiments[@]}"; do
     if is_finished "${i}"; then
-        say "run ${i} is finished already."
+        say "run ${i} is already finished."
         continue
     fi
     train_on "${i}" "$(hostname)" start

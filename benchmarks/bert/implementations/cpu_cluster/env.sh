@@ -1,4 +1,4 @@
-# Site facts of CPU nodes that run the demonstration: where things lie. Sourced by the configs beside it.
+# Paths and submitter for CPU nodes that run the demonstration. Sourced by the configs of this folder.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 

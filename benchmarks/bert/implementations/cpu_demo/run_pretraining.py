@@ -1,4 +1,4 @@
-"""One training process of this system; every setting comes from the sourced config and the flags."""
+"""Run one training process with the settings of the sourced config and the flags."""
 
 from mlbert.cli.train import main
 

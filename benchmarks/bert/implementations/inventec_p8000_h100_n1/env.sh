@@ -1,12 +1,12 @@
-# Site facts of Inventec's P8000 (8 H100) and P9000 (8 B200): image, paths and launcher words. Yours will differ: edit this file, not the configs.
+# Site settings of Inventec's P8000 (8 H100) and P9000 (8 B200): image, paths and srun arguments. Edit this file for your site, not the configs.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
-# The image that `docker build` and `enroot import` make here (README.md); without this line the nodes' own Python runs.
+# The image made with `docker build` and `enroot import` (README.md); without this line, jobs use the nodes' Python.
 export CONT=/mnt/sqsh/bert_ngc23.09_pyt.sqsh
 export SRUN_ARGS=--gres=gpu:8
 
-# What ./input_preprocessing/prepare_data.sh --outputdir /mnt/mlperf/bert_data --packed-data makes.
+# Written by ./input_preprocessing/prepare_data.sh --outputdir /mnt/mlperf/bert_data --packed-data.
 data_dir=/mnt/mlperf/bert_data
 export DATADIR_PHASE2="${data_dir}/packed"
 export EVALDIR="${data_dir}/eval"

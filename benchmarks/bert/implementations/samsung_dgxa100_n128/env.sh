@@ -1,12 +1,12 @@
-# Site facts of 128 DGX A100: image, paths and launcher words. Yours will differ: edit this file, not the configs.
+# Site settings of 128 DGX A100: image, paths and srun arguments. Edit this file for your site, not the configs.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
-# The image that docs/docker.md makes; without this line the nodes' own Python runs.
+# The image built as in docs/docker.md; without this line, jobs use the nodes' Python.
 export CONT=/data/images/mlbert.sqsh
 export SRUN_ARGS=--gres=gpu:8
 
-# What launch/prepare_data.sh --outputdir /data/bert --bins makes.
+# Written by launch/prepare_data.sh --outputdir /data/bert --bins.
 data_dir=/data/bert
 export DATADIR_PHASE2="${data_dir}/bins"
 export EVALDIR="${data_dir}/eval"

@@ -1,4 +1,4 @@
 #!/bin/bash
-# The tree's own ./download_code.sh.
+# Run the tree's download_code.sh.
 set -euo pipefail
 exec "$(dirname "${BASH_SOURCE[0]}")/../../../../download_code.sh" "$@"

@@ -1,4 +1,4 @@
-"""BERT pre-training in TensorFlow 2: flags as published, the rest from a sourced config."""
+"""Pre-train BERT in TensorFlow 2 with published flags and a sourced config."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-# Site facts of a CPU machine that runs the demonstration in TensorFlow 2: where things lie. Sourced by the configs beside it.
+# Paths and submitter for a CPU machine that runs the demonstration in TensorFlow 2. Sourced by the configs of this folder.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 

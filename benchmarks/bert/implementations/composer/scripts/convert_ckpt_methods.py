@@ -1,4 +1,4 @@
-"""NVIDIA's .pt file as starting weights: what `mlbert convert nvidia-to-torch` does, by its published name."""
+"""Convert NVIDIA's .pt file to starting weights: `mlbert convert nvidia-to-torch` by its published name."""
 
 from mlbert.cli.published import main
 

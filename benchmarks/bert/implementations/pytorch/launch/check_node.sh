@@ -35,7 +35,7 @@ for name in BERT_CONFIG INIT_CHECKPOINT; do
     fi
 done
 if given LOGDIR && ! mkdir -p "${LOGDIR}" 2>/dev/null; then
-    complain "LOGDIR=${LOGDIR} cannot be made here. Name a folder that every node can write."
+    complain "LOGDIR=${LOGDIR} cannot be created here. Name a folder that every node can write."
 elif given LOGDIR && [[ ! -w "${LOGDIR}" ]]; then
     complain "LOGDIR=${LOGDIR} is not writable here. Name a folder that every node can write."
 fi

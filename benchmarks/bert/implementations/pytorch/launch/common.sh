@@ -1,5 +1,5 @@
-# Functions of all launchers: run.sub, run_with_docker.sh and run_multinode.sh source this after CONFIG_FILE is set.
-# shellcheck shell=bash disable=SC2034  # they use the variables
+# Functions of all launchers. run.sub, run_with_docker.sh and run_multinode.sh source this after CONFIG_FILE is set.
+# shellcheck shell=bash disable=SC2034  # launchers use the variables
 
 system_dir="$(cd "$(dirname "${CONFIG_FILE}")" && pwd)"
 tree_dir="$(cd "${system_dir}/../../../.." && pwd)"
@@ -48,7 +48,7 @@ check_settings() {
     if enabled COLLECT_RESULTS 0 && [[ -z "${MLPERF_SUBMISSION_PLATFORM:-}" ]]; then
         fail "COLLECT_RESULTS=1 needs MLPERF_SUBMISSION_PLATFORM. Set it in env.sh."
     fi
-    mkdir -p "${LOGDIR}" 2>/dev/null || fail "LOGDIR=${LOGDIR} cannot be made on $(hostname). Set it in env.sh."
+    mkdir -p "${LOGDIR}" 2>/dev/null || fail "LOGDIR=${LOGDIR} cannot be created on $(hostname). Set it in env.sh."
     LOGDIR="$(cd "${LOGDIR}" && pwd)"
     mapfile -t experiments < <(seq 0 $((NEXP - 1)))
     [[ -z "${SLURM_ARRAY_TASK_ID:-}" ]] || experiments=("${SLURM_ARRAY_TASK_ID}")
@@ -70,8 +70,8 @@ choose_python() {
     fi
 }
 
-# Report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before any run. The words are
-# those of the trainer; TensorFlow's has no such check.
+# Let the trainer report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before any
+# run. TensorFlow's trainer has no such check.
 check_training() {
     [[ "${RECIPE}" != tensorflow2 ]] || return 0
     "$@" --print-config > >(sed -n '/^warning: /p' >&2) || exit 2
@@ -194,7 +194,7 @@ train_on() {
     conclude "${i}" "${status}"
 }
 
-# Record the status $2 of finished run $1, check its log, and collect it. The launcher defines `mlbert_once`.
+# Record the status $2 of the finished run $1, check its log, and collect it. The launcher defines `mlbert_once`.
 conclude() {
     local i="$1" status="$2" log="${LOGDIR}/result_$1.txt"
     ((status == 0)) || failed=1

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Drop this host's page cache, so that a run reads its data from disk. Exit status 1 if that is not permitted.
+# Drop this host's page cache, so that a run reads its data from disk. Exits with status 1 if that is not permitted.
 set -euo pipefail
 
 drop=(sudo --non-interactive /sbin/sysctl -q vm.drop_caches=3)

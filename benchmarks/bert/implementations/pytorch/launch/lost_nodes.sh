@@ -1,7 +1,7 @@
-# Functions of run.sub about the job's nodes: which of them run the ranks, and how the job continues without one that the log
-# names as lost. docs/how_a_run_ends.md explains it.
-#   nodes, spares   the nodes that run the ranks, and those that wait to replace one
-#   lost            the nodes that are not used again, also in lost_file, for a requeued job
+# Functions of run.sub that choose the nodes for the ranks, and continue the job without a node that the log names as lost
+# (docs/how_a_run_ends.md).
+#   nodes, spares   nodes that run the ranks, and nodes that can replace one of them
+#   lost            nodes that are not used again; lost_file keeps them for a requeued job
 # shellcheck shell=bash disable=SC2034,SC2154  # variables of run.sub and common.sh
 
 # Divide the job's nodes, in Slurm's order, into `nodes`, which run the ranks, `spares` and lost ones.
@@ -16,16 +16,16 @@ choose_nodes() {
     ((${#without[@]} == 0)) || usable_args=(--exclude="$(joined "${without[@]}")")
     without+=("${spares[@]}")
     ((${#without[@]} == 0)) || rank_nodes=(--nodes="${DGXNNODES}" --exclude="$(joined "${without[@]}")")
-    choose_meeting_place "${nodes[0]}"
+    choose_master "${nodes[0]}"
 }
 
 # Set the address of the first rank's node. Only possible on the host: a container has no scontrol.
-choose_meeting_place() {
+choose_master() {
     local first="$1" address="$1"
-    if [[ "${first}" != "${meeting_node:-${first}}" ]]; then
+    if [[ "${first}" != "${master_node:-${first}}" ]]; then
         unset MASTER_ADDR
     fi
-    meeting_node="${first}"
+    master_node="${first}"
     if ! getent hosts "${first}" >/dev/null; then
         address="$(scontrol --oneliner show node "${first}" | grep -o 'NodeAddr=[^ ]*')"
         address="${address#NodeAddr=}"
@@ -50,7 +50,8 @@ exclude_lost_nodes() {
         say "Slurm may give the job its lost nodes again (${lost[*]})."
 }
 
-# Return whether Slurm can run this job elsewhere: it may be requeued, and its partition has enough nodes but the lost ones.
+# Return whether Slurm can run this job elsewhere: it may be requeued, and its partition has enough nodes without the lost
+# ones.
 can_move() {
     local others
     [[ "$(job_field Requeue)" == 1 ]] || return 1
@@ -59,7 +60,7 @@ can_move() {
     ((others >= job_nodes))
 }
 
-# Print the node that reason $1 of an aborted run names as lost or hanging; nothing for wrong input and other failures.
+# Print the node that is lost or hangs according to the reason $1 of an aborted run; nothing for other failures.
 named_node() {
     if [[ "$1" =~ ^rank\ [0-9]+\ on\ ([^ ]+)\ (died|is\ silent|hangs|stood\ still)\  && " ${nodes[*]} " == *" ${BASH_REMATCH[1]} "* ]]; then
         echo "${BASH_REMATCH[1]}"

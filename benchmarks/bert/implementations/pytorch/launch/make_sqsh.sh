@@ -17,7 +17,7 @@ image="$1" folder="${2%/}"
 [[ "${image}" == *://* ]] || fail "${image} lacks the kind of image. Write dockerd://${image}, podman://${image} or docker://REGISTRY#NAME:TAG."
 [[ "${folder}" != *.sqsh ]] || fail "${folder} is a file name. Give a folder; the file is named after its digest."
 command -v enroot >/dev/null || fail "enroot is not installed. See https://github.com/NVIDIA/enroot."
-mkdir -p "${folder}" || fail "${folder} cannot be made."
+mkdir -p "${folder}" || fail "${folder} cannot be created."
 
 name="${image##*[/#]}"
 name="${name%%[:@]*}"

@@ -120,7 +120,7 @@ fi
 ((download)) || [[ -n "${input}" ]] || fail "--input is missing (or --download). See prepare_data.sh --help."
 ((download == 0)) || [[ -z "${input}" ]] || fail "--input and --download exclude each other."
 command -v mlbert >/dev/null || fail "mlbert is not in PATH. Run ./quickstart.sh once and source .venv/bin/activate, or pip install the tree."
-mkdir -p "${outputdir}" 2>/dev/null || fail "${outputdir} cannot be made. Choose another --outputdir."
+mkdir -p "${outputdir}" 2>/dev/null || fail "${outputdir} cannot be created. Choose another --outputdir."
 outputdir="$(realpath "${outputdir}")"
 
 step() {

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Copy a data set to this node's own disk: stage.sh SOURCE TARGET. A file's copy is read back and its SHA-256 compared with
-# that of the bytes that were read. A complete copy of an unchanged source is kept: TARGET.staged lists its files, which must
-# still be there, because clusters delete old files of such disks.
+# Copy a data set to this node's local disk: stage.sh SOURCE TARGET. Each copied file is read back, and its SHA-256 compared
+# with that of the source. A complete copy of an unchanged source is reused if all files in TARGET.staged still exist, because
+# clusters delete old files from such disks.
 set -euo pipefail
 
 source_dir="$(realpath -m "$1")"
@@ -17,7 +17,7 @@ list_files() {
     (cd "$1" && find -L . -type f -printf '%P\t%s\t%T@\n' | LC_ALL=C sort)
 }
 
-# Whether each of the listed files has a copy of its size.
+# Return whether each of the listed files has a copy of the same size.
 is_complete() {
     local copies
     copies="$(list_files "${target}" 2>/dev/null)" || return 1

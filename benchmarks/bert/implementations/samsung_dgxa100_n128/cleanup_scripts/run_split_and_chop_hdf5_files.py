@@ -1,4 +1,4 @@
-"""HDF5 shards cut into bins by length: what `mlbert prepare bins-hdf5` does, by its published name."""
+"""Divide HDF5 shards into bins by length: `mlbert prepare bins-hdf5` by its published name."""
 
 from mlbert.cli.published import main
 

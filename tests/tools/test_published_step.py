@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_check import collectives, external, hardware, product
+from gpu_check import collectives, external, hardware, published_step
 from gpu_check.parts import tiny_scale
 from mlbert.config.resolution import resolve
 from mlbert.distributed.sharding import ShardedReducer
@@ -18,20 +18,20 @@ from mlbert.ops import api as ops
 from mlbert.recipes.registry import RECIPES
 
 CPU = torch.device("cpu")
-DIFFERENT = {*product.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
+DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
 
 
-@pytest.mark.parametrize("precision", product.CONFIGS)
+@pytest.mark.parametrize("precision", published_step.CONFIGS)
 def test_measured_settings_are_the_published_ones(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only `CHANGES`, the folder, and the settings of the row differ."""
-    command = ["bash", "-c", f"source {product.CONFIGS[precision]} && env -0"]
+    command = ["bash", "-c", f"source {published_step.CONFIGS[precision]} && env -0"]
     sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
     published = resolve(RECIPES[environ["RECIPE"]], environ).as_configuration()
     monkeypatch.setenv("OPS", "flash")
-    found = product.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
+    found = published_step.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
     assert {name for name in found if found[name]["value"] != published[name]["value"]} == DIFFERENT
     assert (found["BATCHSIZE"]["value"], found["OPS"]["value"]) == (224, "flash")
     kept = ("PRECISION", "CUDA_GRAPH_MODE", "SHARDED_OPTIMIZER")
@@ -42,13 +42,13 @@ def test_measured_settings_are_the_published_ones(
 def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
     """It has FP8 products, a sharded reduction, and a batch of the graph's size."""
     shape = tiny_scale().config
-    resolved = product.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
-    found = product.Product(resolved, CPU, lambda _: None)
+    resolved = published_step.configured("fp8", tmp_path, {"BATCHSIZE": "2"}, shape)
+    found = published_step.PublishedStep(resolved, CPU, lambda _: None)
     method = found.method
     assert method.precision == "fp8"
     assert isinstance(method.sync, ShardedReducer)
-    assert found.make.graph_for([found.batch]), "the batch does not fit the graph"
-    assert found.batch.num_samples == 2 * product.SEQUENCES_A_PACK
+    assert found.train_step.graph_for([found.batch]), "the batch does not fit the graph"
+    assert found.batch.num_samples == 2 * published_step.SEQUENCES_A_PACK
     losses = [float(found.step()) for _ in range(2)]
     assert losses[0] != losses[1]
     ops.select("auto")

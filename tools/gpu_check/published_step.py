@@ -1,7 +1,7 @@
-"""The step that a published configuration trains with, on one GPU: its config is sourced, and its recipe builds it.
+"""Build the training step of a published configuration on one GPU, by sourcing its config and running its recipe.
 
-Graph, algorithms, accumulation, forms of the ops and copies of the weights are those of the job. What differs is in
-`CHANGES`, and that every step trains on one batch with the training set's lengths.
+Graphs, algorithms, accumulation, implementations of the ops and copies of the weights are those of the job. Only the
+settings in `CHANGES` differ, and every step trains on the same batch, with lengths as in the training set.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ SEQUENCES_A_PACK = 2
 
 
 def exports(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> dict[str, str]:
-    """Return the environment that the published config makes, with these changes and the model's shape if one is given.
+    """Return the environment after sourcing the published config, with these changes and, if given, another shape.
 
-    An exported OPS counts, so that a run can be repeated with other forms.
+    An exported OPS applies, so that a run can be repeated with other implementations.
     """
     command = ["bash", "-c", 'source "$0" && env -0', str(CONFIGS[precision])]
     sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -68,13 +68,13 @@ def configured(precision: str, work: Path, changes: Mapping[str, str], shape: Be
     return resolve(RECIPES[environ["RECIPE"]], environ)
 
 
-class Product:
+class PublishedStep:
     """A configuration's step with its graphs recorded.
 
     Args:
         resolved: from `configured`.
-        device: where to compute. Nothing is captured on a CPU, where this tries the program.
-        say: takes what a run logs of forms and algorithms.
+        device: where to compute; a CPU, for a rehearsal, captures no graphs.
+        say: called with messages about implementations and algorithms.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device, say: Any = print) -> None:
@@ -90,34 +90,34 @@ class Product:
         if device.type == "cuda":
             graphs = choose_graphs(compute.cuda_graph_mode, method, 1, device, 1)
         elif compute.cuda_graph_mode != "none":
-            assert method.static_shape is not None, "packs have one"
-            can_capture = method.optimizer.can_capture  # only the Triton form can
+            assert method.static_shape is not None, "packs have a static shape"
+            can_capture = method.optimizer.can_capture  # only the Triton implementation can
             mode = GraphMode(compute.cuda_graph_mode) if can_capture else GraphMode.SEGMENTED
             graphs = Graphs(mode, method.static_shape, 1, NoCapture)
         objects = method.model, method.objective, method.flat, method.sync, method.optimizer
-        self.make = Step(*objects, world.all_reduce_max, say, graphs, method.loss_scale)
-        self.make.warm_up()
+        self.train_step = Step(*objects, world.all_reduce_max, say, graphs, method.loss_scale)
+        self.train_step.warm_up()
         if graphs:
-            self.make.record(partial(tuned, device, True, world.all_reduce_max, say))
+            self.train_step.record(partial(tuned, device, True, world.all_reduce_max, say))
         self._steps = itertools.count()
         self._divisors = method.objective.divisors(method.objective.counts(self.batch))
 
     def step(self) -> Tensor:
         """Queue one step and return its loss."""
-        return self.make([self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE).loss_sum
+        return self.train_step([self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE).loss_sum
 
     def losses(self, count: int) -> list[float]:
-        """Return the losses of steps from the first weights on, each on other sequences."""
+        """Train from the initial weights, each step on other sequences, and return the losses."""
         found = []
         for number in range(count):
             batch = make_batch(self.config, self.batch.num_samples, None, self.seed + number)
             divisors = self.method.objective.divisors(self.method.objective.counts(batch))
             rate = LEARNING_RATE * min(1.0, (number + 1) / WARM_UP_STEPS)
-            found.append(self.make([batch], self.seed, number, divisors, rate).loss_sum.clone())
+            found.append(self.train_step([batch], self.seed, number, divisors, rate).loss_sum.clone())
         return torch.stack(found).tolist()
 
     def _batch(self, packs: int) -> HostBatch:
-        """Return as many sequences of the training set's lengths as fit into the packs, as the loader does."""
+        """Return as many sequences as fit into the packs, with lengths as in the training set."""
         shape = self.method.static_shape
         for sequences in range(SEQUENCES_A_PACK * packs, 0, -1):
             batch = make_batch(self.config, sequences, None, self.seed)
@@ -127,18 +127,18 @@ class Product:
 
 
 def measure(resolved: Resolved, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Return the step's rates, its settings, and the GPU's power and clocks meanwhile."""
-    product = Product(resolved, device)
+    """Return the step's `timed_steps`, its settings, and the GPU's power and clocks during the measurement."""
+    published = PublishedStep(resolved, device)
     compute = resolved.config[ComputeConfig]
     with sampled_power() as power:
-        result = timed_steps(product.config, device, seconds, product.step, product.batch)
+        result = timed_steps(published.config, device, seconds, published.step, published.batch)
     return {
         **result,
         "precision": compute.precision,
         "accumulation": compute.fp8_fast_accumulation,
         "graph": compute.cuda_graph_mode,
         "forms": registry.selected(device),
-        "optimizer": product.method.optimizer.implementation,
+        "optimizer": published.method.optimizer.implementation,
         "power": power,
     }
 
@@ -152,7 +152,7 @@ def measure_largest(
     shape: BertConfig | None,
     changes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return `measure` of the largest number of packs that fits, halving it."""
+    """Return the result of `measure`, halving the number of packs until it fits."""
 
     def measured(count: int) -> dict[str, Any]:
         return measure(configured(precision, work, {"BATCHSIZE": str(count), **changes}, shape), device, seconds)
