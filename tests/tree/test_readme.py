@@ -1,7 +1,7 @@
 """Check that README links resolve and that every command runs, in order, in a copy of the tree.
 
-The copy shortens the demo (one pass over the text, a target that any model reaches, early evaluations); everything else
-is what the reader runs. Its `.venv` forwards to this test's interpreter.
+The copy shortens the demo (one pass over the text, a target that any model reaches, early evaluations) and measures
+steps of two packs; everything else is what the reader runs. Its `.venv` forwards to this test's interpreter.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def run_blocks(stage: Stage, readme: Path) -> int:
     """Run the README's blocks in order and return their number."""
     folder = (stage.root / readme.relative_to(ROOT)).parent
     for command in (found := commands(readme)):
-        done = stage.run(command, folder)
+        done = stage.run(command.replace("bench step ", "bench step --packs 2 "), folder)
         assert done.returncode == 0, f"{readme}:\n{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return len(found)
 
