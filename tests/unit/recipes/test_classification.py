@@ -125,6 +125,7 @@ def test_a_task_is_learnt_exported_and_predicted(
     with pytest.raises(SystemExit) as end:
         main(["finetune", "--predict", str(folder / "dev.csv"), "--model", str(made), "--out", str(out)])
     assert end.value.code == 0
+    assert f"predicting: {len(rows)} rows" in capsys.readouterr().err
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
     assert [line["probability"] for line in again] == pytest.approx(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from pydantic import Field, Strict
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows
-from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.tasks import TaskEvalSet
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.schema import Document, read_model
@@ -75,13 +75,16 @@ def read_card(weights: Path) -> TaskCard:
 
 
 @torch.no_grad()
-def predict(weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer, device: torch.device) -> np.ndarray:
-    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression."""
+def predict(
+    weights: Path, card: TaskCard, rows: TaskRows, device: torch.device, advance: Callable[[int], object]
+) -> np.ndarray:
+    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression. ``advance`` is
+    called with the number of rows of each batch."""
     model = BertForSequenceClassification(BertConfig.from_json(weights / "bert_config.json"), card.num_labels)
     model.initialize(0)
     load_weights(model.to(device), weights)
     model.train(False)
-    batches = TaskEvalSet([rows], tokenizer, max_seq_length=card.max_seq_length, batch_size=_BATCH)
+    batches = TaskEvalSet([rows], load_tokenizer(weights), max_seq_length=card.max_seq_length, batch_size=_BATCH)
     batches.open()
     found = []
     for batch in batches:
@@ -91,6 +94,7 @@ def predict(weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer,
             found.append(torch.stack([number.double(), probability], dim=1).cpu())
         else:
             found.append(torch.cat([logits, torch.full_like(logits, torch.nan)], dim=1).cpu())
+        advance(len(logits))
     return torch.cat(found).numpy()
 
 

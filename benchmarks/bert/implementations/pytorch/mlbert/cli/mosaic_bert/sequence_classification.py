@@ -18,14 +18,13 @@ from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, note
 from mlbert.cli.pretrain import training_seconds
 from mlbert.cli.train import run_resolved
 from mlbert.data.formats.tasks import read_texts
-from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.programs import custom_task
-from mlbert.programs.console import new_table, waiting
+from mlbert.programs.console import console_progress, new_table
 from mlbert.programs.mosaic import finetuning_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
@@ -115,8 +114,8 @@ def _predict(file: Path, model: Path, out: Path) -> int:
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with waiting(f"predicting {len(rows)} rows"):
-        found = task_model.predict(weights, card, rows, load_tokenizer(weights), device)
+    with console_progress(Console(stderr=True)).task("predicting", len(rows), "rows") as advance:
+        found = task_model.predict(weights, card, rows, device, advance)
     task_model.write_predictions(out, [rows], found, card)
     print(f"wrote {len(rows)} predictions to {out}")
     return SUCCEEDED
