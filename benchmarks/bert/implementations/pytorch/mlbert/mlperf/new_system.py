@@ -127,7 +127,7 @@ def _renamed(path: Path, other: str, name: str) -> str:
     """Return the file's text with the new system's name, also in its first line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if path.name == "env.sh":
-        lines[0] = f"# Site facts of {name}: image, paths and launcher words. Yours will differ: edit this file.\n"
+        lines[0] = f"# Site settings of {name}: image, paths and launcher arguments. Edit this file for your site.\n"
     elif lines and lines[0].startswith("#"):
         lines[0] = f"# {name}, with the numbers of {other}/{path.name}.\n"
     text = re.sub(rf"\b{re.escape(other)}\b(?!/config_)", name, "".join(lines))

@@ -162,7 +162,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"cannot be made ({error.strerror})"
+        reason = f"cannot be created ({error.strerror})"
         raise UserError("file.unwritable", path, reason, "Choose another output folder") from None
 
 

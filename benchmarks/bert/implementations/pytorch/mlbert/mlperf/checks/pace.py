@@ -315,8 +315,7 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
             yield log.error_if(log.is_ours, text, _TIMED if log.is_ours else "", durations[0][0].event)
             continue
         shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
-        is_trial = log.is_ours and len(results.logs) < _MIN_RUNS
-        min_ms = _NOISY_OURS_MS if is_trial else _MIN_EVALUATION_MS[log.is_ours]
+        min_ms = _NOISY_OURS_MS if log.is_ours and len(results.logs) < _MIN_RUNS else _MIN_EVALUATION_MS[log.is_ours]
         if shortest is None or usual < min_ms or ms > _SHORT * usual:
             continue
         text = f"an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
