@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +32,20 @@ def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]
     return columns
 
 
+def write_samples(
+    folder: Path, columns: Mapping[str, str], samples: Iterable[Mapping[str, Any]], **options: Any
+) -> Path:
+    """Write any MDS set."""
+    with MdsWriter(folder, columns, **options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return folder
+
+
 def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: str | None = None) -> Path:
     """Write the samples in shards of about 64 KiB."""
-    kinds = dict.fromkeys(COLUMNS, "bytes")
-    with MdsWriter(folder, kinds, size_limit=1 << 16, compression=compression) as writer:
-        for index in range(len(columns["input_ids"])):
-            writer.write({name: columns[name][index].tobytes() for name in COLUMNS})
-    return folder
+    samples = ({name: columns[name][index].tobytes() for name in COLUMNS} for index in range(len(columns["input_ids"])))
+    return write_samples(folder, dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16, compression=compression)
 
 
 def write_mds(

@@ -40,24 +40,32 @@ def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
     return np.where(rng.random(count) < 0.25, longest, rng.integers(5, longest + 1, count))
 
 
-def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary: str = "a" * 64) -> Path:
-    """Write a prepared set of unpacked sequences."""
+def write_set(
+    folder: Path,
+    rows: Ragged,
+    shards: int = 3,
+    longest: int = 32,
+    vocabulary: str = "a" * 64,
+    packs: list[int] | None = None,
+) -> Path:
+    """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only shard."""
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):
-        writer.write_shard(index, rows.take(chosen))
+        writer.write_shard(index, rows.take(chosen), packs and np.asarray(packs))
     writer.finish(
         vocabulary={"sha256": vocabulary, "size": VOCAB_SIZE},
         max_seq_length=longest,
         max_predictions=MAX_PREDICTIONS,
         provenance={"options": {}},
+        packs=packs and {"max_tokens": 64, "max_sequences": 3},
     )
     return folder
 
 
 def flip(path: Path, place: float = 0.5) -> None:
-    """Flip a bit in a file, at a position relative to its length."""
+    """Flip a bit in a file, at a byte or (below 1) at a position relative to its length."""
     data = bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= 8
+    data[int(place * len(data) if place < 1 else place)] ^= 8
     path.write_bytes(data)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.mds import MdsWriter
+from mds_samples import write_samples
 from mlbert.data.loading.batches import HostBatch
 
 WORDS = [
@@ -37,10 +37,7 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
 
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
     """Write a set of texts in several shards."""
-    with MdsWriter(folder, {"text": "str"}, size_limit=size_limit, **options) as writer:
-        for text in texts:
-            writer.write({"text": text})
-    return folder
+    return write_samples(folder, {"text": "str"}, ({"text": text} for text in texts), size_limit=size_limit, **options)
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]

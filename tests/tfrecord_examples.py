@@ -10,9 +10,17 @@ from typing import Any
 from mlbert.data.formats import tfrecord_plain as plain
 from mlbert.data.formats.manifest import write_json
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import ExampleReader
+from mlbert.data.formats.tfrecord import ExampleReader, write_examples
 
 Lists = dict[str, list]
+
+
+def write_parts(folder: Path, *parts: Ragged) -> Path:
+    """Write a new folder of TFRecords, one file per part, with the widths 32 and 5."""
+    folder.mkdir()
+    for number, rows in enumerate(parts):
+        write_examples(folder / f"part-{number:05d}-of-{len(parts):05d}", rows, 32, 5)
+    return folder
 
 
 def read_examples(path: Path | str, **options: Any) -> Iterator[Ragged]:

@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlbert.config.recipe import Recipe
-from mlbert.data.formats.prepared import ShardWriter
 from mlbert.ops import precision
-from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+from random_set import random_rows
 from simple_recipe import FOLDERS, simple_recipe
+from stored_sets import write_set
 from unit.test_interpreted import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,17 +102,6 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
     """Return make_set(count, shards=...), which writes a prepared set and returns its folder."""
 
     def make(count: int = 300, shards: int = 3, name: str = "set", seed: int = 0, vocabulary: str = "a" * 64) -> Path:
-        folder = tmp_path / name
-        rows = random_rows(count, seed)
-        writer = ShardWriter(folder, shards, "test")
-        for index, chosen in enumerate(np.array_split(np.arange(count), shards)):
-            writer.write_shard(index, rows.take(chosen))
-        writer.finish(
-            vocabulary={"sha256": vocabulary, "size": VOCAB_SIZE},
-            max_seq_length=MAX_SEQ_LENGTH,
-            max_predictions=5,
-            provenance={"options": {"seed": seed}},
-        )
-        return folder
+        return write_set(tmp_path / name, random_rows(count, seed), shards, vocabulary=vocabulary)
 
     return make

@@ -37,6 +37,11 @@ def opened(folder, **options) -> PackedSource:
     return source
 
 
+def found_in(batch) -> list[int]:
+    """Return how many sequences are of each bin."""
+    return np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0].tolist()
+
+
 def test_gathering_mixes_bins_in_the_order_asked_for(bins):
     store = open_store(bins)
     assert isinstance(store, BinnedStore)
@@ -51,15 +56,13 @@ def test_gathering_mixes_bins_in_the_order_asked_for(bins):
 def test_every_sequence_once_and_every_micro_batch_in_proportion(bins, world_size, accumulation):
     shares = np.histogram(open_store(bins).lengths, [0, 9, 17, 25, 33])[0] / COUNT
     seen, size = [], 48 // world_size // accumulation
+    options = {"packs_per_step": 48 // world_size, "accumulation": accumulation, "world_size": world_size}
     for rank in range(world_size):
-        source = opened(
-            bins, packs_per_step=48 // world_size, accumulation=accumulation, rank=rank, world_size=world_size
-        )
+        source = opened(bins, rank=rank, **options)
         assert source.steps_per_epoch == COUNT // 48
         for step in range(source.steps_per_epoch):
             for batch in source.batches_of(step):
-                found = np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0]
-                assert (np.abs(found - shares * size) <= 3).all()
+                assert (np.abs(found_in(batch) - shares * size) <= 3).all()
                 assert batch.num_samples == size
                 seen += tokens_of(batch)
     assert len(set(seen)) == len(seen) == COUNT
@@ -78,10 +81,6 @@ def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
     """A source for each rank."""
     shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}
     return [opened(bins, rank=rank, **shares) for rank in range(world_size)]
-
-
-def found_in(batch) -> list[int]:
-    return np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0].tolist()
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (1, 4), (2, 2), (4, 1)])
@@ -143,15 +142,14 @@ def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
 
 
 @pytest.mark.parametrize(
-    ("counts", "world_size", "code"),
-    [([4, 4], 1, "config.conflict"), ([1, 100, 1, 1], 2, "data.too-small")],
+    ("folder", "counts", "world_size", "code"),
+    [
+        (".", [4, 4], 1, "config.conflict"),
+        (".", [1, 100, 1, 1], 2, "data.too-small"),
+        ("bin-001-008", [48], 1, "config.conflict"),
+    ],
+    ids=["too few", "too large", "no bins"],
 )
-def test_numbers_that_the_bins_cannot_give(bins, counts, world_size, code):
-    options = {"max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, "world_size": world_size}
+def test_numbers_that_the_bins_cannot_give(bins, folder, counts, world_size, code):
     with user_error(code, "BIN_COUNTS"):
-        PackedSource(bins, packs_per_step=sum(counts), bin_counts=counts, **options)
-
-
-def test_a_set_without_bins(bins):
-    with user_error("config.conflict", "BIN_COUNTS"):
-        opened(bins / "bin-001-008", bin_counts=[48])
+        composed(bins / folder, counts, world_size)

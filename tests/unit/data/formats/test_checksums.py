@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,6 @@ from mlbert.data.prepare.verify import verify
 from user_errors import user_error
 
 
-@pytest.fixture
-def _large(monkeypatch):
-    """Every set counts as too large to be hashed at once, or held in memory."""
-    monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
-    monkeypatch.setattr(opening, "IN_MEMORY_BYTES", 0)
-
-
 def harmless_flip(folder: Path, shard: int) -> Path:
     """Change a token of the last sequence to another one of the vocabulary."""
     path = folder / shard_name(shard, 3)
@@ -38,18 +32,17 @@ def harmless_flip(folder: Path, shard: int) -> Path:
 def trained(folder: Path, steps: int = 3) -> None:
     """As the loop does: open, some steps, finish."""
     source = PackedSource(folder, packs_per_step=40, max_sequences_per_pack=1, seed=1, partition=contiguous)
-    try:
+    with closing(source):
         source.open()
         for _ in range(steps):
             source.next_step()
         source.finish()
-    finally:
-        source.close()
 
 
-@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("listed", [True, False, "stale"])
-def test_a_flipped_bit_ends_the_run(make_set, listed):
+def test_a_flipped_bit_ends_the_run_of_a_large_set(make_set, monkeypatch, listed):
+    monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
+    monkeypatch.setattr(opening, "IN_MEMORY_BYTES", 0)
     folder = make_set(300)
     if listed is False:
         (folder / CHECKSUMS).unlink()
@@ -71,10 +64,9 @@ def test_other_peoples_files_after_a_verification(make_set, tmp_path):
     first = shards[0].read_bytes()
     shards[0].write_bytes(shards[1].read_bytes())
     shards[1].write_bytes(first)
-    with user_error("data.checksum", tmp_path / "theirs/part_00000_of_00002.hdf5"):
-        trained(tmp_path / "theirs")
-    with user_error("data.checksum", tmp_path / "theirs/part_00000_of_00002.hdf5"):
-        open_store(tmp_path / "theirs")
+    for use in (trained, open_store):
+        with user_error("data.checksum", shards[0]):
+            use(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize(

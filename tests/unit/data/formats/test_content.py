@@ -18,14 +18,14 @@ from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.open import check_same_vocabulary, describe, open_store, widths_at_most
 from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.pretraining import EvalSet
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.verify import verify
 from random_set import random_rows
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, write_set
+from stored_sets import VOCAB_SIZE, flip, make_rows, names, random_lengths, write_set
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 COUNT = 40
@@ -34,14 +34,16 @@ COUNT = 40
 @pytest.fixture(params=["tfrecord", "nvidia"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, own_cache: Path) -> Path:
     """Two files."""
-    rows, made = make_rows(random_lengths(COUNT)), tmp_path / "set"
+    rows = make_rows(random_lengths(COUNT))
     if request.param == "tfrecord":
-        made.mkdir()
-        for part, chosen in enumerate(np.split(np.arange(COUNT), 2)):
-            write_examples(made / f"part-0000{part}-of-00002", rows.take(chosen), 32, MAX_PREDICTIONS)
-    else:
-        export_nvidia(write_set(tmp_path / "source", rows), made, layout="fixed", num_files=2)
-    return made
+        return write_parts(tmp_path / "set", *(rows.take(half) for half in np.split(np.arange(COUNT), 2)))
+    export_nvidia(write_set(tmp_path / "source", rows), tmp_path / "set", layout="fixed", num_files=2)
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    return write_parts(tmp_path / "records", random_rows(90))
 
 
 def first(folder: Path) -> Path:
@@ -100,19 +102,17 @@ def test_a_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monkey
     assert describe(folder).known_as.startswith("names-and-sizes:")
 
 
-def test_no_record_is_read_before_a_set_is_opened(tmp_path: Path) -> None:
-    path = tmp_path / "set/part-0"
-    path.parent.mkdir()
-    write_examples(path, make_rows(random_lengths(COUNT)), 32, MAX_PREDICTIONS)
-    most = Widths(32, MAX_PREDICTIONS)
-    known = describe(path.parent, most)
+def test_no_record_is_read_before_a_set_is_opened(records: Path) -> None:
+    (path,) = records.iterdir()
+    most = Widths(32, 5)
+    known = describe(records, most)
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
-    assert describe(path.parent, most) == known
+    assert describe(records, most) == known
     common = {"max_sequences_per_pack": 1, "vocab_size": VOCAB_SIZE, "most": most}
     sets = [
-        PackedSource(path.parent, packs_per_step=4, seed=1, partition=contiguous, **common),
-        EvalSet(path.parent, 10, 4, **common),
+        PackedSource(records, packs_per_step=4, seed=1, partition=contiguous, **common),
+        EvalSet(records, 10, 4, **common),
     ]
     for one in sets:
         with user_error("data.damaged", path):
@@ -123,12 +123,9 @@ def test_no_record_is_read_before_a_set_is_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "setting"), [((16, 5), "MAX_SEQ_LENGTH=32"), ((32, 4), "MAX_PREDICTIONS_PER_SEQ=5")])
-def test_records_wider_than_expected(most: tuple[int, int], setting: str, tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    write_examples(tmp_path / "set/part-0", make_rows(random_lengths(COUNT)), 32, MAX_PREDICTIONS)
-    data = EvalSet(tmp_path / "set", 10, 4, max_sequences_per_pack=1, most=Widths(*most))
-    with user_error("config.conflict", tmp_path / "set") as caught:
-        data.open()
+def test_records_wider_than_expected(most: tuple[int, int], setting: str, records: Path) -> None:
+    with user_error("config.conflict", records) as caught:
+        EvalSet(records, 10, 4, max_sequences_per_pack=1, most=Widths(*most)).open()
     assert setting in str(caught.value)
 
 
@@ -143,14 +140,6 @@ def test_the_widths_of_the_benchmark(positions: int, widths: tuple[int, int]) ->
 
 
 SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "partition": contiguous}
-
-
-@pytest.fixture
-def records(tmp_path):
-    folder = tmp_path / "records"
-    folder.mkdir()
-    write_examples(folder / "part-0.tfrecord", random_rows(90), 32, 5)
-    return folder
 
 
 def test_a_prepared_set(make_set):
@@ -173,6 +162,8 @@ def test_records_train_and_evaluate(records):
     evaluation = EvalSet(records, 60, 4, max_sequences_per_pack=3, vocab_size=VOCAB_SIZE)
     evaluation.open()
     assert sorted(n for batch in evaluation for n in numbers(batch)) == list(range(60))
+    with user_error("config.range", records):  # more than there are
+        EvalSet(records, 91, 4, max_sequences_per_pack=3).open()
 
 
 def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
@@ -184,27 +175,15 @@ def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
         EvalSet(records, 90, 4, max_sequences_per_pack=3, vocab_size=100).open()
 
 
-def test_an_evaluation_set_that_is_too_small_is_noticed_when_it_is_opened(records):
-    with user_error("config.range", records):
-        EvalSet(records, 91, 4, max_sequences_per_pack=3).open()
-
-
-def test_a_folder_of_nothing_known(tmp_path):
-    (tmp_path / "notes.txt").write_text("hello")
-    for look in (describe, open_store):
-        with user_error("data.missing", tmp_path):
-            look(tmp_path)
-        with user_error("file.missing", tmp_path / "absent"):
-            look(tmp_path / "absent")
-
-
-def test_the_folder_above_data_sets_names_them(make_set):
-    above = make_set(5, name="instances").parent
+@pytest.mark.parametrize("look", [describe, open_store])
+def test_a_folder_that_is_not_a_set(tmp_path, make_set, look):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/notes.txt").write_text("hello")
+    make_set(5, name="instances")
     make_set(5, name="packed")
-    (above / "text").mkdir()
-    for look in (describe, open_store):
-        with user_error("data.format", above):
-            look(above)
+    for folder, code in (("empty", "data.missing"), ("absent", "file.missing"), (".", "data.format")):
+        with user_error(code, tmp_path / folder):
+            look(tmp_path / folder)
 
 
 def test_unknown_vocabularies_agree_with_any(make_set):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -32,15 +34,10 @@ from random_set import random_rows
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
     """By the book, one unit after the other."""
-    order = sorted(range(len(lengths)), key=lambda unit: (-lengths[unit], unit))
     dealt: list[list[int]] = [[] for _ in range(parts)]
-    turn = 0
-    while order:
-        round_ = list(range(parts)) if turn % 2 == 0 else list(range(parts))[::-1]
-        for part in round_:
-            if order:
-                dealt[part].append(order.pop(0))
-        turn += 1
+    turns = itertools.cycle([*range(parts), *reversed(range(parts))])
+    for unit in sorted(range(len(lengths)), key=lambda unit: (-lengths[unit], unit)):
+        dealt[next(turns)].append(unit)
     return dealt
 
 
@@ -110,8 +107,7 @@ def test_a_rank_of_a_thousand_reads_only_its_share(monkeypatch):
     assert len({unit for share in shares for unit in share}) == len(readers)
 
 
-def test_a_machine_packs_a_set_once(make_set, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_machine_packs_a_set_once(make_set, own_cache, monkeypatch):
     store = ShardSet.open(make_set(300))
 
     def packs_of(seed: int) -> list[tuple[int, ...]]:
@@ -124,16 +120,14 @@ def test_a_machine_packs_a_set_once(make_set, tmp_path, monkeypatch):
     monkeypatch.setattr(order, "_SHARED_SEQUENCES", 0)
     assert packs_of(1) == alone
     others = [packs_of(seed) for seed in (2, 3, 4)]
-    with monkeypatch.context() as patch:
-        patch.setattr(order, "pack_lengths", lambda *_: pytest.fail("the packs were there"))
+    with mock.patch.object(order, "pack_lengths", side_effect=pytest.fail.Exception("not kept")):
         assert [packs_of(seed) for seed in (1, 2, 3, 4)] == [alone, *others]
     assert alone not in others
     packs_of(5)
-    assert len(list((tmp_path / "cache/mlbert/packs").iterdir())) == 4
+    assert len(list((own_cache / "mlbert/packs").iterdir())) == 4
 
 
-def test_one_makes_what_the_others_wait_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_one_makes_what_the_others_wait_for(tmp_path, own_cache, monkeypatch):
     (tmp_path / "data").touch()
     made = []
 

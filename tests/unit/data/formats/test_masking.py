@@ -9,14 +9,7 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.masking import (
-    MASKED_SHARE,
-    MAX_PREDICTIONS,
-    MaskingRule,
-    mask_tokens,
-    shuffle,
-    truncate_pair,
-)
+from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS, MaskingRule, mask_tokens, shuffle, truncate_pair
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
@@ -33,9 +26,7 @@ def plain_mask(tokens, rule, rng):
             break
         if rng.random() < 0.8:
             result[place] = rule.mask_id
-        elif rng.random() < 0.5:
-            pass
-        else:
+        elif rng.random() >= 0.5:
             result[place] = rng.randint(0, rule.vocab_size - 1)
         chosen.append(place)
     chosen.sort()
@@ -81,12 +72,7 @@ def test_mask_equals_its_definition(words, cut, seed, vocab_size):
     assert ours.getstate() == theirs.getstate()
 
 
-@given(
-    first=st.lists(st.integers(0, 99), min_size=1, max_size=60),
-    second=st.lists(st.integers(0, 99), min_size=1, max_size=60),
-    limit=st.integers(2, 80),
-    seed=st.integers(0, 10**9),
-)
+@given(*[st.lists(st.integers(0, 99), min_size=1, max_size=60)] * 2, st.integers(2, 80), st.integers(0, 10**9))
 @settings(max_examples=100)
 def test_truncate_equals_its_definition(first, second, limit, seed):
     ours, theirs = random.Random(seed), random.Random(seed)

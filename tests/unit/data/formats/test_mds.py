@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mds_samples import write_samples
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from user_errors import user_error
 
@@ -26,9 +27,7 @@ def rewrite(folder: Path, target: Path, cache: Path | None) -> list[tuple[str, b
     """Write a set anew with its own settings: names of the files, and whether they are the same."""
     reader, first = MdsReader(folder, cache), json.loads((folder / "index.json").read_bytes())["shards"][0]
     chosen = {name: first[name] for name in ("size_limit", "compression", "hashes")}
-    with MdsWriter(target, reader.columns, **chosen) as writer:
-        for sample in reader:
-            writer.write(sample)
+    write_samples(target, reader.columns, reader, **chosen)
     return [(path.name, path.read_bytes() == (target / path.name).read_bytes()) for path in sorted(folder.iterdir())]
 
 
@@ -79,9 +78,7 @@ def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]
 def test_written_files_are_read_back(case):
     columns, samples, limit = case
     with TemporaryDirectory() as folder:
-        with MdsWriter(folder, columns, size_limit=limit, hashes=["sha256", "md5"]) as writer:
-            for sample in samples:
-                writer.write(sample)
+        write_samples(folder, columns, samples, size_limit=limit, hashes=["sha256", "md5"])
         reader = MdsReader(folder)
         assert reader.columns == dict(sorted(columns.items()))
         assert list(reader) == [dict(sorted(sample.items())) for sample in samples]
@@ -91,41 +88,30 @@ def test_written_files_are_read_back(case):
 
 def test_files_stay_the_same_between_versions(tmp_path):
     """Names, order of keys, defaults and offsets."""
-    with MdsWriter(tmp_path / "set", COLUMNS) as writer:
-        for number in range(3):
-            writer.write({"text": f"sample {number}", "ids": bytes(number), "number": "x"})
+    write_samples(
+        tmp_path / "set", COLUMNS, ({"text": f"sample {n}", "ids": bytes(n), "number": "x"} for n in range(3))
+    )
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (tmp_path / "set").iterdir()}
     assert found == {"index.json": "96d1497a5c59e48b", "shard.00000.mds": "bc8f13e9a5419e84"}
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(587, [4]), (586, [3, 1])])
 def test_a_shard_is_as_large_as_the_limit_and_no_larger(tmp_path, limit, expected):
-    with MdsWriter(tmp_path / "set", {"a": "bytes"}, size_limit=limit, hashes=[]) as writer:
-        for _ in range(4):
-            writer.write({"a": bytes(96)})
+    write_samples(tmp_path / "set", {"a": "bytes"}, [{"a": bytes(96)}] * 4, size_limit=limit, hashes=[])
     assert MdsReader(tmp_path / "set").shard_sizes.tolist() == expected
     largest = max(path.stat().st_size for path in (tmp_path / "set").glob("*.mds"))
     assert largest == (limit if expected == [4] else limit - 99 - 4)
 
 
-class Long:
-    """A value with no bytes to store."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-
 def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
-    """Offsets have 32 bits. A shard has the number of samples, two offsets, the settings, and the sizes of columns."""
+    """Offsets have 32 bits. A shard has the number of samples, two offsets, the settings, and the sizes of columns.
+    A range has a length, but no bytes to store."""
     writer = MdsWriter(tmp_path / "set", {"a": "bytes", "b": "bytes"})
     most = 2**32 - 1 - 4 * 3 - len(writer._head) - 4 * 2
     with user_error("data.too-long", tmp_path / "set"):
-        writer.write({"a": Long(most - 9), "b": bytes(10)})
+        writer.write({"a": range(most - 9), "b": bytes(10)})
     with pytest.raises(TypeError):  # is stored, if it can be
-        writer.write({"a": Long(most - 10), "b": bytes(10)})
+        writer.write({"a": range(most - 10), "b": bytes(10)})
 
 
 def test_levels_of_compression(tmp_path):
@@ -139,9 +125,8 @@ def test_levels_of_compression(tmp_path):
 
 def write_set(folder: Path, **options: object) -> Path:
     """60 samples in three shards."""
-    with MdsWriter(folder, COLUMNS, size_limit=1200, **options) as writer:
-        for number in range(60):
-            writer.write({"text": f"sample {number}", "ids": bytes(12), "number": f"{number:08}"})
+    samples = ({"text": f"sample {n}", "ids": bytes(12), "number": f"{n:08}"} for n in range(60))
+    write_samples(folder, COLUMNS, samples, size_limit=1200, **options)
     assert len(list(folder.glob("shard*"))) == 3
     return folder
 
@@ -177,6 +162,7 @@ def change_shard(place: int, content: bytes) -> object:
 
 IN_SAMPLE = 1000
 INDEX, SHARD = "index.json", "shard.00002.mds"
+NO_COLUMNS = {"column_names": [], "column_encodings": [], "column_sizes": []}
 DAMAGES = {
     "no index": (lambda folder: (folder / INDEX).unlink(), INDEX, "file.unreadable"),
     "index no JSON": (change_index("{"), INDEX, "file.json"),
@@ -186,24 +172,16 @@ DAMAGES = {
     "missing hashes": (change_index(lambda s: s[1]["raw_data"].pop("hashes")), INDEX, "file.json"),
     "other format": (change_index(lambda s: s[0].update(format="csv")), INDEX, "data.format"),
     "every shard of another version": (change_index(lambda s: [x.update(version=1) for x in s]), INDEX, "data.format"),
-    "no columns": (
-        change_index(lambda s: [x.update(column_names=[], column_encodings=[], column_sizes=[]) for x in s]),
-        INDEX,
-        "data.damaged",
-    ),
+    "no columns": (change_index(lambda s: [x.update(NO_COLUMNS) for x in s]), INDEX, "data.damaged"),
     "other version": (change_index(lambda s: s[0].update(version=3)), INDEX, "data.format"),
     "other columns": (change_index(lambda s: s[0]["column_names"].reverse()), INDEX, "data.mixed"),
     "wrong column sizes": (
-        change_index(lambda s: [shard["column_sizes"].__setitem__(1, 4) for shard in s]),
+        change_index(lambda s: [x["column_sizes"].__setitem__(1, 4) for x in s]),
         "shard.00000.mds",
         "data.damaged",
     ),
     "no samples": (change_index(lambda s: s[0].update(samples=0)), INDEX, "file.json"),
-    "columns of unequal number": (
-        change_index(lambda s: [shard["column_encodings"].pop() for shard in s]),
-        INDEX,
-        "data.damaged",
-    ),
+    "too few encodings": (change_index(lambda s: [x["column_encodings"].pop() for x in s]), INDEX, "data.damaged"),
     "compression of nothing": (change_index(lambda s: s[0].update(compression="zstd")), INDEX, "data.damaged"),
     "a key twice": (change_index('{"shards": [], "shards": []}'), INDEX, "file.json"),
     "a shard twice": (change_index(lambda s: s.append(s[0])), INDEX, "data.damaged"),

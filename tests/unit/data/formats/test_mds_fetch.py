@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 
 from file_limits import largest_file
-from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mds_samples import write_samples
+from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import decompressed
 from mlbert.host import files
+from stored_sets import flip
 from user_errors import user_error
 
 FIRST = "shard.00000.mds"
@@ -27,10 +30,8 @@ FIRST = "shard.00000.mds"
 
 def write_set(folder: Path, compression: str | None = None) -> Path:
     """60 samples in three shards."""
-    options = {"size_limit": 1000, "compression": compression}
-    with MdsWriter(folder, {"number": "str", "bytes": "bytes"}, **options) as writer:
-        for number in range(60):
-            writer.write({"number": f"{number:04}", "bytes": bytes(20)})
+    samples = ({"number": f"{number:04}", "bytes": bytes(20)} for number in range(60))
+    write_samples(folder, {"number": "str", "bytes": "bytes"}, samples, size_limit=1000, compression=compression)
     assert len(list(folder.glob("shard*"))) == 3
     return folder
 
@@ -146,9 +147,7 @@ def test_names_a_shard_that_stays_damaged(server, cache):
 
 def test_replaces_a_damaged_file_of_the_cache(server, cache):
     numbers(MdsReader(server.url, cache))
-    data = bytearray((cache / FIRST).read_bytes())
-    data[-1] ^= 1
-    (cache / FIRST).write_bytes(data)
+    flip(cache / FIRST, 0.99)
     assert numbers(MdsReader(server.url, cache)) == list(range(60))
     assert server.requests[FIRST] == 2
 
@@ -198,18 +197,11 @@ def test_processes_share_a_cache(server, cache):
 
 
 def test_threads_share_a_reader(server, cache):
-    reader, found = MdsReader(server.url, cache), {}
-
-    def read(seed: int) -> None:
-        order = np.random.default_rng(seed).permutation(60).tolist()
-        found[seed] = [int(reader[index]["number"]) for index in order] == order
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == dict.fromkeys(range(4), True)
+    reader = MdsReader(server.url, cache)
+    orders = [np.random.default_rng(seed).permutation(60).tolist() for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda order: [int(reader[index]["number"]) for index in order], orders)
+        assert list(found) == orders
     assert {server.requests[f"shard.0000{number}.mds"] for number in range(3)} == {1}
 
 
@@ -265,8 +257,6 @@ def test_cache_that_cannot_be_written(remote, cache):
 
 
 def test_cache_of_another_set(remote, cache, tmp_path):
-    with MdsWriter(tmp_path / "other", {"number": "str"}) as writer:
-        writer.write({"number": "1"})
-    MdsReader(tmp_path / "other", cache)
+    MdsReader(write_samples(tmp_path / "other", {"number": "str"}, [{"number": "1"}]), cache)
     with user_error("data.mixed", cache):
         MdsReader(remote, cache)

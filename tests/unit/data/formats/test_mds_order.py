@@ -22,10 +22,8 @@ SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=10).map(np.array)
 
 
 def case_name(case: dict) -> str:
-    world = "x".join(map(str, case["world"].values()))
-    return (
-        f"{case['shuffle_algo']}-{case['num_canonical_nodes']}-{case['epoch']}-{world}-{case.get('sample_in_epoch', 0)}"
-    )
+    world, first = "x".join(map(str, case["world"].values())), case.get("sample_in_epoch", 0)
+    return f"{case['shuffle_algo']}-{case['num_canonical_nodes']}-{case['epoch']}-{world}-{first}"
 
 
 def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
@@ -103,14 +101,12 @@ def test_samples_shifted_to_the_same_place_keep_their_order():
 def test_a_canonical_node_has_the_same_samples_in_every_epoch(sizes, canonical_nodes, shuffle, block_size, seed):
     assume(sizes.sum() >= canonical_nodes)
     edges = np.arange(1, canonical_nodes) * sizes.sum() // canonical_nodes
-    epochs = [
-        [
-            sorted(node.tolist())
-            for node in np.split(shuffled(sizes, shuffle, canonical_nodes, seed, e, block_size), edges)
-        ]
-        for e in (0, 1, 7)
-    ]
-    assert epochs[0] == epochs[1] == epochs[2]
+
+    def nodes(epoch: int) -> list[list[int]]:
+        samples = shuffled(sizes, shuffle, canonical_nodes, seed, epoch, block_size)
+        return [sorted(node.tolist()) for node in np.split(samples, edges)]
+
+    assert nodes(0) == nodes(1) == nodes(7)
 
 
 def test_fewer_samples_than_canonical_nodes():

@@ -6,6 +6,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -31,6 +32,7 @@ from user_errors import user_error
 
 COUNT, FILES = 60, 3
 pytestmark = pytest.mark.usefixtures("own_cache")
+KINDS = ["fixed", "variable", "packed"]
 LIMITS = ShardLimits(WIDTH, PREDICTIONS)
 PLAIN = {"chunks": True, "compression": "gzip"}
 
@@ -52,7 +54,7 @@ def open_all(folder: Path) -> NvidiaStore:
 
 
 @pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
-@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_files_written_by_h5py_are_read(tmp_path, kind, options):
     expected = write(tmp_path / "set", kind, **options)
     store = open_all(tmp_path / "set")
@@ -159,7 +161,7 @@ def test_many_threads_read_at_once(tmp_path):
 @given(
     count=st.integers(1, 40),
     seed=st.integers(0, 1000),
-    kind=st.sampled_from(["fixed", "variable", "packed"]),
+    kind=st.sampled_from(KINDS),
     plain=st.booleans(),
     order=st.lists(st.integers(0, 10**6), max_size=50),
 )
@@ -186,13 +188,16 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
     rows = write(tmp_path / "theirs", kind)
     counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
     ours = our_set(tmp_path / "ours", rows, offsets_of(counts) if kind == "packed" else None)
-    sources = []
-    for folder in (tmp_path / "theirs", ours):
-        source = PackedSource(
-            folder, packs_per_step=2, max_sequences_per_pack=each, seed=5, partition=contiguous, vocab_size=500
-        )
+    options = {
+        "packs_per_step": 2,
+        "max_sequences_per_pack": each,
+        "seed": 5,
+        "partition": contiguous,
+        "vocab_size": 500,
+    }
+    sources = [PackedSource(folder, **options) for folder in (tmp_path / "theirs", ours)]
+    for source in sources:
         source.open()
-        sources.append(source)
     assert sources[0].steps_per_epoch == sources[1].steps_per_epoch > 1
     for step in range(sources[0].steps_per_epoch + 2):
         for theirs, mine in zip(sources[0].batches_of(step), sources[1].batches_of(step), strict=True):
@@ -202,13 +207,12 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
 # The index in the cache folder
 
 
-def test_index_is_kept_and_follows_the_files(tmp_path, monkeypatch):
+def test_index_is_kept_and_follows_the_files(tmp_path):
     folder = tmp_path / "set"
     expected = write(folder, "variable")
     assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     (kept,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(nvidia_index, "build_index", lambda *words: pytest.fail("the kept index was not used"))
+    with mock.patch.object(nvidia_index, "build_index", side_effect=pytest.fail.Exception("not kept")):
         assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     expected = write(folder, "variable", seed=10)
     assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
@@ -259,7 +263,7 @@ def check_refused(code: str, subject: Path, folder: Path | None = None) -> None:
         read_all(folder or subject.parent)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_missing_key(tmp_path, kind):
     for key in ("segment_ids", "masked_lm_ids", "next_sentence_labels"):
         write(tmp_path / key, kind)
@@ -288,7 +292,7 @@ def test_unequal_row_counts_and_types(tmp_path):
         check_refused(code, path)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", [0, 100, 0.3, 0.9, -1])
 def test_truncated_file(tmp_path, kind, kept):
     write(tmp_path / "set", kind, names="part_{:05d}_of_{:05d}")
@@ -315,11 +319,10 @@ def test_shard_numbers(tmp_path):
 
 def test_mixed_folders(tmp_path):
     write(tmp_path / "set", "variable")
-    write_fixed(tmp_path / "set" / "part_00001_of_00003.hdf5", bert_rows(20, 1))
-    check_refused("data.mixed", tmp_path / "set/part_00001_of_00003.hdf5")
+    check_refused("data.mixed", write_fixed(tmp_path / "set/part_00001_of_00003.hdf5", bert_rows(20, 1)))
     write(tmp_path / "fixed", "fixed")
-    write_fixed(tmp_path / "fixed" / "part_00001_of_00003.hdf5", bert_rows(20, 1), width=WIDTH + 1)
-    check_refused("data.mixed", tmp_path / "fixed/part_00001_of_00003.hdf5")
+    path = tmp_path / "fixed/part_00001_of_00003.hdf5"
+    check_refused("data.mixed", write_fixed(path, bert_rows(20, 1), width=WIDTH + 1))
 
 
 def test_folder_without_shards(tmp_path):
@@ -331,24 +334,9 @@ def test_folder_without_shards(tmp_path):
         NvidiaStore(tmp_path / "none")
 
 
-def set_row(column: str, row: int, change) -> object:
-    """An edit of one row of the second shard."""
-
-    def edit(file: h5py.File) -> None:
-        values = np.array(file[column][row])
-        file[column][row] = change(values)
-
-    return edit
-
-
 def at(place: int, value: int):
-    """An edit of one item of a row."""
-
-    def change(values: np.ndarray) -> np.ndarray:
-        values[place] = value
-        return values
-
-    return change
+    """Return an edit of one item of a row."""
+    return lambda row: np.where(np.arange(len(row)) == place, value, row).astype(row.dtype)
 
 
 ROW = 7
@@ -381,7 +369,7 @@ def test_wrong_row_is_named(tmp_path, kind, column, change, options):
     write(tmp_path / "set", kind, **options)
     path = tmp_path / "set" / "part_00001_of_00003.hdf5"
     with h5py.File(path, "r+") as file:
-        set_row(column, ROW, change)(file)
+        file[column][ROW] = change(np.array(file[column][ROW]))
     with user_error("data.damaged", path) as caught:
         read_all(path.parent)
     assert f"row {ROW} " in str(caught.value)
@@ -389,7 +377,7 @@ def test_wrong_row_is_named(tmp_path, kind, column, change, options):
 
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from(["fixed", "variable", "packed"]),
+    kind=st.sampled_from(KINDS),
     flips=st.lists(st.tuples(st.floats(0, 0.999999), st.integers(1, 255)), min_size=1, max_size=8),
 )
 def test_flipped_bytes_give_sequences_or_one_line(tmp_path_factory, kind, flips):

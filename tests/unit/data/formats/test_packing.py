@@ -23,12 +23,7 @@ def wikipedia_like(count: int) -> np.ndarray:
     return np.where(drawn >= 0.766, 512, np.interp(drawn, shares, lengths)).astype(np.int64)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 40), max_size=200),
-    room=st.integers(0, 30),
-    max_sequences=st.integers(1, 5),
-    seed=st.integers(0, 2**32),
-)
+@given(st.lists(st.integers(1, 40), max_size=200), st.integers(0, 30), st.integers(1, 5), st.integers(0, 2**32))
 @settings(max_examples=150)
 def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_sequences, seed):
     array = np.asarray(lengths, np.int64)
@@ -103,12 +98,6 @@ def test_default_is_three_sequences_and_no_length_is_no_pack():
     assert pack_lengths(ones, 4, 4).filled(ones, 4) == 1.0
 
 
-@pytest.mark.parametrize(("tokens", "sequences"), [(0, 3), (8, 0), (0, 0)])
-def test_a_pack_has_room_for_something(tokens, sequences):
-    with pytest.raises(ValueError, match=f"max_tokens {tokens} and max_sequences {sequences}"):
-        pack_lengths(np.ones(1, np.int64), tokens, sequences)
-
-
 def test_fit_makes_full_packs_only():
     histogram = np.bincount(wikipedia_like(100_000), minlength=513)
     assert all(sum(combination) == 512 for combination in fit(histogram, 512, 3))
@@ -123,7 +112,16 @@ def test_order_of_packs_does_not_follow_length():
     assert abs(halves[0].mean() - halves[1].mean()) < 0.05 * first.mean()
 
 
-@pytest.mark.parametrize("lengths", [[0, 3], [3, 9], [-1]])
-def test_a_length_that_cannot_fit_is_an_error(lengths):
-    with pytest.raises(ValueError, match="do not fit packs of 8 tokens"):
-        pack_lengths(np.asarray(lengths), 8)
+@pytest.mark.parametrize(
+    ("lengths", "limits", "words"),
+    [
+        *(
+            ([1], limits, f"max_tokens {limits[0]} and max_sequences {limits[1]}")
+            for limits in ((0, 3), (8, 0), (0, 0))
+        ),
+        *((lengths, (8,), "do not fit packs of 8 tokens") for lengths in ([0, 3], [3, 9], [-1])),
+    ],
+)
+def test_lengths_and_limits_that_cannot_work(lengths, limits, words):
+    with pytest.raises(ValueError, match=words):
+        pack_lengths(np.asarray(lengths), *limits)

@@ -20,7 +20,7 @@ from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, shard_name
 from random_set import random_rows
-from stored_sets import assert_same_rows, flip
+from stored_sets import assert_same_rows, flip, write_set
 from user_errors import user_error
 
 BITS = (0.001, 0.3, 0.6, 0.95)
@@ -43,17 +43,13 @@ def swap(folder: Path) -> None:
     second.write_bytes(content)
 
 
-def claim_packs(folder: Path) -> None:
-    def edit(document: dict) -> None:
-        document.update(packs={"max_tokens": 64, "num_packs": 0})
-        for shard in document["shards"]:
-            shard["num_packs"] = 0
-
-    edit_manifest(folder, edit)
+def claim_packs(document: dict) -> None:
+    shards = [shard | {"num_packs": 0} for shard in document["shards"]]
+    document.update(packs={"max_tokens": 64, "num_packs": 0}, shards=shards)
 
 
-def list_twice(folder: Path) -> None:
-    edit_manifest(folder, lambda document: document["shards"].append(document["shards"][0]))
+def list_twice(document: dict) -> None:
+    document["shards"].append(document["shards"][0])
 
 
 @pytest.mark.parametrize(
@@ -61,9 +57,9 @@ def list_twice(folder: Path) -> None:
     [
         (lambda folder: first_shard(folder).unlink(), "data.incomplete", shard_name(0, 3)),
         (lambda folder: shutil.copy(first_shard(folder), folder / shard_name(3, 4)), "data.mixed", shard_name(3, 4)),
-        (list_twice, "data.damaged", "manifest.json"),
+        (lambda folder: edit_manifest(folder, list_twice), "data.damaged", "manifest.json"),
         (swap, "data.damaged", shard_name(0, 3)),
-        (claim_packs, "data.damaged", shard_name(0, 3)),
+        (lambda folder: edit_manifest(folder, claim_packs), "data.damaged", shard_name(0, 3)),
         *((lambda folder, at=at: flip(first_shard(folder), at), "data.checksum", shard_name(0, 3)) for at in BITS),
     ],
     ids=["missing", "of another set", "listed twice", "swapped", "packs", *(f"bit at {place}" for place in BITS)],
@@ -86,24 +82,20 @@ def test_truncated_shard(make_set, kept, verify):
 
 
 @pytest.mark.parametrize(
-    ("change", "sequence"),
+    ("column", "place", "value", "sequence"),
     [
-        (lambda rows: rows.tokens.__setitem__(7, 60_000), 0),
-        (lambda rows: rows.masked_labels.__setitem__(0, 60_000), 0),
-        (lambda rows: rows.masked_positions.__setitem__(0, 999), 0),
-        (lambda rows: rows.next_sentence.__setitem__(2, 7), 2),
-        (lambda rows: rows.first_lengths.__setitem__(3, 40), 3),
+        ("tokens", 7, 60_000, 0),
+        ("masked_labels", 0, 60_000, 0),
+        ("masked_positions", 0, 999, 0),
+        ("next_sentence", 2, 7, 2),
+        ("first_lengths", 3, 40, 3),
     ],
-    ids=["token", "label", "position", "next sentence", "first segment"],
 )
-def test_values_out_of_range(tmp_path, change, sequence):
+def test_values_out_of_range(tmp_path, column, place, value, sequence):
     rows = random_rows(20)
-    change(rows)
-    writer = ShardWriter(tmp_path, 1, "")
-    writer.write_shard(0, rows)
-    writer.finish(vocabulary={"sha256": "a" * 64, "size": 500}, max_seq_length=32, max_predictions=5, provenance={})
+    getattr(rows, column)[place] = value
     with user_error("data.damaged", tmp_path / "shard-00000-of-00001.h5") as caught:
-        ShardSet.open(tmp_path)
+        ShardSet.open(write_set(tmp_path, rows, shards=1))
     assert f"sequence {sequence} " in str(caught.value)
 
 
@@ -113,10 +105,9 @@ def test_only_the_same_fingerprint_and_content_is_kept(tmp_path):
     assert writer.is_written(0)
     assert not writer.is_written(1)
     assert not ShardWriter(tmp_path, 2, "two").is_written(0)
-    data = bytearray(writer.path(0).read_bytes())
     with h5py.File(writer.path(0)) as file:
-        data[file["tokens"].id.get_offset()] ^= 1
-    writer.path(0).write_bytes(data)
+        place = file["tokens"].id.get_offset()
+    flip(writer.path(0), place)
     assert not writer.is_written(0)
 
 

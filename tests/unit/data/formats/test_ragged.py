@@ -28,15 +28,8 @@ def unpacked(rows: Ragged) -> list[tuple]:
     for s in range(len(rows)):
         part = slice(rows.offsets[s], rows.offsets[s + 1])
         mask = slice(rows.masked_offsets[s], rows.masked_offsets[s + 1])
-        result.append(
-            (
-                rows.tokens[part].tolist(),
-                int(rows.first_lengths[s]),
-                bool(rows.next_sentence[s]),
-                rows.masked_positions[mask].tolist(),
-                rows.masked_labels[mask].tolist(),
-            )
-        )
+        masked = [column[mask].tolist() for column in (rows.masked_positions, rows.masked_labels)]
+        result.append((rows.tokens[part].tolist(), int(rows.first_lengths[s]), bool(rows.next_sentence[s]), *masked))
     return result
 
 

@@ -69,6 +69,9 @@ def test_classes_are_sorted_and_those_of_training(tmp_path: Path) -> None:
     evaluation = read_evaluation(write(tmp_path, "text,label\nq,yes\n", "dev.csv"), FORM, rows.classes)
     assert evaluation.labels is not None
     assert evaluation.labels.tolist() == [2]
+    unknown = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
+    with user_error("data.labels", unknown):
+        read_evaluation(unknown, FORM, rows.classes)
     numbers = read_training(write(tmp_path, "text,label\nx,10\ny,9\nz,2\n"), FORM)
     assert numbers.classes == ("2", "9", "10")
     assert read_texts(train, FORM).labels is None
@@ -128,12 +131,6 @@ def test_damaged_bytes(tmp_path: Path, name: str, content: bytes, code: str, nam
     assert named in str(error.value)
     with user_error("file.unreadable", tmp_path / "none.csv"):
         read_columns(tmp_path / "none.csv", ("text",))
-
-
-def test_an_unknown_class_of_evaluation_is_reported(tmp_path: Path) -> None:
-    path = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
-    with user_error("data.labels", path):
-        read_evaluation(path, FORM, ("no", "yes"))
 
 
 @pytest.mark.parametrize("name", TASKS)

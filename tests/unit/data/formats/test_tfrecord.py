@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import struct
 from pathlib import Path
@@ -20,7 +21,7 @@ from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read
 from mlbert.data.prepare.instances import digest
 from mlbert.host.native import NativeUnavailable
 from random_set import random_rows
-from stored_sets import assert_same_rows
+from stored_sets import assert_same_rows, flip
 from tfrecord_examples import (
     SIMPLE_ROW,
     SIMPLE_WIDTHS,
@@ -113,12 +114,7 @@ rows_strategy = st.lists(
 @settings(max_examples=60)
 @given(rows_strategy, st.integers(12, 200), st.integers(4, 20))
 def test_written_files_are_read_back(drawn, max_seq_length, max_predictions):
-    rows = Ragged.from_rows(
-        [
-            (tokens, first, label, [p for p, _ in masked], [i for _, i in masked])
-            for tokens, first, label, masked in drawn
-        ]
-    )
+    rows = Ragged.from_rows((*start, [p for p, _ in masked], [i for _, i in masked]) for *start, masked in drawn)
     widths = Widths(max_seq_length, max_predictions)
     written = plain.encode(rows, widths)
     assert bytes(compiled().encode(rows, widths)) == written
@@ -154,9 +150,8 @@ def test_both_forms_judge_changed_records_alike(rng: random.Random, changes):
     for content in [*odd_examples().values(), example(simple_lists())]:
         changed = bytearray(content)
         for _ in range(changes):
-            changed[rng.randrange(len(changed))] = rng.choice(
-                [0, 1, 2, 8, 10, 18, 26, 127, 128, 255, rng.randrange(256)]
-            )
+            byte = rng.choice([0, 1, 2, 8, 10, 18, 26, 127, 128, 255, rng.randrange(256)])
+            changed[rng.randrange(len(changed))] = byte
         records.append(bytes(changed[: len(changed) - rng.choice([0, 0, 1, 5])]))
     content = frame(*records)
     plain_rows, plain_good = parse(plain, content)
@@ -255,38 +250,22 @@ def test_not_examples(form, tmp_path, content):
         list(ExampleReader(tmp_path / "file", skip_bad=True))
 
 
-def damaged(tmp_path: Path, change) -> tuple[Path, int]:
-    """A file of 20 records that `change` has spoilt, and the first byte of record 12."""
-    path = tmp_path / "file"
-    write_examples(path, random_rows(20), *WIDTHS)
-    content = bytearray(path.read_bytes())
-    start = int(plain.scan(np.frombuffer(bytes(content), np.uint8), 20)[12])
-    path.write_bytes(change(content, start))
-    return path, start
-
-
-def flipped(at: int):
-    def change(content: bytearray, start: int) -> bytes:
-        content[start + at] ^= 4
-        return bytes(content)
-
-    return change
-
-
-def cut(kept: int):
-    return lambda content, start: content[: start + kept]
-
-
 @pytest.mark.parametrize(
-    ("damage", "good"),
+    ("flipped", "kept", "good"),
     [
-        *((flipped(at), np.delete(np.arange(20), 12)) for at in (12, 100, 300)),  # its data
-        *((flipped(at), np.arange(12)) for at in (0, 7, 9)),  # its length, so the file ends there
-        *((cut(kept), np.arange(12)) for kept in (1, 11, 12, 200)),
+        *((at, None, np.delete(np.arange(20), 12)) for at in (12, 100, 300)),  # in its data
+        *((at, None, np.arange(12)) for at in (0, 7, 9)),  # in its length, so the file ends there
+        *((None, kept, np.arange(12)) for kept in (1, 11, 12, 200)),
     ],
 )
-def test_a_damaged_record_is_named(form, tmp_path, damage, good):
-    path, start = damaged(tmp_path, damage)
+def test_a_damaged_record_is_named(form, tmp_path, flipped, kept, good):
+    path = tmp_path / "file"
+    write_examples(path, random_rows(20), *WIDTHS)
+    start = int(plain.scan(np.fromfile(path, np.uint8), 20)[12])
+    if kept:
+        os.truncate(path, start + kept)
+    else:
+        flip(path, start + flipped)
     with user_error("data.damaged", path) as caught:
         read(path)
     assert f"record 12 (byte {start})" in str(caught.value)
@@ -320,14 +299,7 @@ def test_not_tfrecords(form, tmp_path, content, code, code_skipping, skip_bad):
         list(ExampleReader(tmp_path / "file", skip_bad=skip_bad))
 
 
-def test_missing_file_and_folder(tmp_path):
-    with user_error("file.unreadable", tmp_path / "absent"):
-        read(tmp_path / "absent")
-    with user_error("file.wrong-kind", tmp_path):
-        read(tmp_path)
-
-
-def test_find_files(tmp_path):
+def test_files_that_are_found_or_not(tmp_path):
     wanted = ["a.tfrecord", "b.tfrecords", "c.tfrecord-00000-of-00001", "eval_10k", "part-00000-of-00001"]
     for name in [*wanted, "part-00000-of-00001.md5", ".part-1.tfrecord", "a.tfrecord.tmp", "notes.txt", "part-1.hdf5"]:
         (tmp_path / name).touch()
@@ -336,16 +308,19 @@ def test_find_files(tmp_path):
     assert find_files(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
     with user_error("data.missing", tmp_path / "part-folder"):
         find_files(tmp_path / "part-folder")
+    for path, code in ((tmp_path / "absent", "file.unreadable"), (tmp_path, "file.wrong-kind")):
+        with user_error(code, path):
+            read(path)
 
 
 def test_too_long_to_write(tmp_path):
-    rows = random_rows(20)
-    with user_error("data.too-long", tmp_path / "file"):
-        write_examples(tmp_path / "file", rows, 8, 5)
-    with user_error("data.too-long", tmp_path / "file"):
-        write_examples(tmp_path / "file", rows, 32, 1)
-    with user_error("file.unwritable", tmp_path / "absent/file"):
-        write_examples(tmp_path / "absent" / "file", rows, 32, 5)
+    for name, widths, code in (
+        ("file", (8, 5), "data.too-long"),
+        ("file", (32, 1), "data.too-long"),
+        ("absent/file", (32, 5), "file.unwritable"),
+    ):
+        with user_error(code, tmp_path / name):
+            write_examples(tmp_path / name, random_rows(20), *widths)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,29 +19,22 @@ from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.data.prepare.verify import verify
 from random_set import random_rows
 from stored_sets import assert_same_rows
-from tfrecord_examples import records_of, write_list
+from tfrecord_examples import records_of, write_list, write_parts
 from user_errors import user_error
-
-COUNTS = (30, 1, 69)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def cache(own_cache: Path) -> Path:
+    """Return the empty folder of the indices."""
     tfrecord.codec()  # compiled before: its library lies in the cache, too
-    return tmp_path / "cache" / "mlbert" / "tfrecord"
+    return own_cache / "mlbert" / "tfrecord"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """100 sequences in three files, and a file that is no TFRecord."""
-    folder = tmp_path / "set"
-    folder.mkdir()
-    rows, first = random_rows(sum(COUNTS)), 0
-    for number, count in enumerate(COUNTS):
-        write_examples(folder / f"part-{number:05d}-of-00003", rows.slice(first, first + count), 32, 5)
-        first += count
+    """Return 100 sequences in three files, and a file that is not a TFRecord."""
+    rows = random_rows(100)
+    folder = write_parts(tmp_path / "set", rows.slice(0, 30), rows.slice(30, 31), rows.slice(31, 100))
     (folder / "part-00000-of-00003.md5").write_text("checksum")
     return folder
 
@@ -59,11 +53,10 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
         assert_same_rows(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
 
 
-def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
+def test_index_is_kept_and_follows_the_files(folder, cache):
     TFRecordStore(folder)
     (kept,) = cache.iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(tfrecord_store, "build_index", lambda paths: pytest.fail("the index was there"))
+    with mock.patch.object(tfrecord_store, "build_index", side_effect=pytest.fail.Exception("not kept")):
         assert len(TFRecordStore(folder)) == 100
     write_examples(folder / "part-00001-of-00003", random_rows(2), 32, 5)
     assert len(TFRecordStore(folder)) == 101
@@ -173,10 +166,9 @@ def test_missing_files(folder):
 
 def test_a_folder_of_text_is_not_read_as_tfrecords(tmp_path):
     (tmp_path / "part-00000-of-00001").write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
-    with user_error("data.format", tmp_path / "part-00000-of-00001"):
-        open_store(tmp_path)
-    with user_error("data.format", tmp_path / "part-00000-of-00001"):
-        describe(tmp_path)
+    for look in (open_store, describe):
+        with user_error("data.format", tmp_path / "part-00000-of-00001"):
+            look(tmp_path)
 
 
 def test_recognised_among_other_data(folder, tmp_path):
@@ -211,15 +203,10 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     vocab.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(495))]))
     with user_error("vocabulary.mismatch", vocab):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "out")
-    write_list_of_vocabulary(folder, vocab)
+    names_vocabulary = (folder / "instances.json").read_text().replace("a" * 64, file_sha256(vocab))
+    (folder / "instances.json").write_text(names_vocabulary)
     with user_error("data.incomplete", path):
         tfrecords_to_hdf5([path], vocab, tmp_path / "out")
-
-
-def write_list_of_vocabulary(folder, vocab) -> None:
-    """Name another vocabulary in the list."""
-    text = (folder / "instances.json").read_text()
-    (folder / "instances.json").write_text(text.replace("a" * 64, file_sha256(vocab)))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"files": [{"file": "part-00000-of-00003"}]}'])

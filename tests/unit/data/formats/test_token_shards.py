@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from file_limits import largest_file
+from mds_samples import write_samples
 from mlbert.data.formats import token_shards as module
-from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import TokenShards, open_texts
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -25,11 +25,7 @@ from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
 TEXTS = random_texts(80)
-
-
-@pytest.fixture(autouse=True)
-def in_own_cache(own_cache: Path) -> None:
-    """Keep the tokens of these tests apart."""
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
@@ -78,10 +74,7 @@ def test_later_damage_of_a_shard_is_noticed(tmp_path, compression, damage):
     assert all_tokens(opened(folder)) == EXPECTED
     assert sorted(folder.iterdir()) == before
     path = before[2]
-    if damage == "gone":
-        path.unlink()
-    else:
-        flip(path)
+    (Path.unlink if damage == "gone" else flip)(path)
     shards = opened(folder)
     assert [shards.ready(number) is None for number in range(3)] == [False, True, False]
     if compression:  # the verified copy is still there
@@ -220,10 +213,7 @@ def test_a_cut_shard_is_fetched_again_once_then_named(folder, tmp_path):
 
 
 def token_set(folder: Path, samples: list[bytes]) -> Path:
-    with MdsWriter(folder, {"tokens": "bytes"}) as writer:
-        for sample in samples:
-            writer.write({"tokens": sample})
-    return folder
+    return write_samples(folder, {"tokens": "bytes"}, ({"tokens": sample} for sample in samples))
 
 
 def test_a_set_of_tokens(tmp_path):
@@ -246,8 +236,7 @@ def test_wrong_tokens(tmp_path, sample):
 
 
 def test_a_set_without_texts(tmp_path):
-    with MdsWriter(tmp_path, {"image": "bytes", "label": "str"}) as writer:
-        writer.write({"image": b"", "label": "3"})
+    write_samples(tmp_path, {"image": "bytes", "label": "str"}, [{"image": b"", "label": "3"}])
     with user_error("data.columns", tmp_path):
         open_texts(streams_of("", None, tmp_path))
 
@@ -267,10 +256,7 @@ def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
 
 @pytest.mark.parametrize("damage", ["text", "size"])
 def test_a_damaged_text_is_named(tmp_path, damage):
-    folder = tmp_path / "set"
-    with MdsWriter(folder, {"text": "str"}, hashes=()) as writer:
-        for text in ("one", "two “quoted”", "three"):
-            writer.write({"text": text})
+    folder = write_texts(tmp_path / "set", ["one", "two “quoted”", "three"], hashes=())
     path = folder / "shard.00000.mds"
     content = path.read_bytes()
     old, new = {"text": ("“".encode(), b"\xff\xfe\xfd"), "size": (b"\x03\0\0\0one", b"\x02\0\0\0one")}[damage]
@@ -281,7 +267,6 @@ def test_a_damaged_text_is_named(tmp_path, damage):
 
 
 def test_a_text_among_other_columns(tmp_path):
-    with MdsWriter(tmp_path / "set", {"text": "str", "url": "str", "number": "bytes"}) as writer:
-        for number, text in enumerate(TEXTS):
-            writer.write({"text": text, "url": "u", "number": bytes(number)})
-    assert all_tokens(opened(tmp_path / "set")) == EXPECTED
+    samples = ({"text": text, "url": "u", "number": bytes(number)} for number, text in enumerate(TEXTS))
+    folder = write_samples(tmp_path / "set", {"text": "str", "url": "str", "number": "bytes"}, samples)
+    assert all_tokens(opened(folder)) == EXPECTED

@@ -104,10 +104,7 @@ def test_an_unknown_name_without_the_hub(monkeypatch):
 
 @pytest.mark.parametrize(
     ("attribute", "value", "words"),
-    [
-        ("HF_HUB_OFFLINE", True, "switched off"),
-        ("ENDPOINT", "http://127.0.0.1:9", "does not answer"),
-    ],
+    [("HF_HUB_OFFLINE", True, "switched off"), ("ENDPOINT", "http://127.0.0.1:9", "does not answer")],
 )
 def test_a_hub_that_cannot_be_used(monkeypatch, attribute, value, words):
     constants = pytest.importorskip("huggingface_hub.constants")
