@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,14 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
     """Write a set of texts in several shards."""
     return write_samples(folder, {"text": "str"}, ({"text": text} for text in texts), size_limit=size_limit, **options)
+
+
+def wait_for(is_met: Callable[[], bool]) -> None:
+    """Wait until the condition is met, for at most 30 seconds."""
+    deadline = time.monotonic() + 30
+    while not is_met() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_met()
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]

@@ -1,7 +1,5 @@
 """Training from bins: every step takes from all of them in proportion, each sequence once an epoch."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

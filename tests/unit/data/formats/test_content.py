@@ -1,7 +1,5 @@
 """What names files without a manifest: the same wherever they lie, another where one is another."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

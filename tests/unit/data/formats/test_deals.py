@@ -1,7 +1,5 @@
 """Deals and the composition of steps: each unit once, numbers exact, and alike whoever computes them."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

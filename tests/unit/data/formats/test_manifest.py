@@ -1,7 +1,5 @@
 """The manifest says what is wrong with itself, and sets know their vocabulary."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -22,11 +20,7 @@ from user_errors import user_error
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (b"", "file.json"),
-        (b"{", "file.json"),
-        (b"[]", "file.json"),
-        (b"[" * 100_000, "file.json"),
-        (b"\xff\xfe", "file.json"),
+        *((content, "file.json") for content in (b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe")),
         (b'{"format": "mlbert-ragged", "version": 1}', "file.json"),
         (b'{"format": "other", "version": 3}', "data.format"),
     ],
@@ -38,10 +32,9 @@ def test_bad_manifest(tmp_path, content, code):
 
 
 def test_no_manifest_and_no_folder(tmp_path):
-    with user_error("data.incomplete", tmp_path):
-        read_manifest(tmp_path)
-    with user_error("file.missing", tmp_path / "absent"):
-        read_manifest(tmp_path / "absent")
+    for folder, code in ((tmp_path, "data.incomplete"), (tmp_path / "absent", "file.missing")):
+        with user_error(code, folder):
+            read_manifest(folder)
 
 
 def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):

@@ -1,15 +1,25 @@
 """Masking and truncation draw the benchmark's random numbers in the benchmark's order."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
 
+import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS, MaskingRule, mask_tokens, shuffle, truncate_pair
+from mlbert.data.formats.masking import (
+    MASKED_SHARE,
+    MAX_PREDICTIONS,
+    Masking,
+    MaskingRule,
+    mask_tokens,
+    shuffle,
+    truncate_pair,
+)
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from stored_sets import assert_same_rows
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
@@ -93,3 +103,146 @@ def test_draws_on_the_limit() -> None:
 
 def test_numbers_of_the_benchmark() -> None:
     assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
+
+
+# Masks of text: the rule's rates by chi-square, and that a token's draws are its own.
+
+
+SPECIAL, TEXT_MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
+TEXT_RULE = Masking(SPECIAL, TEXT_MASK, VOCAB, seed=7)
+# What Hugging Face's DataCollatorForLanguageModeling (transformers 4.53) did to about a million tokens, by probability.
+COLLATOR = {
+    0.15: {"eligible": 1022329, "selected": 152806, "masked": 122209, "same": 15335, "random_diff": 15262},
+    0.3: {"eligible": 1018568, "selected": 305022, "masked": 244182, "same": 30470, "random_diff": 30370},
+}
+# Chi-square that is exceeded with a chance of 1e-6, by degrees of freedom.
+LIMITS = {1: 23.93, 15: 56.5, 127: 215.0}
+
+
+def sequences(count: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids between [CLS] and [SEP]; one in ten is [UNK]."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(999, VOCAB, (count, length)).astype(np.uint16)
+    tokens[rng.random(tokens.shape) < 0.1] = 100
+    tokens[:, 0], tokens[:, -1] = 101, 102
+    return tokens.ravel(), np.arange(count + 1) * length
+
+
+def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
+    """As the golden collator's counts."""
+    where = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
+    new, labels = rows.tokens[where], rows.masked_labels
+    assert (labels == tokens[where]).all()
+    untouched = np.ones(len(tokens), bool)
+    untouched[where] = False
+    assert (rows.tokens[untouched] == tokens[untouched]).all()
+    return {
+        "eligible": int((~np.isin(tokens, SPECIAL)).sum()),
+        "selected": len(labels),
+        "masked": int((new == TEXT_MASK).sum()),
+        "same": int((new == labels).sum()),
+        "random_diff": int(((new != TEXT_MASK) & (new != labels)).sum()),
+        "special_selected": int(np.isin(labels, SPECIAL).sum()),
+    }
+
+
+def mixed(value: int) -> int:
+    """SplitMix64's finalizer."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ (value >> shift)) * factor % 2**64
+    return value ^ (value >> 31)
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def by_the_definition(sequence: list[int], rule: Masking, step: int, lane: int, rate: float) -> list[tuple]:
+    """Return (position, new id, original id) of each chosen token, computed with Python's integers."""
+    key, found = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64), []
+    for position, token in enumerate(sequence):
+        draw = mixed((key + GOLDEN * (position + 1)) % 2**64)
+        what = mixed((draw + GOLDEN) % 2**64)
+        if token in rule.special_ids or draw >> 32 >= round(rate * 2**32):
+            continue
+        share, new = (what >> 32) / 2**32, token
+        if share < 0.8:
+            new = rule.mask_id
+        elif share < 0.9:
+            new = (what % 2**32) * rule.vocab_size >> 32
+        found.append((position, new, token))
+    return found
+
+
+def test_the_finalizer_is_splitmix64s():
+    """The first outputs of the published generator for the seed 0."""
+    assert [mixed(n * GOLDEN % 2**64) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+@pytest.mark.parametrize(("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)])
+def test_masks_equal_their_definition(seed, step, rate):
+    tokens, offsets = sequences(30, 100, seed=2)
+    lanes, rule = np.arange(30) * 7919 + 5, Masking(SPECIAL, TEXT_MASK, VOCAB, seed)
+    rows = rule(tokens, offsets, step, lanes, rate)
+    assert rows.first_lengths.tolist() == [100] * 30
+    for number in range(30):
+        one = rows.take(np.array([number]))
+        expected = by_the_definition(tokens[offsets[number] :][:100].tolist(), rule, step, int(lanes[number]), rate)
+        assert one.masked_positions.tolist() == [position for position, *_ in expected]
+        assert one.tokens[one.masked_positions].tolist() == [new for _, new, _ in expected]
+        assert one.masked_labels.tolist() == [label for *_, label in expected]
+
+
+@pytest.mark.parametrize("rate", COLLATOR)
+def test_as_often_as_the_published_collator(rate):
+    tokens, offsets = sequences(8000, 128)
+    found, theirs = counts(tokens, TEXT_RULE(tokens, offsets, 3, np.arange(8000), rate)), COLLATOR[rate]
+    for name in ("selected", "masked", "same", "random_diff"):
+        of = "eligible" if name == "selected" else "selected"
+        table = np.array([[run[name], run[of] - run[name]] for run in (found, theirs)])
+        expected = table.sum(0) * table.sum(1)[:, None] / table.sum()
+        assert chi_square(table, expected) < LIMITS[1], name
+
+
+def test_positions_random_ids_and_numbers_are_uniform():
+    tokens, offsets = sequences(20_000, 130, seed=1)
+    tokens = np.where(tokens == 100, 999, tokens).astype(np.uint16)
+    rows = TEXT_RULE(tokens, offsets, 5, np.arange(20_000), 0.3)
+    places = np.bincount(rows.masked_positions, minlength=130)
+    assert places[0] == places[129] == 0
+    assert chi_square(places[1:129], np.full(128, 20_000 * 0.3)) / 0.7 < LIMITS[127]  # binomial, not Poisson
+    where = np.repeat(offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
+    new = rows.tokens[where].astype(int)
+    random_ids = new[(new != TEXT_MASK) & (new != rows.masked_labels)]
+    sixteenths = np.bincount(random_ids * 16 // VOCAB, minlength=16)
+    assert chi_square(sixteenths, np.full(16, len(random_ids) / 16)) < LIMITS[15]
+    assert random_ids.max() < VOCAB
+    assert (random_ids < 999).any()
+    # Binomial in each sequence: as wide as it should be, not a fixed number.
+    numbers = np.diff(rows.masked_offsets)
+    assert numbers.var() == pytest.approx(128 * 0.3 * 0.7, rel=0.05)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.data()
+)
+def test_a_sequence_is_masked_the_same_in_any_position(lengths, step, seed, data):
+    rng = np.random.default_rng(sum(lengths))
+    tokens, offsets = rng.integers(0, VOCAB, sum(lengths)).astype(np.uint16), offsets_of(lengths)
+    lanes = rng.permutation(1000)[: len(lengths)]
+    rule = Masking(SPECIAL, TEXT_MASK, VOCAB, seed)
+    together = rule(tokens, offsets, step, lanes, 0.3)
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1)))
+    parts = [(tokens[offsets[i] : offsets[i + 1]], np.array([0, lengths[i]]), lanes[i : i + 1]) for i in chosen]
+    found = Ragged.concatenate([rule(*part[:2], step, part[2], 0.3) for part in parts])
+    assert_same_rows(found, together.take(chosen))
+
+
+def test_nothing_to_choose():
+    tokens = np.array([101, 102, 101, 100, 102], np.uint16)
+    rows = TEXT_RULE(tokens, np.array([0, 2, 5]), 0, np.arange(2), 0.99)
+    assert rows.masked_offsets.tolist() == [0, 0, 0]
+    assert rows.tokens.tolist() == tokens.tolist()

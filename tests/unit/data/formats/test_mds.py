@@ -1,7 +1,5 @@
 """MDS sets: those that MosaicML Streaming wrote, round trips, and damage of many kinds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """MDS sets that lie elsewhere: addresses, the cache, processes that share it, and remotes and disks that fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -131,8 +129,13 @@ def test_names_in_folders_and_with_spaces(remote, cache, server):
     assert (cache / "a b/c" / FIRST).exists()
 
 
-def test_fetches_a_damaged_shard_once_more(server, cache):
-    server.wrong[FIRST] = 1
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_fetches_a_damaged_shard_once_more(server, cache, is_cached):
+    if is_cached:
+        numbers(MdsReader(server.url, cache))
+        flip(cache / FIRST, 0.99)
+    else:
+        server.wrong[FIRST] = 1
     assert numbers(MdsReader(server.url, cache)) == list(range(60))
     assert server.requests[FIRST] == 2
 
@@ -143,13 +146,6 @@ def test_names_a_shard_that_stays_damaged(server, cache):
         MdsReader(server.url, cache)[0]
     assert server.requests[FIRST] == 2
     assert in_cache(cache) == ["index.json"]
-
-
-def test_replaces_a_damaged_file_of_the_cache(server, cache):
-    numbers(MdsReader(server.url, cache))
-    flip(cache / FIRST, 0.99)
-    assert numbers(MdsReader(server.url, cache)) == list(range(60))
-    assert server.requests[FIRST] == 2
 
 
 def test_content_of_several_zstandard_frames():

@@ -1,7 +1,5 @@
 """The sample order of MDS sets: that of MosaicML Streaming, from which every world's samples follow."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import islice
@@ -13,6 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlbert.data.formats.mds_order import SHUFFLES, _spread, epoch_length, places_at, shuffle_into
+from mlbert.data.formats.streams import Mixture, samples_of_epoch, streams_of
+from mlbert.data.loading.text_lanes import EpochOrders
 from text_sets import plain_shuffle, sample_order
 from user_errors import user_error
 
@@ -128,3 +128,61 @@ def test_memory_is_that_of_a_block():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHUFFLES, "py1e", lambda *arguments: PY1E(*arguments[:-1], BLOCK))
         assert peak(2_000_000) < 1.2 * peak(1_000_000) < 120 * BLOCK
+
+
+# Several sets as one: the samples of an epoch and their order.
+
+
+STREAMS = json.loads((Path(__file__).parents[3] / "assets/mds/streams_order.json").read_bytes())
+SET_SIZES = [np.array(sizes) for sizes in STREAMS["shard_sizes"]]
+
+
+def streams(*weights: dict, **more: object) -> str:
+    return json.dumps({"streams": [{"local": f"set{number}", **one, **more} for number, one in enumerate(weights)]})
+
+
+@pytest.mark.parametrize("case", STREAMS["cases"], ids=lambda case: f"{case['shuffle']}-{case['weights']}")
+def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
+    found = streams_of("", streams(*case["weights"]), Path())
+    seed, is_shuffled = case["seed"], case["shuffle"] is not None
+    samples = samples_of_epoch(found, [int(sizes.sum()) for sizes in SET_SIZES], seed)
+    options = {"shuffle": case["shuffle"], "seed": seed, "canonical_nodes": case["canonical_nodes"]}
+    mixture = Mixture(SET_SIZES, samples, seed, is_shuffled)
+    orders = EpochOrders(mixture, **options, folder=tmp_path)
+    assert orders(case["epoch"], np.arange(orders.length)).tolist() == case["ids"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "samples"),
+    [
+        (({}, {}), [30, 10]),
+        (({"repeat": 0.25}, {"choose": 25}), [7, 25]),
+        (({"proportion": 1}, {"proportion": 3}), [10, 30]),
+    ],
+)
+def test_weights(weights: tuple[dict, ...], samples: list[int]) -> None:
+    found = streams_of("", streams(*weights), Path())
+    assert samples_of_epoch(found, [30, 10], 1) == samples
+    sizes, ids = Mixture([np.array([20, 10]), np.array([10])], samples, 1, True)(0)
+    assert sizes.sum() == len(ids) == sum(samples)
+    counts = np.bincount(ids, minlength=40)
+    for part, number, wanted in ((counts[:30], 30, samples[0]), (counts[30:], 10, samples[1])):
+        assert part.sum() == wanted
+        assert set(part.tolist()) <= {wanted // number, -(-wanted // number)}, "none occurs twice more than another"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[", "file.json"),
+        ('{"streams": []}', "file.json"),
+        (streams({"proportions": 1}), "file.json"),
+        (streams({"repeat": -1}), "file.json"),
+        (streams({"choose": 1.5}), "file.json"),
+        (streams({"choose": 1, "repeat": 1}), "config.conflict"),
+        (streams({"proportion": 1}, {}), "config.conflict"),
+    ],
+)
+def test_invalid_streams_are_named(text: str, code: str) -> None:
+    with user_error(code, "DATA_STREAMS"):
+        streams_of("DATA_STREAMS", text, Path())

@@ -1,7 +1,5 @@
 """MDS sets of masked samples as a store: Streaming's own files, every value, padding that never counts, damage."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

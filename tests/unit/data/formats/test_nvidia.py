@@ -1,7 +1,5 @@
 """NVIDIA's shards: what h5py wrote comes back as the same sequences, and damage is named with file and row."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor

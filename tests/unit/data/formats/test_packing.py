@@ -1,7 +1,5 @@
 """Packing loses nothing, keeps its limits, fills well, and is the same for the same seed."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

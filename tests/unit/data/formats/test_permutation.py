@@ -1,7 +1,5 @@
 """A permutation is a bijection, the same for the same key, and looks random."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

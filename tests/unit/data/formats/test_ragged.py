@@ -1,7 +1,5 @@
 """Ragged arrays keep every row."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tasks' files: every form gives the same rows, and what is damaged is told with its file and line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -64,10 +62,8 @@ def test_classes_are_sorted_and_those_of_training(tmp_path: Path) -> None:
     train = write(tmp_path, "text,label\nx,no\ny,maybe\nz,yes\n")
     rows = read_training(train, FORM)
     assert rows.classes == ("maybe", "no", "yes")
-    assert rows.labels is not None
     assert rows.labels.tolist() == [1, 0, 2]
     evaluation = read_evaluation(write(tmp_path, "text,label\nq,yes\n", "dev.csv"), FORM, rows.classes)
-    assert evaluation.labels is not None
     assert evaluation.labels.tolist() == [2]
     unknown = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
     with user_error("data.labels", unknown):

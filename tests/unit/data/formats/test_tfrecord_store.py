@@ -1,7 +1,5 @@
 """TFRecords as a store: any order, the kept index, and files that change."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from unittest import mock
@@ -26,7 +24,7 @@ from user_errors import user_error
 @pytest.fixture(autouse=True)
 def cache(own_cache: Path) -> Path:
     """Return the empty folder of the indices."""
-    tfrecord.codec()  # compiled before: its library lies in the cache, too
+    tfrecord.codec()  # compiled before: its library is in the cache, too
     return own_cache / "mlbert" / "tfrecord"
 
 

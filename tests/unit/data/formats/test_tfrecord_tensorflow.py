@@ -1,7 +1,5 @@
 """TFRecords between TensorFlow and us, each way. TensorFlow runs in a process of its own, once."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared; and what cannot be read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -105,9 +103,8 @@ def test_damaged_tokens_are_made_again(folder, damage):
 
 def test_another_vocabulary_is_kept_apart(folder, tmp_path):
     all_tokens(opened(folder))
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "the", "river", "[unused]"]) + "\n")
-    other = load_tokenizer(vocabulary)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "river", "[unused]"]) + "\n")
+    other = load_tokenizer(tmp_path / "vocab.txt")
     shards = opened(folder, tokenizer=other)
     assert shards.ready(0) is None
     assert all_tokens(shards) == [other.encode(text) for text in TEXTS]
@@ -249,7 +246,6 @@ def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
     for number in range(len(shards.first) - 1):
         fast = shards._at_once(number)
         slow = shards._encode(range(shards.first[number], shards.first[number + 1]))
-        assert fast is not None
         assert (fast.tokens == slow.tokens).all()
         assert (fast.offsets == slow.offsets).all()
 

@@ -1,21 +1,25 @@
 """Tokenizers by name; many texts at once equal one after the other, compiled and plain."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
+import string
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.formats import tokenizer as module
-from mlbert.data.formats import wordpiece
+from mlbert.data.formats.checks import another_vocabulary, keeps_case, unknown_share
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import UNCASED_FILE, UNCASED_NAMES, Tokenizer, hub_problem, load_tokenizer
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, basic_split, clean_words, load_vocabulary
+from mlbert.data.prepare.instances import InstanceOptions, create_instances
 from mlbert.host import native
 from user_errors import user_error
 
@@ -36,16 +40,13 @@ def test_many_texts_at_once_equal_one_after_the_other(texts):
     assert of_all(UNCASED, texts) == [UNCASED.encode(text) for text in texts]
 
 
-def test_without_a_compiler(monkeypatch):
-    def unavailable(*_: object, **__: object) -> None:
-        raise native.NativeUnavailable("no compiler")
-
+def test_without_a_compiler():
     texts = ["one two", "", "naïve 東京\nunaffable"]
     expected = of_all(UNCASED, texts)
-    monkeypatch.setattr(wordpiece.native, "load", unavailable)
-    plain = UNCASED.clone()
-    assert plain._native is None
-    assert of_all(plain, texts) == expected
+    with mock.patch.object(native, "load", side_effect=native.NativeUnavailable("no compiler")):
+        plain = UNCASED.clone()
+        assert plain._native is None
+        assert of_all(plain, texts) == expected
 
 
 def test_decode():
@@ -82,11 +83,8 @@ def test_missing_files_are_not_looked_for_elsewhere(name, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (b"[]", "file.json"),
-        (b"{", "file.json"),
-        (b"\xff", "file.json"),
+        *((content, "file.json") for content in (b"[]", b"{", b"\xff", b"[" * 20_000)),
         (b'{"do_lower_case": "false"}', "config.value"),
-        (b"[" * 20_000, "file.json"),
     ],
 )
 def test_damaged_configuration(tmp_path, content, code):
@@ -145,3 +143,153 @@ def test_a_name_from_the_hub(monkeypatch, tmp_path, cased):
     (tmp_path / "vocab.txt").unlink()
     with user_error("network.unreachable", "tokenizer 'somebody/bert'"):
         load_tokenizer("somebody/bert")
+
+
+# The WordPiece tokenizer is the benchmark's, on odd text too.
+
+
+LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
+WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "##σ", "東", "京"]
+VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
+
+
+def tokens_of(ids: list[int], vocabulary: dict[str, int]) -> list[str]:
+    entries = {number: entry for entry, number in vocabulary.items()}
+    return [entries[number] for number in ids]
+
+
+def tokens(text: str, lower_case: bool = True) -> list[str]:
+    return tokens_of(WordPieceTokenizer(VOCABULARY, lower_case).encode(text), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        (" \t\r\n\u00a0\u3000", []),
+        ("running", ["run", "##ning"]),
+        ("RUNNING", ["run", "##ning"]),
+        ("[MASK]", ["[", "mask", "]"]),
+        ("don't", ["don", "'", "t"]),
+        ("é", ["e"]),
+        ("e\u0301", ["e"]),
+        ("a\u0000b\ufffdc\u200bd\u00ade", ["a", "##b", "##c", "##d", "##e"]),
+        ("a\ue000", ["[UNK]"]),
+        ("a\u0378", ["[UNK]"]),
+        ("a\u2028b", ["a", "b"]),
+        ("東京x", ["東", "京", "x"]),
+        ("Σς", ["σ", "##ς"]),
+        ("ΣΣ", ["σ", "##ς"]),
+        ("z" * 200, ["z"] + ["##z"] * 199),
+        ("z" * 201, ["[UNK]"]),
+        ("run&ning", ["run", "[UNK]", "n", "##i", "##n", "##g"]),
+    ],
+)
+def test_hard_text(text, expected):
+    assert tokens(text) == expected
+
+
+def test_cased_keeps_case_and_accents():
+    assert tokens("Run", lower_case=False) == ["[UNK]"]
+    assert tokens("run é", lower_case=False) == ["run", "[UNK]"]
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_words_are_tokenised_one_by_one(a, b):
+    tokenizer = WordPieceTokenizer(VOCABULARY)
+    assert tokenizer.encode(f"{a} {b}") == tokenizer.encode(a) + tokenizer.encode(b)
+
+
+@given(st.text(max_size=80))
+def test_cleaning_never_leaves_controls_or_white_space(text):
+    for word in clean_words(text):
+        assert word
+        assert not any(char.isspace() or char in "\x00\ufffd" for char in word)
+
+
+def test_every_string_of_the_sample_set(shared_data):
+    vocabulary = load_vocabulary(shared_data / "vocab.txt")
+    uncased, cased = WordPieceTokenizer(vocabulary), WordPieceTokenizer(vocabulary, lower_case=False)
+    cases = json.loads((shared_data / "golden" / "tokenizer_strings.json").read_text())["cases"]
+    assert len(cases) > 100
+    for case in cases:
+        text = case["text"]
+        assert uncased.encode(text) == case["uncased_ids"], text
+        assert tokens_of(uncased.encode(text), vocabulary) == case["uncased"], text
+        assert tokens_of(cased.encode(text), vocabulary) == case["cased_flag_false"], text
+        assert [part for word in clean_words(text) for part in basic_split(word)] == case["basic_uncased"], text
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8 "),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", "[MASK]"),
+        (b"", "[PAD]"),
+        (b"[PAD]\n\xff\n", "byte 6"),
+        ("\n".join([*SPECIAL_TOKENS, *map(str, range(65_532))]).encode(), "65536"),
+    ],
+)
+def test_bad_vocabulary(tmp_path, content, named):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with user_error("vocabulary.format", path) as caught:
+        load_vocabulary(path)
+    assert named in str(caught.value)
+
+
+def test_missing_vocabulary(tmp_path):
+    with user_error("file.unreadable", tmp_path / "vocab.txt"):
+        load_vocabulary(tmp_path / "vocab.txt")
+
+
+# Ids say whether they were made with a vocabulary; one that knows no word of a text is refused.
+
+
+SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", "i")]
+
+
+def vocabulary(seed: int) -> dict[str, int]:
+    """The same kind of entries in another order."""
+    pieces = [*SYLLABLES[::2], *(f"##{word}" for word in SYLLABLES), ",", ".", "(", ")"]
+    order = np.random.default_rng(seed).permutation(len(pieces))
+    return {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *(pieces[place] for place in order)])}
+
+
+@pytest.fixture(scope="module")
+def rows() -> Ragged:
+    rng = np.random.default_rng(0)
+    tokenizer = WordPieceTokenizer(vocabulary(0))
+
+    def sentence() -> list[int]:
+        words = ["".join(rng.choice(SYLLABLES[::2], rng.integers(1, 4))) for _ in range(9)]
+        return tokenizer.encode(f"{' '.join(words[:5])}, {' '.join(words[5:])}.")
+
+    documents = [[sentence() for _ in range(8)] for _ in range(12)]
+    options = InstanceOptions(max_seq_length=64, max_predictions_per_seq=9, dupe_factor=2)
+    return Ragged.from_rows(create_instances(documents, tokenizer, options))
+
+
+def test_only_its_own_vocabulary_explains_the_ids(rows):
+    assert another_vocabulary(rows, vocabulary(0)) is None
+    for seed in range(1, 6):
+        assert "after punctuation would continue a word" in (another_vocabulary(rows, vocabulary(seed)) or "")
+    moved = {entry: (number + 5) % len(vocabulary(0)) for entry, number in vocabulary(0).items()}
+    assert "do not begin with this one's [CLS]" in (another_vocabulary(rows, moved) or "")
+
+
+def test_a_few_tokens_prove_nothing(rows):
+    few = rows.take(np.arange(2))
+    assert another_vocabulary(few, vocabulary(1)) is None
+    assert another_vocabulary(replace(few.take(np.arange(0))), vocabulary(1)) is None
+
+
+def test_a_text_of_unknown_words():
+    words = vocabulary(0)
+    tokens = np.full(1000, words["[UNK]"], np.uint16)
+    with user_error("vocabulary.other-language", "part"):
+        unknown_share(tokens, words, "part", "vocab.txt")
+    tokens[:900] = 7
+    assert unknown_share(tokens, words, "part", "vocab.txt") == 0.1
+    assert not keeps_case(words)
+    assert keeps_case({entry: number for number, entry in enumerate([*(word.title() for word in SYLLABLES), *words])})

@@ -1,7 +1,5 @@
 """DALI's reader against ours: the same sequences and the same batches."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -17,20 +15,16 @@ from mlbert.data.loading import dali
 from mlbert.data.loading.packed import PackedSource
 from random_set import random_rows
 from stored_sets import assert_same_rows
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """120 sequences in two files; the index is kept beside the test."""
-    tfrecord.codec()  # compiled before: its library lies in the cache, too
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "set"
-    folder.mkdir()
+def folder(tmp_path: Path, own_cache: Path) -> Path:
+    """Return 120 sequences in two files."""
+    tfrecord.codec()  # compiled before: its library is in the cache, too
     rows = random_rows(120)
-    write_examples(folder / "part-00000-of-00002", rows.slice(0, 50), 32, 5)
-    write_examples(folder / "part-00001-of-00002", rows.slice(50, 120), 32, 5)
-    return folder
+    return write_parts(tmp_path / "set", rows.slice(0, 50), rows.slice(50, 120))
 
 
 @pytest.fixture
@@ -80,22 +74,17 @@ def lists_of_rows() -> dict[str, np.ndarray]:
 
 
 def test_removes_padding():
-    found = dali._without_padding(lists_of_rows())
-    assert found is not None
-    assert_same_rows(found, random_rows(20))
+    assert_same_rows(dali._without_padding(lists_of_rows()), random_rows(20))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("input_mask", 2),
-        ("input_mask", 0),
+        *(("input_mask", value) for value in (2, 0)),
         ("segment_ids", 3),
-        ("input_ids", 65_536),
-        ("input_ids", -1),
+        *(("input_ids", value) for value in (65_536, -1)),
         ("masked_lm_ids", 65_536),
-        ("masked_lm_positions", 32),
-        ("masked_lm_positions", -1),
+        *(("masked_lm_positions", value) for value in (32, -1)),
         ("next_sentence_labels", 2),
     ],
 )

@@ -1,18 +1,22 @@
 """A batch that went through the host's buffer is the batch by the book, in every element, however it is expanded."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given as over
+from hypothesis import strategies as st
 
-from host_batches import assert_same, made_up_batches, plain_batch, plain_filled
+from host_batches import assert_same, filled, made_up_batches, plain_batch, plain_filled
+from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading import batches
-from mlbert.data.loading.batches import Batch, HostBatch, StaticShape, expand_plain
+from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape, expand_plain
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
+from model_loss import loss_of, masked_sums
 
 EXTRAS = [(0, 0, 0), (1, 0, 0), (0, 3, 0), (300, 40, 77)]
 UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 sequences", "long and short", "nothing")
@@ -130,3 +134,113 @@ def test_the_triton_kernel_refuses_a_small_target(use_triton):
     batch, _ = ugly("one sequence")
     with pytest.raises(AssertionError, match="larger than its target"):
         expand(batch.parts(batch.data), ugly("one token")[1])
+
+
+# A batch that is filled up to a budget gives the same losses and gradients.
+
+
+SHAPE = BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64)
+
+
+@pytest.fixture
+def batch():
+    (batch,) = made_up_batches(3, seed=2, vocab_size=163, max_tokens=64)
+    return batch
+
+
+def exact(batch) -> StaticShape:
+    return StaticShape(batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+
+
+def larger(batch, tokens: int, sequences: int, masked: int) -> StaticShape:
+    sizes = exact(batch)
+    return StaticShape(sizes.tokens + tokens, sizes.sequences + sequences, sizes.masked + masked, 64)
+
+
+@pytest.mark.parametrize("choice", ["plain", "auto"])
+@pytest.mark.parametrize("extra", [(0, 0, 0), (0, 2, 0), (1, 0, 1), (37, 5, 12)])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_loss_and_gradients_are_the_same(batch, choice, extra, sparse):
+    ops.select(choice)
+    model = BertForPreTraining(SHAPE, sparse_last_layer=sparse)
+    model.initialize(4)
+    results = []
+    for given in (batch.to("cpu"), filled(batch, larger(batch, *extra))):
+        model.zero_grad()
+        loss = loss_of(model, given, (1, 2), (batch.num_masked, batch.num_samples))
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        results.append((loss.detach(), masked_sums(model, given)[::2], gradients))
+    ops.select("auto")
+    (loss, hits, gradients), (filled_loss, filled_hits, filled_gradients) = results
+    torch.testing.assert_close(filled_loss, loss, rtol=1e-6, atol=1e-6)
+    assert filled_hits == hits
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(filled_gradients[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("field", ["tokens", "sequences", "masked", "max_seqlen"])
+def test_a_batch_that_does_not_fit_is_refused(batch, field):
+    static_shape = dataclasses.replace(exact(batch), **{field: getattr(exact(batch), field) - 1})
+    assert exact(batch).holds(batch)
+    assert not static_shape.holds(batch)
+    with pytest.raises(AssertionError, match="does not fit the static shape"):
+        static_shape.write(batch, exact(batch).allocate("cpu"))
+
+
+def test_labels_are_filled_up_where_the_budget_has_them():
+    batch = HostBatch.dummy(5)
+    static_shape = StaticShape(8, 3, 2, 5, has_labels=True)
+    assert filled(batch, static_shape).labels.tolist() == [0.0] * 3
+    assert StaticShape.over([batch]).has_labels
+    assert not dataclasses.replace(static_shape, has_labels=False).holds(batch)
+    assert dataclasses.replace(static_shape, has_labels=False).allocate("cpu").labels is None
+
+
+def test_packs_are_within_their_budget():
+    """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
+    for max_tokens, predictions in ((512, 76), (64, 10)):
+        static_shape = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
+        assert all(
+            static_shape.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step)
+        )
+    assert StaticShape.of_packs(48, 512, 3, 512, 76) == StaticShape(24576, 144, 3792, 512)
+    assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
+
+
+def test_sizes_of_one_batch(batch):
+    static_shape = StaticShape.over([batch])
+    assert static_shape.holds(batch)
+    assert static_shape.tokens % 128 == static_shape.masked % 16 == 0
+    assert static_shape.tokens - batch.num_tokens < 128
+
+
+def test_allocated_memory_is_a_batch(batch):
+    """One that a model takes: a sequence of one token, and nothing to predict but whether it follows."""
+    empty = larger(batch, 9, 4, 7).allocate("cpu")
+    assert empty.cu_seqlens[:2].tolist() == [0, 1]
+    assert exact(empty) == larger(batch, 9, 4, 7)
+    assert (empty.masked_labels == IGNORED_LABEL).all()
+    assert empty.next_sentence_labels[0] == 0
+
+
+@over(st.integers(1, 64), st.sampled_from([32, 128, 512]), st.floats(0.05, 0.3))
+def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int, share: float) -> None:
+    """The smallest first, tiles whole; batches whose masked tokens follow the rule are held by their tokens alone."""
+    predictions = max(1, round(share * longest))
+    whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
+    smaller = whole.smaller_ones()
+    tokens = [static_shape.tokens for static_shape in smaller]
+    assert tokens == sorted(set(tokens))
+    assert all(number < whole.tokens and number % 128 == 0 for number in tokens)
+    for static_shape in smaller:
+        assert (static_shape.sequences, static_shape.max_seqlen) == (whole.sequences, whole.max_seqlen)
+        lengths = even(static_shape.tokens, packs, longest)
+        most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
+        assert most_masked <= static_shape.masked <= whole.masked
+    assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
+
+
+def even(tokens: int, parts: int, longest: int) -> list[int]:
+    """Lengths of so many sequences that have so many tokens together, or the longest ones."""
+    return [min(longest, tokens // parts + (i < tokens % parts)) for i in range(parts)]

@@ -1,9 +1,11 @@
 """The training source: every sequence once an epoch, the same step whatever the ranks, exact resume."""
 
-from __future__ import annotations
-
+import itertools
 import json
+import random
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +14,12 @@ from hypothesis import strategies as st
 from host_batches import numbers, rows_of, same
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
-from mlbert.data.formats.order import contiguous
+from mlbert.data.formats.masking import MaskingRule, mask_tokens
+from mlbert.data.formats.order import Lengths, RankSlice, contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.batches import Batch, HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE
@@ -50,17 +54,14 @@ def folder(make_set):
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_every_sequence_once_an_epoch(folder, world_size, accumulation):
     per_rank = 12 // world_size
-    seen, steps = [], None
+    seen, packs = [], pack_lengths(ShardSet.open(folder).lengths, MAX_SEQ_LENGTH, 3, 3)
     for rank in range(world_size):
         source = opened(folder, packs_per_step=per_rank, accumulation=accumulation, rank=rank, world_size=world_size)
+        assert source.steps_per_epoch == packs.num_packs // 12
         for step in epoch(source):
             assert len(step) == accumulation
             seen += [number for batch in step for number in numbers(batch)]
-        steps = source.steps_per_epoch
-    rows = ShardSet.open(folder)
-    packs = pack_lengths(rows.lengths, MAX_SEQ_LENGTH, 3, 3)
     assert len(seen) == len(set(seen))
-    assert steps == packs.num_packs // 12
     if packs.num_packs % 12 == 0:
         assert sorted(seen) == list(range(COUNT))
     assert len(seen) >= COUNT - 3 * (packs.num_packs % 12)
@@ -69,12 +70,8 @@ def test_every_sequence_once_an_epoch(folder, world_size, accumulation):
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (2, 1), (2, 3), (4, 1), (4, 3)])
 def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size, accumulation):
     plain = [rows_of(step[0]) for step in epoch(opened(folder))]
-    ranks = [
-        epoch(
-            opened(folder, packs_per_step=12 // world_size, accumulation=accumulation, rank=rank, world_size=world_size)
-        )
-        for rank in range(world_size)
-    ]
+    options = {"packs_per_step": 12 // world_size, "accumulation": accumulation, "world_size": world_size}
+    ranks = [epoch(opened(folder, rank=rank, **options)) for rank in range(world_size)]
     for number, whole in enumerate(plain):
         parts = [rows_of(batch) for rank in ranks for batch in rank[number]]
         assert sum(map(len, parts)) == len(whole)
@@ -119,17 +116,12 @@ def test_epochs_and_seeds_differ(folder):
     assert equal(first, opened(folder).batches_of(0)[0])
 
 
-@pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}])
-def test_a_position_of_other_settings_is_refused(folder, change):
+@pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}, {}], ids=str)
+def test_a_position_of_other_settings_or_data_is_refused(folder, make_set, change):
     state = opened(folder).state_dict()
-    with user_error("run.other-settings", folder):
-        opened(folder, **change).load_state_dict(state)
-
-
-def test_a_position_of_other_data_is_refused(folder, make_set):
-    state = opened(folder).state_dict()
-    with user_error("run.other-settings", "other"):
-        opened(make_set(COUNT, name="other", seed=1)).load_state_dict(state)
+    other = folder if change else make_set(COUNT, name="other", seed=1)
+    with user_error("run.other-settings", other):
+        opened(other, **change).load_state_dict(state)
 
 
 def test_packs_keep_their_limits(folder):
@@ -187,23 +179,17 @@ def test_stored_packs_are_used_as_they_are(stored_packs, monkeypatch, in_memory)
     source = opened(stored_packs, packs_per_step=1)
     assert source.max_tokens == 40
     assert source.steps_per_epoch == store.num_packs
-    seen, firsts = [], set()
-    for step in range(source.steps_per_epoch):
-        (batch,) = source.batches_of(step)
-        assert batch.num_tokens <= 40
-        assert batch.num_samples <= 3
-        seen += numbers(batch)
-        firsts.add((numbers(batch)[0],))
-    assert sorted(seen) == list(range(COUNT))
-    assert firsts == packs
+    batches = [batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)]
+    assert all(batch.num_tokens <= 40 and batch.num_samples <= 3 for batch in batches)
+    assert sorted(number for batch in batches for number in numbers(batch)) == list(range(COUNT))
+    assert {(numbers(batch)[0],) for batch in batches} == packs
 
 
-def test_memory_and_maps_give_the_same_batches(stored_packs, folder, monkeypatch):
+def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
     for data, most in ((stored_packs, 3), (stored_packs, 1), (folder, 3), (folder, 1)):
         plain = opened(data, max_sequences_per_pack=most)
-        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
-        mapped = opened(data, max_sequences_per_pack=most)
-        monkeypatch.undo()
+        with mock.patch.object(module, "IN_MEMORY_BYTES", 0):
+            mapped = opened(data, max_sequences_per_pack=most)
         for step in range(6):
             assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
 
@@ -224,3 +210,105 @@ def test_a_large_set_is_opened_without_arrays_over_its_packs(stored_packs, monke
     monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
     source = opened(stored_packs, packs_per_step=1)
     source.batches_of(0)
+
+
+# Who gets which of a step's units, and masks drawn anew: functions of the method's own, given to the source.
+
+
+RULE = MaskingRule(masked_lm_prob=0.3, max_predictions=5, mask_id=4, cls_id=2, sep_id=3, vocab_size=VOCAB_SIZE)
+
+
+def snake(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
+    """Longest first, to the parts in turn, forth and back: every part has about as many tokens."""
+    longest_first = np.argsort(-lengths(np.arange(share.global_units)), kind="stable")
+    parts = share.world_size * share.accumulation
+    turns = longest_first.reshape(-1, parts)
+    turns[1::2] = turns[1::2, ::-1]
+    first = share.rank * share.accumulation
+    return [turns[:, part] for part in range(first, first + share.accumulation)]
+
+
+def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
+    """Masked as the benchmark does it, by (epoch, sample) alone."""
+    where = rows.masked_positions + np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets))
+    original = rows.tokens.copy()
+    original[where] = rows.masked_labels
+    masked = []
+    for s, sample in enumerate(samples.tolist()):
+        tokens = original[rows.offsets[s] : rows.offsets[s + 1]].tolist()
+        drawn, positions, labels = mask_tokens(tokens, RULE, random.Random(f"7 {epoch} {sample}"))
+        masked.append((drawn, int(rows.first_lengths[s]), bool(rows.next_sentence[s]), positions, labels))
+    return Ragged.from_rows(masked)
+
+
+def split(folder, world_size: int, accumulation: int, step: int, **options) -> list[Batch]:
+    """Every micro-batch of every rank."""
+    options = {"packs_per_step": 24 // world_size, "accumulation": accumulation, "world_size": world_size, **options}
+    sources = [opened(folder, rank=rank, **options) for rank in range(world_size)]
+    return [batch.to("cpu") for source in sources for batch in source.batches_of(step)]
+
+
+def by_row(batch: Batch) -> dict[int, tuple[int, ...]]:
+    """dropout row -> (token, label or -1)."""
+    labels = torch.full_like(batch.input_ids, -1)
+    labels[batch.masked_positions] = batch.masked_labels
+    pairs = zip(batch.input_ids.tolist(), labels.tolist(), strict=True)
+    return dict(zip(batch.dropout_rows.tolist(), pairs, strict=True))
+
+
+def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
+    parts = [by_row(batch) for batch in batches]
+    whole = {row: token for part in parts for row, token in part.items()}
+    assert len(whole) == sum(map(len, parts))
+    return whole
+
+
+@pytest.mark.parametrize(("stored", "each"), [(False, 1), (False, 3), (True, 3)])
+def test_a_deal_by_length_changes_no_token_and_no_dropout_row(make_set, tmp_path, stored, each):
+    folder = make_set(300)
+    if stored:
+        folder = shuffle_set(folder, tmp_path / "packs", num_shards=2, packing=Packing(40, 3)).path.parent
+    options = {"max_sequences_per_pack": each}
+    expected = joined(split(folder, 1, 1, 2, **options))
+    for world_size, accumulation in ((1, 4), (2, 2), (4, 1)):
+        dealt = split(folder, world_size, accumulation, 2, partition=snake, **options)
+        assert joined(dealt) == expected
+        tokens = [batch.num_tokens for batch in dealt]
+        assert max(tokens) < 1.15 * min(tokens)
+
+
+def test_contiguous_reads_no_lengths(make_set, monkeypatch):
+    folder = make_set(300)
+    expected = numbers(opened(folder, max_sequences_per_pack=1).batches_of(0)[0])
+    monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
+    assert numbers(opened(folder, max_sequences_per_pack=1).batches_of(0)[0]) == expected
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_masks_are_drawn_anew_each_epoch_alike_on_all_ranks(make_set, each):
+    folder, options = make_set(100), {"max_sequences_per_pack": each, "mask": drawn_anew}
+    assert joined(split(folder, 2, 3, 0, **options)) == joined(split(folder, 1, 1, 0, **options))
+    stored, drawn = opened(folder, max_sequences_per_pack=each), opened(folder, **options)
+    steps = drawn.steps_per_epoch
+
+    def epoch(source: PackedSource, number: int) -> dict[tuple[int, ...], tuple[int, ...]]:
+        batches = [source.batches_of(number * steps + step)[0].to("cpu") for step in range(steps)]
+        return {text: where for batch in batches for text, where in masks(batch).items()}
+
+    first, second, as_stored = epoch(drawn, 0), epoch(drawn, 1), epoch(stored, 0)
+    common = first.keys() & second.keys()
+    assert len(common) > 50
+    assert sum(first[text] != second[text] for text in common) > 0.9 * len(common)
+    assert first.keys() == as_stored.keys(), "the words below the masks are the stored ones"
+    assert sum(first[text] != as_stored[text] for text in first) > 0.9 * len(first)
+
+
+def masks(batch: Batch) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Original tokens of each sequence -> which of them are masked."""
+    original = batch.input_ids.clone()
+    original[batch.masked_positions] = batch.masked_labels
+    found = {}
+    for first, end in itertools.pairwise(batch.cu_seqlens.tolist()):
+        inside = (batch.masked_positions >= first) & (batch.masked_positions < end)
+        found[tuple(original[first:end].tolist())] = tuple((batch.masked_positions[inside] - first).tolist())
+    return found

@@ -1,7 +1,5 @@
 """The source that a run's settings ask for: bins, exchange of padding, made-up data."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,9 +77,7 @@ def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, .
 @pytest.mark.parametrize("group_size", [2, 4])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"counts_of_bins": (1, 2, 3)}, {"max_sequences_per_pack": 3}, {"synthetic_data": True}],
-    ids=str,
+    "changes", [{}, {"counts_of_bins": (1, 2, 3)}, {"max_sequences_per_pack": 3}, {"synthetic_data": True}], ids=str
 )
 def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(bins, changes, parts, group_size):
     config = settings(bins, gradient_accumulation_steps=parts, **changes)
@@ -101,8 +97,7 @@ def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(bins, chang
     assert differing > 0, "some rank reads other units than without exchange"
 
 
-def test_a_bin_whose_size_shows_when_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_bin_whose_size_shows_when_it_is_read(tmp_path, own_cache):
     for edge, low, count in ((20, 5, 30), (40, 21, 3)):
         (tmp_path / "bins" / str(edge)).mkdir(parents=True)
         rows = bert_rows(count, max_length=edge, min_length=low)
@@ -143,6 +138,12 @@ def numbers(evaluation: EvalSet) -> list[int]:
     return [n for batch in evaluation for n in host_batches.numbers(batch)]
 
 
+def opened_eval(*arguments, max_sequences_per_pack=3, **options) -> EvalSet:
+    evaluation = EvalSet(*arguments, max_sequences_per_pack=max_sequences_per_pack, **options)
+    evaluation.open()
+    return evaluation
+
+
 def packs_of(batch: HostBatch) -> int:
     return len(np.unique(batch.arrays()["first_rows"] // 32))
 
@@ -153,10 +154,7 @@ def test_every_example_once(make_set, world_size, num_examples, packs_per_batch)
     folder = make_set(300)
     seen = []
     for rank in range(world_size):
-        evaluation = EvalSet(
-            folder, num_examples, packs_per_batch, max_sequences_per_pack=3, rank=rank, world_size=world_size
-        )
-        evaluation.open()
+        evaluation = opened_eval(folder, num_examples, packs_per_batch, rank=rank, world_size=world_size)
         mine = numbers(evaluation)
         assert mine == numbers(evaluation)
         assert sum(batch.num_samples for batch in evaluation) == len(mine)
@@ -166,13 +164,8 @@ def test_every_example_once(make_set, world_size, num_examples, packs_per_batch)
 
 def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
     folder = make_set(300)
-    whole = EvalSet(folder, 300, 10_000, max_sequences_per_pack=3)
-    whole.open()
-    (batch,) = whole
-    num_packs = packs_of(batch)
-    evaluation = EvalSet(folder, 300, 16, max_sequences_per_pack=3)
-    evaluation.open()
-    packs = [packs_of(batch) for batch in evaluation]
+    (num_packs,) = map(packs_of, opened_eval(folder, 300, 10_000))
+    packs = list(map(packs_of, opened_eval(folder, 300, 16)))
     assert sum(packs) == num_packs
     assert len(packs) == -(-num_packs // 16)
     assert max(packs) <= 16
@@ -187,8 +180,7 @@ def test_numbers_that_cannot_work(make_set, num_examples, packs_per_batch):
 
 
 def test_single_sequences(make_set):
-    evaluation = EvalSet(make_set(50), 50, 16, max_sequences_per_pack=1)
-    evaluation.open()
+    evaluation = opened_eval(make_set(50), 50, 16, max_sequences_per_pack=1)
     assert [batch.num_samples for batch in evaluation] == [13, 13, 12, 12]
     assert numbers(evaluation) == list(range(50))
 

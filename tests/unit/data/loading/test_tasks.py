@@ -1,7 +1,5 @@
 """Batches of a task: each row once an epoch on any number of ranks, pairs cut as the reference cuts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +26,7 @@ def task_rows(count: int, pairs: bool = True) -> TaskRows:
 def test_pairs_are_cut_token_by_token_from_the_longer(a: int, b: int, room: int) -> None:
     first, second = a, b
     while first + second > room:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
+        first, second = (first - 1, second) if first > second else (first, second - 1)
     assert truncated(a, b, room) == (first, second)
 
 
@@ -46,13 +41,10 @@ def test_a_pair_is_two_segments() -> None:
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
 
 
-def source(
-    count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object
-) -> TaskSource:
+def source(count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes) -> TaskSource:
     share = RankSlice(units, accumulation, rank, world)
-    made = TaskSource(
-        task_rows(count), TOKENIZER, **{"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}
-    )
+    options = {"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}
+    made = TaskSource(task_rows(count), TOKENIZER, **options)
     made.open()
     return made
 

@@ -1,12 +1,9 @@
 """Batches of texts: what is in them, the same on any number of ranks, exact resume, and sets that fail."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mds_samples import write_samples
 from mlbert.config.sections import settings_by_key
-from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text
-from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import SHAPES, MaskingRate
-from text_sets import Row, original, random_texts, rows, sample_order, write_texts
+from text_sets import Row, original, random_texts, rows, sample_order, wait_for, write_texts
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
@@ -30,24 +28,31 @@ TEXTS = random_texts(90, most_words=40)
 LENGTH = 16
 GLOBAL = 8
 RATE = MaskingRate("linear", 0.4, 0.1, 50)
-MODES = ["split", "truncate"]
 MADE: list[TextSource] = []
-
-
-def close_all() -> None:
-    while MADE:
-        MADE.pop().close()
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays(own_cache):
     yield
-    close_all()
+    while MADE:
+        MADE.pop().close()
+
+
+@pytest.fixture(params=["split", "truncate"])
+def mode(request) -> str:
+    return request.param
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_texts(tmp_path / "set", TEXTS)
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Tokenizer:
+    """Return a tokenizer that knows no word of the texts."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "1", "2"]) + "\n")
+    return load_tokenizer(tmp_path / "vocab.txt")
 
 
 def text_set(folder: Path, mode: str, remote: Path | str | None = None, tokenizer=TOKENIZER, length=LENGTH) -> TextSet:
@@ -60,6 +65,10 @@ def make(folder: Path, mode: str, rank: int = 0, world_size: int = 1, **options)
     per_rank = settings.pop("lanes", GLOBAL) // world_size
     MADE.append(TextSource(texts, sequences_per_step=per_rank, rank=rank, world_size=world_size, **settings))
     return MADE[-1]
+
+
+def eval_set(texts: TextSet, num_examples: int | None = None, batch_size: int = 8, **options) -> TextEvalSet:
+    return TextEvalSet(texts, num_examples, batch_size, rate=0.2, seed=1, **options)
 
 
 def kept(folder: Path) -> list[Path]:
@@ -98,7 +107,6 @@ def pieces_of(text: str, mode: str) -> list[tuple[int, ...]]:
     return [(101, *piece, 102) for piece in cut]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
     sizes = [shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]]
     found = steps([opened(folder, mode)], 40)
@@ -110,7 +118,6 @@ def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
         assert {step[lane][3] for step in found} == {lane * LENGTH}
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_positions_of_earlier_steps_are_known(folder, mode):
     source, states = opened(folder, mode), []
     for _ in range(6):
@@ -120,7 +127,6 @@ def test_positions_of_earlier_steps_are_known(folder, mode):
     source.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
     source = opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))
     found = steps([source], 100)
@@ -137,7 +143,6 @@ def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
     assert any(len(masks) > 1 for masks in again.values())
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
     expected = steps([opened(folder, mode)], 30)
@@ -147,7 +152,6 @@ def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
         assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
     expected = steps([opened(folder, mode)], 60)
     found, state = [], None
@@ -182,10 +186,8 @@ def test_a_position_of_another_run_is_refused(folder, changed, name):
     assert f" {name} " in caught.value.problem
 
 
-def test_a_position_with_another_vocabulary_is_refused(folder, tmp_path):
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "river"]) + "\n")
-    state = opened(folder, "truncate", tokenizer=load_tokenizer(vocabulary)).state_dict()
+def test_a_position_with_another_vocabulary_is_refused(folder, vocabulary):
+    state = opened(folder, "truncate", tokenizer=vocabulary).state_dict()
     with user_error("run.other-settings", folder):
         opened(folder, "truncate").load_state_dict(state)
 
@@ -200,16 +202,11 @@ def test_a_damaged_position_is_refused(folder):
 def test_shards_are_tokenised_ahead(folder):
     source = opened(folder, "truncate")
     source.next_step()
-    deadline = time.monotonic() + 20
-    shards = len(list(folder.glob("shard*")))
-    while len(kept(folder)) < shards and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(kept(folder)) == shards
+    wait_for(lambda: len(kept(folder)) == len(list(folder.glob("shard*"))))
     source.close()
     assert "tokenise" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
     """Where the ranks divide the canonical nodes."""
     folder = write_texts(tmp_path / "set", ["river"] * 1600, size_limit=3000)
@@ -224,19 +221,13 @@ def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
     assert max(numbers) <= shards / 4 + 3  # a shard may lie in two nodes; the next epoch is looked at
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
-    expected = steps([opened(folder, mode)], 30)
-    close_all()
+    source = opened(folder, mode)
+    expected = steps([source], 30)
+    source.close()
     shutil.rmtree(kept(folder)[0].parent)
-    go_on = threading.Event()
-    make_it = TokenShards._tokenised
-
-    def slow(self, number):
-        go_on.wait(30)
-        return make_it(self, number)
-
-    monkeypatch.setattr(TokenShards, "_tokenised", slow)
+    go_on, make_it = threading.Event(), TokenShards._tokenised
+    monkeypatch.setattr(TokenShards, "_tokenised", lambda *words: go_on.wait(30) and make_it(*words))
     source = opened(folder, mode)
     assert steps([source], 30) == expected
     assert not kept(folder)
@@ -246,28 +237,24 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
 
 def test_token_sets_are_used_as_they_are(tmp_path):
     samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
-    with MdsWriter(tmp_path / "set", {"tokens": "bytes"}) as writer:
-        for sample in samples:
-            writer.write({"tokens": np.array([101, *sample, 102], "<i8").tobytes()})
-    rate = MaskingRate("constant", 0.0, 0.0, 1)
-    found = steps([opened(tmp_path / "set", "split", shuffle=None, lanes=4, canonical_nodes=1, rate=rate)], 3)
+    stored = ({"tokens": np.array([101, *sample, 102], "<i8").tobytes()} for sample in samples)
+    folder, rate = write_samples(tmp_path / "set", {"tokens": "bytes"}, stored), MaskingRate("constant", 0.0, 0.0, 1)
+    options = {"shuffle": None, "lanes": 4, "canonical_nodes": 1, "rate": rate}
+    found = steps([opened(folder, "split", **options)], 3)
     for lane in range(4):
         joined = [number for step in found for number in step[lane][0]]
         assert joined == [101, *samples[lane], 102]
-    whole = steps([opened(tmp_path / "set", "truncate", shuffle=None, lanes=4, canonical_nodes=1, rate=rate)], 1)[0]
+    whole = steps([opened(folder, "truncate", **options)], 1)[0]
     assert [row[0] for row in whole] == [(101, *samples[lane][:15]) for lane in range(4)]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64)])
 def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_size):
     everything = [piece for text in TEXTS for piece in pieces_of(text, mode)]
     for world_size in (1, 3):
         found, masks = [], {}
         for rank in range(world_size):
-            samples = TextEvalSet(
-                text_set(folder, mode), num_examples, batch_size, rate=0.2, seed=1, rank=rank, world_size=world_size
-            )
+            samples = eval_set(text_set(folder, mode), num_examples, batch_size, rank=rank, world_size=world_size)
             samples.open()
             assert samples.num_examples == (num_examples or len(everything))
             batches = [rows(batch) for batch in samples]
@@ -282,30 +269,27 @@ def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_si
     assert masks == alone
 
 
-def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, tmp_path):
-    others = tmp_path / "vocab.txt"
-    others.write_text("\n".join([*SPECIAL_TOKENS, "1", "2"]) + "\n")
+def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, vocabulary):
     with user_error("vocabulary.other-language", folder):
-        TextEvalSet(text_set(folder, "split", tokenizer=load_tokenizer(others)), None, 8, rate=0.2, seed=1).open()
+        eval_set(text_set(folder, "split", tokenizer=vocabulary)).open()
 
 
 def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
     for count, expected in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
-        TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()
+        eval_set(text_set(folder, "truncate"), count).open()
         assert len(kept(folder)) == expected
 
 
 def test_evaluation_of_more_than_there_is_takes_all(folder):
-    assert TextEvalSet(text_set(folder, "truncate"), 91, 8, rate=0.2, seed=1).num_examples == 90
-    many, everything = (TextEvalSet(text_set(folder, "split"), n, 8, rate=0.2, seed=1) for n in (100_000, None))
+    assert eval_set(text_set(folder, "truncate"), 91).num_examples == 90
+    many, everything = (eval_set(text_set(folder, "split"), n) for n in (100_000, None))
     many.open()
     everything.open()
     assert many.num_examples == everything.num_examples == sum(batch.num_samples for batch in many)
     with user_error("config.range", "EVAL_BATCH_SIZE"):
-        TextEvalSet(text_set(folder, "split"), 1, 0, rate=0.2, seed=1)
+        eval_set(text_set(folder, "split"), 1, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_streams_give_the_same_steps_on_any_number_of_ranks(folder: Path, tmp_path: Path, mode: str) -> None:
     other = write_texts(tmp_path / "other", [f"other {text}" for text in TEXTS[:40]])
     streams = [Stream(local=str(folder), repeat=0.5), Stream(local=str(other), repeat=2)]
@@ -314,23 +298,21 @@ def test_streams_give_the_same_steps_on_any_number_of_ranks(folder: Path, tmp_pa
     options = {"shuffle": "py1e", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11}
     runs = []
     for ranks in (1, 2):
-        sources = [
-            TextSource(texts, sequences_per_step=GLOBAL // ranks, rank=rank, world_size=ranks, **options)
-            for rank in range(ranks)
-        ]
+        shares = {"sequences_per_step": GLOBAL // ranks, "world_size": ranks}
+        sources = [TextSource(texts, rank=rank, **shares, **options) for rank in range(ranks)]
         MADE.extend(sources)
         for source in sources:
             source.open()
         runs.append(steps(sources, 12))
     assert runs[0] == runs[1]
-    samples = TextEvalSet(texts, None, 8, rate=0.2, seed=1)
+    samples = eval_set(texts)
     samples.open()
     if mode == "truncate":
         assert samples.num_examples == len(TEXTS) // 2 + 80
     assert samples.num_examples == sum(batch.num_samples for batch in samples)
 
 
-def test_identity_is_of_index_and_tokenizer(folder, tmp_path):
+def test_identity_is_of_index_and_tokenizer(folder, tmp_path, vocabulary):
     (texts,) = streams_of("", None, folder)
     info = describe_text([texts], TOKENIZER)
     assert info.num_texts == len(TEXTS)
@@ -338,12 +320,9 @@ def test_identity_is_of_index_and_tokenizer(folder, tmp_path):
     for shard in folder.glob("shard*"):
         shard.unlink()
     assert describe_text(streams_of("", None, tmp_path / "copy", str(folder)), TOKENIZER) == info
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(SPECIAL_TOKENS) + "\n")
-    assert describe_text([texts], load_tokenizer(vocabulary)).identity != info.identity
+    assert describe_text([texts], vocabulary).identity != info.identity
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_remote_that_disappears(folder, tmp_path, mode):
     source = opened(tmp_path / "copy", mode, remote=folder)
     shutil.rmtree(folder)

@@ -1,7 +1,5 @@
 """Lanes against the plain rule, and against the batches of MosaicML Streaming."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -22,14 +20,13 @@ from mlbert.data.formats.streams import Mixture
 from mlbert.data.loading import text_lanes as module
 from mlbert.data.loading.text_lanes import EpochOrders, PieceLanes, WholeLanes
 from mlbert.host.errors import UserError
-from text_sets import sample_order
+from text_sets import sample_order, wait_for
 from user_errors import user_error
 
 
 def orders_of(sizes, shuffle="py1s", nodes=1, folder=Path("unused")) -> EpochOrders:
-    return EpochOrders(
-        Mixture([np.asarray(sizes)], [sum(sizes)]), shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder
-    )
+    mixture = Mixture([np.asarray(sizes)], [sum(sizes)])
+    return EpochOrders(mixture, shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder)
 
 
 def whole_order(orders: EpochOrders, epoch: int) -> np.ndarray:
@@ -170,9 +167,8 @@ def test_ranks_follow_their_own_lanes_only(case, world_size):
     for step in range(9):
         for rank, share in enumerate(shares):
             assert taken(ranks[rank], step) == [taken(alone, step)[lane] for lane in share]
-            assert taken(WholeLanes(orders, lanes, share), step) == [
-                taken(whole_lanes(orders, lanes), step)[lane] for lane in share
-            ]
+            expected = [taken(whole_lanes(orders, lanes), step)[lane] for lane in share]
+            assert taken(WholeLanes(orders, lanes, share), step) == expected
     if world_size > 1 and alone.front(9)[0] == 0:
         mine = [{text for lane in share for text in whole_order(orders, 0)[lane::lanes].tolist()} for share in shares]
         assert all(found <= expected for found, expected in zip(asked, mine, strict=True))
@@ -182,13 +178,6 @@ def test_ranks_follow_their_own_lanes_only(case, world_size):
 
 def order_files(folder: Path) -> list[str]:
     return sorted(path.name.partition("-")[2] for path in folder.glob("orders/*-*"))
-
-
-def wait_for(is_met) -> None:
-    deadline = time.monotonic() + 30
-    while not is_met() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_met()
 
 
 def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path, monkeypatch):
