@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 
@@ -16,6 +16,14 @@ def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write texts below the folder; return it."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
 
 def copy_files(paths: Iterable[Path], tree_root: Path, root: Path, without: Container[str] = ()) -> None:

@@ -1,7 +1,5 @@
 """Logs and trees that our own logger wrote, for the official tools to judge."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from audit import copy_of_ours
 from mlbert.config.sections import Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.mlperf.config import SubmissionConfig
@@ -30,22 +29,12 @@ WriteLog = Callable[..., Path]
 
 def make_config(division: str) -> Configuration:
     """The reference's settings at 448 sequences a step."""
-    return configuration(
-        packed_lamb.RECIPE,
-        train_batch_size=224,
-        gradient_accumulation_steps=1,
-        average_packing_rate=2,
-        learning_rate=4.25e-4,
-        max_steps=6700,
-        max_samples_termination=4_500_000,
-        opt_lamb_beta_1=0.9,
-        opt_lamb_beta_2=0.999,
-        weight_decay_rate=0.01,
-        num_eval_examples=10_000,
-        submission_org="SomeOrg",
-        submission_platform="some machine",
-        submission_division=division,
-    )
+    values = {"train_batch_size": 224, "gradient_accumulation_steps": 1, "average_packing_rate": 2, "max_steps": 6700}
+    values |= {"learning_rate": 4.25e-4, "opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.999, "weight_decay_rate": 0.01}
+    values |= {"max_samples_termination": 4_500_000, "num_eval_examples": 10_000}
+    submission = {"org": "SomeOrg", "platform": "some machine", "division": division}
+    values |= {f"submission_{name}": value for name, value in submission.items()}
+    return configuration(packed_lamb.RECIPE, **values)
 
 
 def log_submission(event: Event, config: SubmissionConfig) -> None:
@@ -74,12 +63,7 @@ def log_method(event: Event, data: DataConfig, optimizer: OptimizerConfig, sched
 
 
 def write_log(
-    path: Path,
-    *,
-    seed: int = 1,
-    division: str = "closed",
-    status: str = "success",
-    accuracies: Sequence[float] = (),
+    path: Path, *, seed: int = 1, division: str = "closed", status: str = "success", accuracies: Sequence[float] = ()
 ) -> Path:
     """One run's log in the order of the rules, with evaluations on the closed division's grid.
 
@@ -124,14 +108,13 @@ def _set_times(path: Path, seed: int, chance: random.Random) -> None:
 
 def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
     """A whole submission: system file, ten logs, and the code that their call sites name."""
+    results = tree / "results" / "machine" / "bert"
     for index in range(num_logs):
-        write_log(
-            tree / "results" / "machine" / "bert" / f"result_{index}.txt", seed=1000 + index**2, division=division
-        )
+        write_log(results / f"result_{index}.txt", seed=1000 + index**2, division=division)
     write_description(tree / "systems" / "machine.json", describe_system("SomeOrg", division))
     for folder in ("results", "systems"):
         (tree / folder / "README.md").write_text("what lies here\n")
-    text = (tree / "results" / "machine" / "bert" / "result_0.txt").read_text()
+    text = (results / "result_0.txt").read_text()
     names = {json.loads(line.partition("MLLOG ")[2])["metadata"]["file"] for line in text.splitlines()}
     (tree / "benchmarks/bert/implementations").mkdir(parents=True)
     for name in names:
@@ -146,13 +129,17 @@ def log(tmp_path: Path) -> Path:
     return write_log(tmp_path / "result_0.txt")
 
 
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    """Return a good open log of this code, in a tree."""
+    return copy_of_ours(tmp_path)[0]
+
+
 @pytest.fixture(scope="session")
 def new_log() -> WriteLog:
-    """`write_log`."""
     return write_log
 
 
 @pytest.fixture
 def new_tree() -> Callable[..., Path]:
-    """`write_tree`."""
     return write_tree

@@ -1,7 +1,5 @@
 """A log's file:lineno against the code of its commit: the call there names the key, or the check says why not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -78,10 +76,8 @@ def test_the_commit_of_the_log_is_read_from_the_history(tree: Path) -> None:
 
 def test_a_line_that_logs_another_key_fails(tree: Path) -> None:
     edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
-    assert reported(tree) == (
-        Outcome.ERROR,
-        "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]",
-    )
+    words = "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]"
+    assert reported(tree) == (Outcome.ERROR, words)
 
 
 def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:

@@ -1,7 +1,5 @@
 """The whole check on trees, folders and single logs; and its command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,11 +11,13 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
-from mlbert.mlperf.check import check
-from mlbert.mlperf.findings import Finding, Outcome, failed
-from mlbert.mlperf.result_set import NAMES
+from mlbert.mlperf.check import check, run_checks
+from mlbert.mlperf.findings import Complaint, Finding, Outcome, failed, finding_of
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.result_set import NAMES, ResultSet
 from mlbert.mlperf.scratch_copy import Workplace
 from mlbert.mlperf.seal import seal
+from stored_sets import tree as stored_files
 from user_errors import user_error
 
 NewTree = Callable[..., Path]
@@ -27,19 +27,15 @@ def _by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def _snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
     tree = new_tree(tmp_path / "tree", "closed")
-    before = _snapshot(tree)
+    before = stored_files(tree)
     steps: list[str] = []
     findings = check(tree, progress=steps.append)
     # The logger alone wrote these logs, without the events that name a recipe and its configuration.
     not_passed = [(finding.check, finding.outcome) for finding in findings if finding.outcome is not Outcome.PASS]
     assert not_passed == [("own: program", Outcome.NOTE)]
-    assert _snapshot(tree) == before
+    assert stored_files(tree) == before
     reported = _by_check(findings)
     assert reported["package_checker"].words == "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
     assert reported["rcp_checker"].words == "RCP found, RCP test PASSED"
@@ -88,9 +84,8 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree
     layout = {complaint.text for complaint in reported["own: layout"].complaints}
     assert {"results/empty/bert is missing", "systems/notes.txt is not a .json"} < layout
     assert any(text.startswith("results/machine/unknown is not the benchmark bert") for text in layout)
-    assert reported["rcp_checker"].outcome is Outcome.SKIP
-    assert reported["result_summarizer"].outcome is Outcome.ERROR
-    assert reported["repo_checker"].outcome is Outcome.ERROR
+    outcomes = [reported[name].outcome for name in ("rcp_checker", "result_summarizer", "repo_checker")]
+    assert outcomes == [Outcome.SKIP, Outcome.ERROR, Outcome.ERROR]
 
 
 def test_a_checkout_is_judged_by_its_export(tmp_path: Path, new_tree: NewTree) -> None:
@@ -169,22 +164,14 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     assert "other" not in reported["own: layout"].words
 
 
-def _fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def _replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a damage that puts something else in the place of a file."""
 
-
-def _folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _link(target: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
+    def damage(path: Path) -> None:
         path.unlink()
-        path.symlink_to(target)
+        make(path)
 
-    return make
+    return damage
 
 
 def _append(text: str) -> Callable[[Path], object]:
@@ -205,11 +192,11 @@ def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path,
         (_append(f":::MLLOG {'x' * 10_000_000}\n"), "result_2.txt has 10000002 characters in line"),
         (_append(DEEP_LINE), "RecursionError"),
         (_append(':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n'), "time_ms is nan"),
-        (_fifo, "result_5.txt is neither a file nor a folder"),
-        (_folder, "result_6.txt is a folder"),
-        (_link("nowhere"), "result_7.txt is a link to nothing"),
-        (_link("result_8.txt"), "result_8.txt is a link to itself"),
-        (_link("/etc/passwd"), "result_9.txt is a link out of the tree"),
+        (_replace(os.mkfifo), "result_5.txt is neither a file nor a folder"),
+        (_replace(Path.mkdir), "result_6.txt is a folder"),
+        (_replace(lambda path: path.symlink_to("nowhere")), "result_7.txt is a link to nothing"),
+        (_replace(lambda path: path.symlink_to("result_8.txt")), "result_8.txt is a link to itself"),
+        (_replace(lambda path: path.symlink_to("/etc/passwd")), "result_9.txt is a link out of the tree"),
     ]
     for index, (damage, _) in enumerate(damages):
         damage(logs / f"result_{index}.txt")
@@ -236,10 +223,7 @@ def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "code"),
-    [
-        (os.mkfifo, "file.wrong-kind"),
-        (lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large"),
-    ],
+    [(os.mkfifo, "file.wrong-kind"), (lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large")],
     ids=["pipe", "long line"],
 )
 def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], code: str, tmp_path: Path) -> None:
@@ -260,9 +244,8 @@ def test_a_path_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> N
         assert not failed(findings)
         assert _by_check(findings)["compliance_checker"].outcome is Outcome.PASS
     place = Workplace(tmp_path / "latest", tmp_path / "copy", tmp_path / "scratch")
-    assert [complaint.text for complaint in place.take([tmp_path / "latest"])] == [
-        "result_0.txt is a link out of the tree"
-    ]
+    (complaint,) = place.take([tmp_path / "latest"])
+    assert complaint.text == "result_0.txt is a link out of the tree"
 
 
 def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Callable[..., Path]) -> None:
@@ -295,8 +278,26 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
             (results / f"run_{index}.{name}").write_text("{}")
     seal("machine", tree)
     reported = _by_check(check(results))
-    assert reported["own: seal"].outcome is Outcome.PASS
-    assert reported["own: layout"].outcome is Outcome.PASS
-    assert reported["result_summarizer"].outcome is Outcome.PASS
+    names = ("own: seal", "own: layout", "result_summarizer")
+    assert {name: reported[name].outcome for name in names} == dict.fromkeys(names, Outcome.PASS)
     with official.started([official.package_checker(tree), official.repo_checker(tree)], tmp_path) as answers:
         assert not any("WARNING" in answer.words for answer in answers(lambda step: None))
+
+
+# What a row of the table says: each complaint once, however many logs have it.
+
+
+def test_findings_shared_by_ten_logs_are_reported_once() -> None:
+    common = [Complaint(Outcome.ERROR, f"result_{i}.txt: line {i + 3}: no seed", "rule") for i in range(10)]
+    other = Complaint(Outcome.WARN, "result_2.txt: late")
+    found = finding_of("own: x", ".", [other, *common], "")
+    words = "ERROR: result_0.txt: line 3: no seed (and in 9 more places) [rule]; warning: result_2.txt: late"
+    assert found.words == words
+    assert found.complaints == (*common, other)
+
+
+def test_a_log_without_events_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").write_text("nothing\n")
+    rows = run_checks(ResultSet([read_log(tmp_path / "result_0.txt")]), ".")
+    assert [(row.check, row.outcome) for row in rows] == [("own: lines", Outcome.ERROR)]
+    assert "result_0.txt: has no line of an MLPerf log" in rows[0].words

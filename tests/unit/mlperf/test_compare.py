@@ -1,7 +1,5 @@
 """What differs between two sets of runs: the committed results, copies of them that were changed, published logs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.mlperf.compare import Comparison, compare_sides, read_side
+from mlbert.mlperf.compare import Comparison, compare, compare_sides, read_side
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target
 from user_errors import user_error
@@ -48,20 +48,14 @@ def test_a_run_against_itself() -> None:
     assert found.successes == found.runs == (10, 10)
     assert found.notes == []
     for measure in found.measures:
-        assert measure.ratio is not None
         assert measure.ratio.value == 1
         assert not measure.ratio.is_significant
 
 
 def test_a_slower_copy_differs_in_speed_and_time_only(tmp_path: Path) -> None:
     speed, samples, minutes = (m.ratio for m in compared(DEMO, copy(tmp_path / "slow", twice_as_slow)).measures)
-    assert speed is not None
-    assert samples is not None
-    assert minutes is not None
     assert (speed.is_significant, samples.is_significant, minutes.is_significant) == (True, False, True)
     assert speed.value == pytest.approx(0.5, rel=0.05)
-    assert speed.high is not None
-    assert speed.low is not None
     assert speed.low < 0.5 < speed.high < 1
     assert minutes.value == pytest.approx(2, rel=0.05)
 
@@ -104,14 +98,8 @@ def test_missed_targets_other_settings_and_few_runs(tmp_path: Path) -> None:
     assert (found.successes, found.runs, found.olympic_minutes[0]) == ((0, 10), (2, 10), None)
     assert [measure.ratio is None for measure in found.measures] == [False, True, True]
     notes = " ".join([*found.notes, found.history])
-    for words in (
-        "batch sizes differ",
-        "A has fewer than 3 runs",
-        "LOGDIR",
-        "NEW_ONE off",
-        "does not have both commits",
-    ):
-        assert words in notes, words
+    parts = ("batch sizes differ", "A has fewer than 3 runs", "LOGDIR", "NEW_ONE off", "does not have both commits")
+    assert [words for words in parts if words not in notes] == []
 
 
 def test_commits_of_this_history() -> None:
@@ -159,3 +147,46 @@ def test_values_of_other_types_are_compared_as_text(value: object, tmp_path: Pat
     odd = copy(tmp_path / "odd", change, num_logs=1)
     assert any(difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings)
     assert compared(odd, odd).settings == []
+
+
+# Whether two sets of runs differ: test and interval say the same, and agree with the tables.
+
+
+NUMBERS = st.lists(st.integers(1000, 1400), min_size=1, max_size=12, unique=True)
+
+
+@given(a=NUMBERS, b=NUMBERS)
+def test_the_interval_leaves_out_one_where_the_test_finds_a_difference(a: list[int], b: list[int]) -> None:
+    b = [value + 0.5 for value in b]  # no ties
+    ratio = compare(a, b)
+    assert min(b) / max(a) <= ratio.value <= max(b) / min(a)
+    if min(len(a), len(b)) < 3:
+        assert (ratio.p, ratio.low, ratio.is_significant) == (None, None, False)
+    elif ratio.low is None or ratio.high is None:
+        assert not ratio.is_significant, "so few runs cannot differ at 5 %"
+    else:
+        assert ratio.low <= ratio.value <= ratio.high
+        assert ratio.is_significant == (not ratio.low <= 1 <= ratio.high)
+
+
+@pytest.mark.parametrize(("runs", "critical"), [(3, None), (4, 0), (5, 2), (8, 13), (10, 23)])
+def test_the_interval_is_that_of_the_tables(runs: int, critical: int | None) -> None:
+    """Critical values of U at 5 %, two-sided, as printed in any table of Mann and Whitney's test."""
+    ratio = compare([1.0] * runs, [100 * n + m / runs for n in range(1, 2) for m in range(runs)])
+    expected = None if critical is None else sorted(100 + m / runs for m in range(runs) for _ in range(runs))[critical]
+    assert ratio.low == expected
+
+
+def test_ties_and_missing_numbers() -> None:
+    assert compare([], [1.0]) is None
+    same = compare([2.0] * 10, [2.0] * 10)
+    assert (same.value, same.low, same.high, same.p) == (1.0, 1.0, 1.0, 1.0)
+    assert compare([1.0] * 10, [2.0] * 10).is_significant
+
+
+def test_many_runs_take_no_time() -> None:
+    """The normal distribution gives the interval that the exact one gives, which 51 x 50 runs still have quickly."""
+    ratio = compare(range(1000, 1050), range(1000, 1051))
+    pairs = sorted(b / a for a in range(1000, 1050) for b in range(1000, 1051))
+    assert (ratio.low, ratio.high) == (pairs[986], pairs[-1 - 986])
+    assert compare(range(1000, 1400), range(1000, 1400)) is not None

@@ -1,16 +1,18 @@
 """System descriptions, from machines made of files."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.mlperf.describe import FIELDS, describe_system, write_description
+from mlbert.mlperf import official
+from mlbert.mlperf.check import check
+from mlbert.mlperf.describe import FIELDS, MARK, describe_system, template, unfilled, write_description
+from mlbert.mlperf.findings import Outcome
+from programs import write_files
 from user_errors import user_error
 
 CPUINFO = """\
@@ -33,19 +35,15 @@ def server(tmp_path: Path) -> Path:
         "proc/meminfo": "MemTotal:       2147483648 kB\nMemFree: 1 kB\n",
         "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04 LTS"\n',
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000\n",
-        "sys/block/nvme0n1/size": "7501476528\n",
-        "sys/block/nvme0n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n",
-        "sys/block/nvme1n1/size": "7501476528\n",
-        "sys/block/nvme1n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n",
+        **{f"sys/block/nvme{n}n1/size": "7501476528\n" for n in range(2)},
+        **{f"sys/block/nvme{n}n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n" for n in range(2)},
         "sys/block/loop0/size": "8\n",
         "proc/mounts": "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n",
-        "sys/class/net/eth0/speed": "100000\n",
-        "sys/class/net/eth0/type": "1\n",
-        "sys/class/net/eth0/device/vendor": "x",
-        "sys/class/net/ib0/speed": "400000\n",
-        "sys/class/net/ib0/type": "32\n",
-        "sys/class/net/ib0/device/vendor": "x",
-        "sys/class/net/lo/speed": "1\n",
+        **{
+            f"sys/class/net/{name}/speed": speed for name, speed in (("eth0", "100000"), ("ib0", "400000"), ("lo", "1"))
+        },
+        **{f"sys/class/net/{name}/type": kind for name, kind in (("eth0", "1\n"), ("ib0", "32\n"))},
+        **{f"sys/class/net/{name}/device/vendor": "x" for name in ("eth0", "ib0")},
         "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
         "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
@@ -57,10 +55,7 @@ def server(tmp_path: Path) -> Path:
         "sys/devices/system/node/node0/x": "",
         "sys/devices/system/node/node1/x": "",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    return write_files(tmp_path, files)
 
 
 MODULE = """
@@ -72,14 +67,10 @@ Memory Device
 \tSpeed: {speed}
 \tConfigured Memory Speed: {configured}
 """
+UNKNOWN = dict.fromkeys(("kind", "speed", "configured"), "Unknown")
 MODULES = "".join(
-    [
-        *(MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s") for n in range(16)),
-        MODULE.format(n=16, size="No Module Installed", kind="Unknown", speed="Unknown", configured="Unknown"),
-    ]
-)
-
-
+    MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s") for n in range(16)
+) + MODULE.format(n=16, size="No Module Installed", **UNKNOWN)
 CPUS = "# Socket,Core\n0,0\n0,1\n1,2\n1,3\n" + "0,0\n0,1\n1,2\n1,3\n"
 CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 220200960\n"
 
@@ -104,10 +95,8 @@ def test_a_server_with_accelerators(server: Path) -> None:
     facts = describe_system("SomeOrg", "closed", 2, server, _ask)
     assert tuple(facts) == FIELDS
     assert len(facts) == 33
-    assert (
-        facts["system_name"]
-        == "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)"
-    )
+    name = "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)"
+    assert facts["system_name"] == name
     assert facts["status"] == "Research, Development, or Internal (RDI)"
     assert facts["host_processors_per_node"] == "2"
     assert facts["host_processor_core_count"] == "2"
@@ -137,8 +126,7 @@ def test_a_server_with_accelerators(server: Path) -> None:
 def test_a_machine_without_facts(tmp_path: Path) -> None:
     facts = describe_system("SomeOrg", "open", 1, tmp_path, lambda command: "")
     assert tuple(facts) == FIELDS
-    assert facts["accelerators_per_node"] == "0"
-    assert facts["accelerator_model_name"] == "N/A"
+    assert (facts["accelerators_per_node"], facts["accelerator_model_name"]) == ("0", "N/A")
     assert facts["host_memory_capacity"] == "unknown"
     assert facts["host_memory_configuration"] == "modules unknown"
     assert facts["hw_notes"].startswith("1 thread per core")
@@ -166,3 +154,42 @@ def test_an_unwritable_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/x.json"):
         write_description(tmp_path / "file" / "x.json", {})
+
+
+# Templates of descriptions never pass for descriptions.
+
+
+NewTree = Callable[..., Path]
+
+
+def test_a_template_has_every_field_and_names_what_is_missing() -> None:
+    made = template({"number_of_nodes": "8", "division": "closed"})
+    assert tuple(made) == FIELDS
+    assert made["number_of_nodes"] == "8"
+    assert set(unfilled(made)) == set(FIELDS) - {"number_of_nodes", "division"}
+    assert all(value.startswith(MARK) for name, value in made.items() if name in unfilled(made))
+
+
+def test_nothing_unknown_can_be_known() -> None:
+    with pytest.raises(AssertionError):
+        template({"colour": "red"})
+
+
+def test_the_official_checker_refuses_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(template({"number_of_nodes": "1", "accelerators_per_node": "8"})))
+    assert official.run(official.system_desc_checker(path, "machine.json"))[0].outcome is Outcome.ERROR
+
+
+def test_a_tree_with_templates_passes_and_one_that_uses_them_does_not(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "open")
+    folder = tree / "systems" / "templates"
+    folder.mkdir()
+    (folder / "other.json").write_text(json.dumps(template({})))
+    wrong = {finding.check for finding in check(tree) if finding.outcome is not Outcome.PASS}
+    assert wrong <= {"rcp_checker", "own: program"}  # for the closed division, and a note that a bare logger wrote it
+    system = tree / "systems" / "machine.json"
+    system.write_text(json.dumps(json.loads(system.read_text()) | {"cooling": template({})["cooling"]}))
+    layout = next(finding for finding in check(tree) if finding.check == "own: layout")
+    assert layout.outcome is Outcome.ERROR
+    assert f"systems/machine.json still says {MARK} in cooling" in layout.words

@@ -1,7 +1,7 @@
 """Evaluations and accuracies: each fault of one log in ten is found, and named with its file and line."""
 
-from __future__ import annotations
-
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ from edited_logs import (
     report,
     simulated,
 )
-from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.checks.evaluation import check_grid
+from mlbert.mlperf.findings import Complaint, Outcome
+from mlbert.mlperf.rules import eval_interval
 
 ERROR, WARN = Outcome.ERROR, Outcome.WARN
 
@@ -91,10 +93,7 @@ OURS = by_name(
             "left out": (without(2), "due at 30000"),
             "before training": (each(only(1), at(0, 0)), "comes before any training"),
             "beyond MAX_STEPS": (ends(600_000), "more than MAX_STEPS allows"),
-            "more steps than MAX_STEPS": (
-                each(*(configure("MAX_STEPS", 1000, which) for which in range(10))),
-                "more than MAX_STEPS allows",
-            ),
+            "more steps": (each(*(configure("MAX_STEPS", 1000, n) for n in range(10))), "more than MAX_STEPS allows"),
             "beyond the limit": (ends(410_000), "more than MAX_SAMPLES_TERMINATION allows"),
         },
         ("order of events", ERROR): {
@@ -178,3 +177,100 @@ def test_an_aborted_run_may_end_anywhere(tree_root: Path, tmp_path: Path) -> Non
     said = report(runs, tmp_path)
     assert said["status"][0] is WARN
     assert set(said) - {"status", "speed"} == {"same settings"}  # which misses eval_samples
+
+
+# The grid of evaluations: honest schedules raise nothing, each real deviation is found.
+
+
+BATCHES = (96, 448, 576, 768, 1024, 1536, 4608, 6144, 8192, 16384)
+NUM_EVALUATIONS = 20
+
+
+def step_of(counting: str, index: int, batch: int) -> int:
+    """The step after which a program evaluates for the n-th time, by its way of counting."""
+    steps = eval_interval(batch) / batch
+    return {
+        "up from the grid": math.ceil(index * steps),
+        "up from the last": index * math.ceil(steps),
+        "down": index * math.floor(steps),
+    }[counting]
+
+
+def unpacked(counting: str, batch: int) -> list[int]:
+    return [step_of(counting, index, batch) * batch for index in range(1, NUM_EVALUATIONS + 1)]
+
+
+def packed(counting: str, batch: int, seed: int) -> list[int]:
+    """Packs of 1 to 3 sequences, 1.99895 on the average as in the data set, 0.5 off in each; batch / 2 packs a step."""
+    source, samples, done, points = random.Random(seed), 0.0, 0, []
+    for index in range(1, NUM_EVALUATIONS + 1):
+        packs = (step_of(counting, index, batch) - done) * batch / 2
+        done = step_of(counting, index, batch)
+        samples += source.gauss(1.99895 * packs, 0.5 * math.sqrt(packs))
+        points.append(round(samples))
+    return points
+
+
+def errors(batch: int, points: list[int]) -> list[Complaint]:
+    found = check_grid(batch, points, range(1, len(points) + 1))
+    return [complaint for complaint in found if complaint.outcome is Outcome.ERROR]
+
+
+@pytest.mark.parametrize("counting", ["up from the grid", "up from the last", "down"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_honest_schedules_raise_nothing(batch: int, counting: str) -> None:
+    assert list(check_grid(batch, unpacked(counting, batch), range(100))) == []
+    for seed in range(100):
+        assert list(check_grid(batch, packed(counting, batch, seed), range(100))) == [], seed
+
+
+@pytest.mark.parametrize(
+    ("batch", "points"),
+    [
+        # result_4 of 2xXE9680Lx8B200-SXM-180GB (Dell) and result_8 of tyche_ngpu512 (NVIDIA), MLPerf Training v5.0.
+        (1536, {16: 2401909, 17: 2552072}),
+        (8192, {12: 2702863, 13: 2933520}),
+    ],
+)
+def test_points_of_published_packed_runs(batch: int, points: dict[int, int]) -> None:
+    grid = [n * eval_interval(batch) for n in range(1, max(points) + 1)]
+    assert errors(batch, [points.get(n, samples) for n, samples in enumerate(grid, 1)]) == []
+
+
+def test_late_evaluations_are_a_warning() -> None:
+    # 7920T_2xA5000_hdd (krai), MLPerf Training v5.0: the first 9 batches late, each further one 2.
+    points = [154048 + n * 150912 for n in range(25)]
+    (complaint,) = check_grid(448, points, range(10, 10 + len(points)))
+    assert complaint.outcome is Outcome.WARN
+    assert complaint.text == "line 10: evaluation 1 is late, 154048 samples after the start"
+    assert "floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000" in complaint.rule
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_evaluation_left_out_is_found(batch: int, is_packed: bool) -> None:
+    points = packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
+    for index in (0, 7, NUM_EVALUATIONS - 2):
+        (complaint,) = errors(batch, points[:index] + points[index + 1 :])
+        assert f"evaluation {index + 1} is at {points[index + 1]} samples" in complaint.text
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 1.25, 2])
+def test_another_interval_is_found(batch: int, is_packed: bool, factor: float) -> None:
+    points = packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
+    assert errors(batch, [math.ceil(samples * factor / batch) * batch for samples in points])
+    assert errors(batch, [round(samples * factor) + is_packed for samples in points])
+
+
+@pytest.mark.parametrize("batch", [96, 448, 768, 1536])
+def test_a_last_evaluation_brought_forward_is_found(batch: int) -> None:
+    points = packed("up from the grid", batch, 1)
+    points[-1] -= 10_000
+    (complaint,) = errors(batch, points)
+    assert complaint.text.startswith(f"line 20: evaluation 20 is at {points[-1]} samples")
+
+
+def test_an_interval_a_little_too_short_shows_in_the_sum() -> None:
+    assert errors(768, [148_200 * n + 1 for n in range(1, 17)])

@@ -1,7 +1,5 @@
 """Exporting a tree."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -14,30 +12,20 @@ from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.mlperf import official
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.tree_export import check_source, export_tree, is_export
+from programs import write_files
 from user_errors import user_error
 
 LEFT_OUT = (
-    "tests/unit/test_x.py",
-    "tools/x.py",
-    "records/2025_x/log.txt",
-    "runs/x/result_0.txt",
-    ".github/x.yml",
-    ".gitignore",
-    "benchmarks/bert/__pycache__/x.pyc",
-    "benchmarks/bert/.hidden",
-    "benchmarks/bert/x.so",
+    *("tests/unit/test_x.py", "tools/x.py", "records/2025_x/log.txt", "runs/x/result_0.txt", ".github/x.yml"),
+    *(".gitignore", "benchmarks/bert/__pycache__/x.pyc", "benchmarks/bert/.hidden", "benchmarks/bert/x.so"),
 )
 KEPT = ("README.md", "systems/a.json", "results/a/bert/result_0.txt", "benchmarks/bert/tests/x.py")
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "tree"
-    for name in (*LEFT_OUT, *KEPT):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    (folder / ".gitignore").write_text("runs/\n*.pyc\nignored.txt\n")
-    return folder
+    files = {name: name for name in (*LEFT_OUT, *KEPT)} | {".gitignore": "runs/\n*.pyc\nignored.txt\n"}
+    return write_files(tmp_path / "tree", files)
 
 
 def _names(folder: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """Runs that were interrupted and resumed are sound: the check judges their last part and raises no error."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults of whole results that single lines do not show: each is reported, with the grade that an honest run allows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -93,11 +91,8 @@ def _after_the_end(runs: Runs) -> None:
 def _blocks(runs: Runs) -> None:
     start, *others = _all(runs[:1], "epoch_start", "eval_start")
     for number, event in enumerate((start, others[3])):
-        block = event | {
-            "key": "block_start",
-            "value": None,
-            "metadata": {**event["metadata"], "first_epoch_num": number},
-        }
+        metadata = {**event["metadata"], "first_epoch_num": number}
+        block = event | {"key": "block_start", "value": None, "metadata": metadata}
         runs[0].insert(runs[0].index(event), block)
 
 
@@ -214,9 +209,8 @@ def test_own_logs_contradict_themselves(key: str, value: object, words: str, dem
         events = _read(path)
         _set(key, value or _all([events], "train_data")[0]["value"])([events])
         _write(path, events)
-    assert [grade for grade, text in _complaints(demo / "bert")["configuration"] if words in text] == [
-        Outcome.ERROR
-    ] * 10
+    found = _complaints(demo / "bert")["configuration"]
+    assert [grade for grade, text in found if words in text] == [Outcome.ERROR] * 10
 
 
 @pytest.mark.parametrize(
@@ -231,11 +225,8 @@ def test_files_of_a_run_contradict_its_log(name: str, field: str, factor: float,
     results = ResultSet([read_log(demo / "bert/result_0.txt")])
     assert list(check_metrics(results)) == []
     path = demo / f"run_0.{name}"
-    lines = (
-        [json.loads(line) for line in path.read_text().splitlines()]
-        if "metrics" in name
-        else [json.loads(path.read_text())]
-    )
+    texts = path.read_text().splitlines() if "metrics" in name else [path.read_text()]
+    lines = [json.loads(text) for text in texts]
     for line in lines:
         if field in line and line.get("kind") != "evaluation":
             line[field] *= factor

@@ -1,7 +1,5 @@
 """A log against the files of its run: what was raised or shortened in the log alone shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from mlbert.config.sections import settings_by_key
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
-from mlbert.mlperf.result_set import ResultSet
+from mlbert.mlperf.result_set import NAMES, ResultSet, run_file
 
 START_MS = 1_700_000_000_000
 POINTS = ((100, 60.0, 0.1), (200, 120.5, 0.2), (300, 190.0, 0.3))  # samples, seconds, accuracy
@@ -45,19 +43,13 @@ def _texts() -> Texts:
     """The four files of a good run, the JSON ones as objects."""
     points: list[dict[str, object]] = []
     for step, (samples, seconds, accuracy) in enumerate(POINTS, start=1):
-        points.append({"kind": "step", "step": step, "samples": samples, "seconds": seconds, "loss": 3.0})
+        point = {"step": step, "samples": samples, "seconds": seconds}
+        points.append({"kind": "step", **point, "loss": 3.0})
         points.append({"kind": "skipped", "step": step, "samples": samples})
-        points.append(
-            {"kind": "evaluation", "step": step, "samples": samples, "seconds": seconds, "eval_accuracy": accuracy}
-        )
+        points.append({"kind": "evaluation", **point, "eval_accuracy": accuracy})
     summary = {"status": "success", "seconds_to_train": 190.2, "accuracy": 0.3, "samples": 300, "steps": 3, "seed": 5}
-    origin = dict.fromkeys(SETTINGS, "flag")
-    config = {
-        "config": dict(SETTINGS),
-        "origin": origin,
-        "seed": 5,
-        "provenance": {"recipe": "packed_lamb", "ranks": 1},
-    }
+    provenance, origin = {"recipe": "packed_lamb", "ranks": 1}, dict.fromkeys(SETTINGS, "flag")
+    config = {"config": dict(SETTINGS), "origin": origin, "seed": 5, "provenance": provenance}
     return {"log": _log(), "metrics.jsonl": points, "summary.json": summary, "config.json": config}
 
 
@@ -143,3 +135,18 @@ def test_a_log_without_run_files_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text(_log())
     complaints = list(check_metrics(ResultSet([read_log(tmp_path / "result_0.txt")])))
     assert [complaint.outcome for complaint in complaints] == [Outcome.SKIP]
+
+
+# Where the files of a run are.
+
+
+@pytest.mark.parametrize("place", ["bert/run_3/{}", "run_3.{}"])
+def test_a_runs_file_is_found_next_to_its_log(tmp_path: Path, place: str) -> None:
+    log = tmp_path / "bert" / "result_3.txt"
+    for name in NAMES:
+        file = tmp_path / place.format(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+        assert run_file(log, name) == file
+        assert run_file(log.with_name("result_4.txt"), name) is None
+        assert run_file(log.with_name("other.txt"), name) is None

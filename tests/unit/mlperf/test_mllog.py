@@ -1,10 +1,9 @@
 """The MLPerf log: what is written, by whom, with which line number, and how an aborted run ends."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,12 +50,9 @@ def test_event_types_and_no_output(log: MLPerfLogger, capfd: pytest.CaptureFixtu
     log.end("epoch_stop", metadata={"epoch_num": 7})
     assert log.run_stop("success")
     assert not log.run_stop("aborted")
-    kinds = [(event["event_type"], event["key"]) for event in _events(log.path)]
-    assert kinds == [
-        ("INTERVAL_START", "run_start"),
-        ("POINT_IN_TIME", "eval_accuracy"),
-        ("INTERVAL_END", "epoch_stop"),
-        ("INTERVAL_END", "run_stop"),
+    assert [(event["event_type"], event["key"]) for event in _events(log.path)] == [
+        *(("INTERVAL_START", "run_start"), ("POINT_IN_TIME", "eval_accuracy")),
+        *(("INTERVAL_END", "epoch_stop"), ("INTERVAL_END", "run_stop")),
     ]
     assert _events(log.path)[-1]["metadata"]["status"] == "success"
     assert capfd.readouterr() == ("", "")
@@ -138,9 +134,8 @@ def test_only_the_first_run_stop_of_a_run_that_has_begun_counts(log: MLPerfLogge
 def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: Path) -> None:
     logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
     log_submission(logger.event, SimpleNamespace(submission_org="x", submission_division="x", submission_platform="x"))
-    assert {event["metadata"]["file"] for event in _events(logger.path)} == {
-        "benchmarks/bert/implementations/pytorch/mlbert/runs/identity.py"
-    }
+    names = {event["metadata"]["file"] for event in _events(logger.path)}
+    assert names == {"benchmarks/bert/implementations/pytorch/mlbert/runs/identity.py"}
 
 
 def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
@@ -156,11 +151,8 @@ def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
         else:
             lost.run_stop(constants.SUCCESS)
 
-    threads = [threading.Thread(target=close, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(close, range(4)))
     lost.close()
     assert path.read_text().count('"run_stop"') == 1
 

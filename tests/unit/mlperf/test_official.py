@@ -1,11 +1,8 @@
 """The official tools of mlperf-logging, really run, on logs that our logger wrote."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -36,9 +33,7 @@ def _plain_run(call: official.Call, scratch: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_tools_run_side_by_side_answer_as_they_do_alone(
-    tmp_path: Path, scratch: Path, new_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, scratch, new_tree, monkeypatch):
     """On good and bad input, with crashes and wrong arguments among them."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")  # their messages come in the order of sets
     good, bad = new_tree(tmp_path / "good", "open"), new_tree(tmp_path / "bad", "closed", num_logs=3)
@@ -116,9 +111,7 @@ def test_the_tools_are_of_the_version_that_was_studied() -> None:
 
 
 @pytest.mark.parametrize("division", ["open", "closed"])
-def test_a_log_of_our_logger_is_compliant_without_a_warning(
-    division: str, tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
-) -> None:
+def test_a_log_of_our_logger_is_compliant_without_a_warning(division, tmp_path, scratch, new_log):
     log = new_log(tmp_path / "result_0.txt", division=division)
     assert official.run(official.compliance_checker(log, "x"))[0].outcome is Outcome.PASS
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0"]
@@ -185,9 +178,7 @@ with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": 
     [("raise RuntimeError('x')", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143)],
     ids=["exception", "SIGTERM"],
 )
-def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(
-    body: str, exit_code: int, tmp_path: Path
-) -> None:
+def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(body, exit_code, tmp_path):
     path = tmp_path / "result_0.txt"
     code = ABORTED.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[2])], body=body)
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)

@@ -1,7 +1,5 @@
 """Our own checks: each finds its mutation of good logs, and only its check complains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +12,9 @@ from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import ResultSet
 
-SYSTEM = {
-    **dict.fromkeys(FIELDS, "N/A"),
-    "division": "closed",
-    "status": "Research, Development, or Internal (RDI)",
-    "submitter": "SomeOrg",
-    "number_of_nodes": "1",
-    "host_processors_per_node": "2",
-    "accelerators_per_node": "0",
-}
+SYSTEM = dict.fromkeys(FIELDS, "N/A") | {"division": "closed", "submitter": "SomeOrg"}
+SYSTEM |= {"status": "Research, Development, or Internal (RDI)"}
+SYSTEM |= {"number_of_nodes": "1", "host_processors_per_node": "2", "accelerators_per_node": "0"}
 
 
 @pytest.fixture
@@ -48,10 +40,8 @@ def _claim(paths: list[Path]) -> None:
 def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_root: Path) -> None:
     outcomes = _outcomes(three_logs, system=SYSTEM, tree=tree_root)
     assert list(outcomes) == [*CHECKS, *TREE_CHECKS]
-    assert outcomes.pop("program") == (
-        Outcome.NOTE,
-        "another program wrote the logs, so they are judged by the rules only",
-    )
+    note = "another program wrote the logs, so they are judged by the rules only"
+    assert outcomes.pop("program") == (Outcome.NOTE, note)
     for name, (outcome, words) in outcomes.items():
         assert outcome is Outcome.PASS, (name, words)
         assert words.endswith(".")
@@ -60,9 +50,8 @@ def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_r
 @pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
 def test_a_resumed_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
     edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
-    found = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
-    assert found[0] is outcome
-    assert "result_1.txt: line 1: resumed from a checkpoint" in found[1]
+    found = _complaining(three_logs, system=system, tree=tree_root if system else None)
+    expect(found, "time stamps", outcome, "result_1.txt: line 1: resumed from a checkpoint")
 
 
 # (key of the line, pattern, replacement, name of the check, what it must say)
@@ -73,13 +62,7 @@ MUTATIONS = {
     "other division": ("submission_division", '"closed"', '"open"', "division", "says 'open', not 'closed'"),
     "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
     "no status": ("run_stop", '"status"', '"state"', "status", "status is None"),
-    "fraction of an epoch": (
-        "eval_accuracy",
-        r'"epoch_num": (\d+)',
-        r'"epoch_num": \1.5',
-        "plain numbers",
-        "not a count",
-    ),
+    "fraction": ("eval_accuracy", r'"epoch_num": (\d+)', r'"epoch_num": \1.5', "plain numbers", "not a count"),
 }
 
 
@@ -88,12 +71,7 @@ def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: li
     key, pattern, replacement, check, words = mutation
     _claim(three_logs)
     edit(three_logs[1], key, pattern, replacement)
-    complaining = _complaining(three_logs, division="closed")
-    assert check in complaining
-    outcome, found = complaining[check]
-    assert outcome is Outcome.ERROR
-    assert words in found
-    assert "result_1.txt" in found
+    expect(_complaining(three_logs, division="closed"), check, Outcome.ERROR, words, "result_1.txt")
 
 
 def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path) -> None:
@@ -110,11 +88,9 @@ def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Pat
         "seeds": Outcome.ERROR,  # the same line and number twice, which package_checker refuses too
     }
     _claim(three_logs[1:])
-    assert _complaining(three_logs)["program"] == (
-        Outcome.ERROR,
-        "result_0.txt: another program wrote it, this code the other logs"
-        " [rules: ten runs of one system, code and set of hyper-parameters]",
-    )
+    words = "result_0.txt: another program wrote it, this code the other logs"
+    rule = " [rules: ten runs of one system, code and set of hyper-parameters]"
+    assert _complaining(three_logs)["program"] == (Outcome.ERROR, words + rule)
 
 
 def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
@@ -127,9 +103,8 @@ def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
 
 
 def test_one_of_ten_that_aborted_is_dropped_by_the_scoring(tmp_path: Path, new_log: Callable[..., Path]) -> None:
-    paths = [
-        new_log(tmp_path / f"result_{n}.txt", seed=n, status="aborted" if n == 4 else "success") for n in range(10)
-    ]
+    statuses = ["success"] * 4 + ["aborted"] + ["success"] * 5
+    paths = [new_log(tmp_path / f"result_{n}.txt", seed=n, status=status) for n, status in enumerate(statuses)]
     outcome, words = _complaining(paths)["status"]
     assert outcome is Outcome.WARN
     assert words.startswith("result_4.txt: line 75: run_stop status is 'aborted' [rules: ten runs")
@@ -142,10 +117,8 @@ def test_two_seeds_in_one_log_and_none(three_logs: list[Path]) -> None:
     seed_line = next(line for line in three_logs[0].read_text().splitlines() if '"key": "seed"' in line)
     three_logs[0].write_text(three_logs[0].read_text() + seed_line + "\n")
     edit(three_logs[1], "seed", ".*\n", "")
-    assert (
-        _complaining(three_logs)["seeds"][1]
-        == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one [this code's own logs]"
-    )
+    words = "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one [this code's own logs]"
+    assert _complaining(three_logs)["seeds"][1] == words
 
 
 def test_system_description_against_logs(three_logs: list[Path], tree_root: Path) -> None:
@@ -157,9 +130,8 @@ def test_system_description_against_logs(three_logs: list[Path], tree_root: Path
 
 
 def test_the_division_that_the_user_names_wins(three_logs: list[Path], tree_root: Path) -> None:
-    outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root, division="open")["division"]
-    assert outcome is Outcome.ERROR
-    assert "the system description says 'closed'" in words
+    found = _complaining(three_logs, system=SYSTEM, tree=tree_root, division="open")
+    expect(found, "division", Outcome.ERROR, "the system description says 'closed'")
     assert "division" not in _complaining(three_logs, division="closed")
 
 
@@ -167,10 +139,6 @@ def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -
     _claim(three_logs)
     edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
     edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
-    expect(
-        _complaining(three_logs, system=SYSTEM, tree=tree_root),
-        "call sites",
-        Outcome.WARN,
-        "tests/unit/mlperf/conftest.py:100000 is not in the tree",
-        "/etc/passwd",
-    )
+    found = _complaining(three_logs, system=SYSTEM, tree=tree_root)
+    words = "tests/unit/mlperf/conftest.py:100000 is not in the tree"
+    expect(found, "call sites", Outcome.WARN, words, "/etc/passwd")

@@ -1,7 +1,5 @@
 """What a recipe's code reaches; each recipe's traces name only files that its run loaded."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.reachable import ReachableCode
 from mlbert.mlperf.trace import Tracer
+from programs import write_files
 from text_sets import random_texts, write_texts
 from training_settings import train_arguments
 
@@ -48,13 +47,8 @@ def settings_of(recipe: str, folder: Path) -> dict[str, object]:
         for name in ("train", "dev"):
             (folder / f"{name}.csv").write_text(rows)
         values |= {"input_dir": folder / "train.csv", "eval_dir": folder / "dev.csv", "tokenizer": folder / "vocab.txt"}
-        values |= {
-            "synthetic_data": 0,
-            "text_columns": "text",
-            "label_column": "label",
-            "num_labels": 2,
-            "max_seq_length": 16,
-        }
+        values |= {"text_columns": "text", "label_column": "label", "num_labels": 2}
+        values |= {"synthetic_data": 0, "max_seq_length": 16}
     name = "masked_lm" if recipe.startswith("masked_lm") else recipe
     return {**values, "recipe": name}
 
@@ -66,11 +60,8 @@ def test_traces_name_only_files_that_the_run_loaded(recipe: str, tmp_path: Path)
     words = train_arguments(tmp_path, **settings_of(recipe, tmp_path))
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
     assert (tmp_path / "out/result_0.txt").exists(), done.stderr
-    others = {f"{path.stem}.py" for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")} - {
-        f"{recipe}.py",
-        f"{recipe}_build.py",
-        "assembly.py",
-    }
+    recipes = {path.name for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")}
+    others = recipes - {f"{recipe}.py", f"{recipe}_build.py", "assembly.py"}
     loaded = {Path(name).relative_to(ROOT).as_posix() for name in json.loads(done.stdout.splitlines()[-1])}
     tracer = Tracer(read_log(tmp_path / "out/result_0.txt"), ROOT)
     chains = [tracer.chain(key) for key in tracer.keys]
@@ -105,10 +96,7 @@ def begin(value: Unused) -> Annotated:
 
 
 def test_names_are_followed_definition_by_definition(tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        path = tmp_path / PACKAGE_HOME / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(tmp_path / PACKAGE_HOME, FILES)
     home = f"{PACKAGE_HOME}/"
     code = ReachableCode(Sources(tmp_path, Log(Path("x"), ())), [f"{home}start.py", f"{home}absent.py"])
     found = {file.removeprefix(home): [node.lineno for node in code.statements(file)] for file in code.files}

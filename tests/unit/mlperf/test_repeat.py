@@ -1,7 +1,5 @@
 """Running a log's training again: the same numbers on the same machine, and every reason why it cannot or does not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -38,16 +36,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     for number, name in enumerate(("train", "eval")):
         write_set(folder / "data" / name, make_rows(random_lengths(64), number))
-    words = train_arguments(
-        folder,
-        synthetic_data=0,
-        input_dir=folder / "data/train",
-        eval_dir=folder / "data/eval",
-        num_eval_examples=64,
-        eval_iter_start_samples=20,
-        eval_iter_samples=20,
-        shape={"vocab_size": VOCAB_SIZE},
-    )
+    data = {"synthetic_data": 0, "input_dir": folder / "data/train", "eval_dir": folder / "data/eval"}
+    evaluation = {"num_eval_examples": 64, "eval_iter_start_samples": 20, "eval_iter_samples": 20}
+    words = train_arguments(folder, **data, **evaluation, shape={"vocab_size": VOCAB_SIZE})
     done = mlbert(*words)
     assert done.returncode == 1, done.stderr  # twelve steps do not reach the target
     return folder / "out/result_0.txt"
@@ -125,11 +116,7 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
 def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
     words = ("submission", "repeat", run, "--out", tmp_path / "again")
     # A suite that a shell runs in the background has Ctrl-C ignored, and its children too.
-    process = subprocess.Popen(
-        [*MLBERT, *map(str, words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    process = subprocess.Popen([*MLBERT, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     give_up = time.monotonic() + 120
     while not (tmp_path / "again/result_0.txt").exists():  # the child trains
         assert time.monotonic() < give_up
@@ -181,10 +168,8 @@ def test_every_committed_run_agrees_with_its_siblings_and_a_worse_one_does_not(t
 
 def test_the_code_of_the_commit(tmp_path: Path) -> None:
     def git(*words: str) -> str:
-        settings = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        return subprocess.run(
-            ["git", "-C", str(tmp_path), *settings, *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "-q")
     (tmp_path / "code.py").write_text("old\n")

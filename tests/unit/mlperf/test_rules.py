@@ -1,7 +1,5 @@
 """Rules against the official convergence checker and the published tables."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -34,34 +32,23 @@ def test_interpolation_is_the_official_one(official: RCP_Checker, batch: int) ->
     high = official._find_bottom_max_rcp(batch, "pruned_rcps")
     _, record = official._create_interp_rcp(batch, low, high)
     point = rules.reference_point(batch)
-    assert point is not None
     assert point.mean_samples == pytest.approx(record["RCP Mean"], abs=0.01)
     assert point.min_mean_samples == pytest.approx(record["Min Epochs"], abs=0.5)
 
 
 def test_ends_of_the_reference_table() -> None:
-    smallest, largest = rules.reference_point(64), rules.reference_point(16384)
-    assert smallest is not None
-    assert smallest.global_batch_size == 448
-    assert largest is not None
-    assert largest.global_batch_size == 16384
+    assert rules.reference_point(64).global_batch_size == 448
+    assert rules.reference_point(16384).global_batch_size == 16384
     assert rules.reference_point(16385) is None
 
 
 @pytest.mark.parametrize(
     ("batch", "interval"),
     [
-        (1, 150_000),
-        (448, 150_000),
-        (2048, 150_000),
-        (2171, 150_000),
-        (3072, 175_000),
-        (4096, 175_000),
-        (4608, 200_000),
-        (6144, 200_000),
-        (8192, 225_000),
-        (12288, 275_000),
-        (16384, 325_000),
+        *((batch, 150_000) for batch in (1, 448, 2048, 2171)),
+        *((batch, 175_000) for batch in (3072, 4096)),
+        *((batch, 200_000) for batch in (4608, 6144)),
+        *((8192, 225_000), (12288, 275_000), (16384, 325_000)),
     ],
 )
 def test_evaluation_interval(batch: int, interval: int) -> None:

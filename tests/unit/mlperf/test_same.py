@@ -1,7 +1,5 @@
 """Same settings, seeds and copies: each fault of one log in ten is found, and named with its file and line."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re

@@ -1,11 +1,8 @@
 """Sealing a system's results, and what the check says of a seal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,29 +11,25 @@ from typer.testing import CliRunner
 from mlbert.cli.submission import app
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.seal import SUMS, check_seal, seal
+from programs import write_files
+from stored_sets import tree as stored_files
 from user_errors import user_error
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A tree with the description of ``machine`` and no results."""
-    folder = tmp_path / "tree"
-    (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "machine.json").write_text("{}")
-    return folder
+    return write_files(tmp_path / "tree", {"systems/machine.json": "{}"})
 
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
     """Two runs, and what an interrupted one left."""
-    folder = tmp_path / "logdir"
-    for index in range(2):
-        (folder / f"run_{index}" / "weights").mkdir(parents=True)
-        (folder / f"result_{index}.txt").write_text(f"log {index}")
-        for name in ("config.json", "metrics.jsonl", "summary.json", "curve.png"):
-            (folder / f"run_{index}" / name).write_text(f"{name} {index}")
-    (folder / "result_0.part0.txt").write_text("interrupted")
-    return folder
+    names = ("config.json", "metrics.jsonl", "summary.json", "curve.png")
+    files = {f"run_{index}/{name}": f"{name} {index}" for index in range(2) for name in names}
+    files |= {f"result_{index}.txt": f"log {index}" for index in range(2)} | {"result_0.part0.txt": "interrupted"}
+    (tmp_path / "logdir/run_0/weights").mkdir(parents=True)
+    return write_files(tmp_path / "logdir", files)
 
 
 @pytest.fixture
@@ -57,10 +50,7 @@ def test_a_seal_covers_what_was_copied_and_the_description(tree: Path, logdir: P
     results = tree / "results" / "machine"
     runs = [f"run_{index}.{name}" for index in range(2) for name in ("config.json", "metrics.jsonl", "summary.json")]
     assert names == ["bert/result_0.txt", "bert/result_1.txt", *runs, "../../systems/machine.json"]
-    assert {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()} == {
-        *names[:-1],
-        SUMS,
-    }
+    assert set(stored_files(results)) == {*names[:-1], SUMS}
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=results, check=True)
     assert list(check_seal(results)) == []
     before = (results / SUMS).read_bytes()
@@ -99,9 +89,7 @@ def test_a_list_of_more_than_a_megabyte_is_not_read(tree: Path, logdir: Path) ->
     assert _errors(tree) == [f"{SUMS} is larger than 1 MB"]
 
 
-def test_without_ssh_keygen_a_signature_is_a_warning(
-    tree: Path, logdir: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ssh_keygen_a_signature_is_a_warning(tree, logdir, key, monkeypatch):
     seal("machine", tree, logdir, key)
     monkeypatch.setenv("PATH", "")
     (found,) = check_seal(tree / "results/machine")
@@ -124,9 +112,7 @@ def test_without_ssh_keygen_a_signature_is_a_warning(
         (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),
     ],
 )
-def test_changes_that_break_a_seal_are_named(
-    change: Callable[[Path], object], words: str, tree: Path, logdir: Path
-) -> None:
+def test_changes_that_break_a_seal_are_named(change, words, tree, logdir):
     seal("machine", tree, logdir)
     change(tree / "results" / "machine")
     assert any(words in text for text in _errors(tree)), _errors(tree)
@@ -138,9 +124,8 @@ def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "covers 9 files, signed" in done.output
     results = tree / "results" / "machine"
-    fingerprint = subprocess.run(
-        ["ssh-keygen", "-l", "-f", f"{key}.pub"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
+    words = ["ssh-keygen", "-l", "-f", f"{key}.pub"]
+    fingerprint = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
     (found,) = check_seal(results)
     assert found.outcome is Outcome.NOTE
     assert fingerprint in found.text

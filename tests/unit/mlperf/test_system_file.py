@@ -1,7 +1,5 @@
 """System descriptions that cannot be, or that are not of the machine that the logs tell of; published ones pass."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -72,20 +70,16 @@ MUTATIONS = {
     "GPU build": ({"framework": "PyTorch 2.13.0+cu130"}, "machine", "the logs ran PyTorch 2.13.0+cpu"),
     "status": ({"status": "sold out"}, "system description", "none of the four that the rules know"),
     "another status": ({"status": "Preview"}, "filed under", "is 'research', the system description says 'Preview'"),
-    "a model of none": (
-        {"accelerator_model_name": "NVIDIA H100"},
-        "system description",
-        "is 0, but the accelerator is",
-    ),
+    "a model": ({"accelerator_model_name": "NVIDIA H100"}, "system description", "is 0, but the accelerator is"),
     "none of a model": ({"accelerators_per_node": "8"}, "system description", "is 'N/A', but there are 8"),
     "too many": ({"accelerators_per_node": "8"}, "machine", "is 8 on 1 nodes, the logs have 1 ranks"),
     "CPU build": ({"accelerators_per_node": "1"}, "machine", "the logs ran PyTorch 2.13.0+cpu"),
     "framework": ({"framework": "PyTorch 2.1.0"}, "machine", "is 'PyTorch 2.1.0', the logs ran PyTorch 2.13.0+cpu"),
     "other framework": ({"framework": "TensorFlow 2.21.0"}, "machine", "the logs ran PyTorch"),
     "Python": (
-        {"other_software_stack": "Python: 3.9.1, numpy: 2.4.6"},
+        {"other_software_stack": "Python: 3.9, numpy: 2.4.6"},
         "machine",
-        "says Python: 3.9.1, the logs ran 3.11.7",
+        "says Python: 3.9, the logs ran 3.11.7",
     ),
     "package": ({"other_software_stack": "Python 3.11.7, numpy 1.26.0"}, "machine", "says numpy 1.26.0"),
     "kernel of the stack": ({"other_software_stack": "kernel: Linux 5.4.0"}, "machine", "the logs ran on Linux-6"),
@@ -110,10 +104,8 @@ def test_a_field_that_is_there_twice(ours: list[Path]) -> None:
 
 
 def test_a_field_of_nobodys_is_a_note(ours: list[Path]) -> None:
-    assert describe(ours, colour="grey")["system description"] == (
-        Outcome.NOTE,
-        "systems/cpu_demo.json: line 35: colour is not a field of a system description",
-    )
+    words = "systems/cpu_demo.json: line 35: colour is not a field of a system description"
+    assert describe(ours, colour="grey")["system description"] == (Outcome.NOTE, words)
 
 
 def test_others_fill_in_as_they_like(published: list[Path]) -> None:
@@ -146,25 +138,13 @@ def test_counts_of_any_length_are_read(published: list[Path]) -> None:
     assert "values" not in describe(published, number_of_nodes="9" * 400)
 
 
-def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
-    edit(ours[0], "packages", r"\+cpu", "+cu130")
-    expect(
-        report(ours, ROOT),
-        "machine",
-        Outcome.ERROR,
-        "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line ",
-        "warning: result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran",
-    )
-
-
 def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
+    edit(ours[0], "packages", r"\+cpu", "+cu130")
+    line = "result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran"
+    build = "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line "
+    expect(report(ours, ROOT), "machine", Outcome.ERROR, build, f"warning: {line}")
     edit(ours[0], "ops", r'\\"native\\"', r'\\"triton\\"')
-    expect(
-        report(ours, ROOT),
-        "machine",
-        Outcome.ERROR,
-        "result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran kernels",
-    )
+    expect(report(ours, ROOT), "machine", Outcome.ERROR, f"{line} kernels")
 
 
 @pytest.mark.parametrize(
@@ -173,12 +153,7 @@ def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
         ("nodes", "2", {}, "number_of_nodes is 1, the logs ran on 2"),
         ("cpu", '"AMD EPYC 7742"', {}, "the logs ran on 'AMD EPYC 7742'"),
         ("gpus", '{"NVIDIA H100 80GB HBM3": 8}', {}, "accelerators_per_node is 0, the logs ran on 8 of a machine"),
-        (
-            "gpus",
-            '{"NVIDIA H100 80GB HBM3": 1}',
-            {"accelerator_model_name": "NVIDIA B200"},
-            "the logs ran on 'NVIDIA H100",
-        ),
+        ("gpus", '{"NVIDIA H100": 1}', {"accelerator_model_name": "NVIDIA B200"}, "the logs ran on 'NVIDIA H100"),
         ("gpu_driver", '"570.1"', {"other_software_stack": "NVIDIA driver: 550.2"}, "the logs ran with 570.1"),
     ],
 )

@@ -1,7 +1,6 @@
 """From every key of a log to its settings and its Python: a run of this code, and the committed results."""
 
-from __future__ import annotations
-
+import ast
 import json
 import shutil
 import subprocess
@@ -18,8 +17,9 @@ from mlbert.mlperf import official
 from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.trace import Tracer
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.trace import CodeSearch, Tracer
+from programs import write_files
 from training_settings import SHAPE
 from user_errors import user_error
 
@@ -104,11 +104,8 @@ def test_the_command_prints_both_answers(run: Path) -> None:
     done = CliRunner().invoke(app, ["trace", str(run), "opt_lamb_beta_1", "--tree", str(ROOT)])
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert (
-        lines.index("opt_lamb_beta_1 = 0.9") + 1
-        == lines.index("what the value means:")
-        < lines.index("what produced it:")
-    )
+    means, produced = lines.index("what the value means:"), lines.index("what produced it:")
+    assert lines.index("opt_lamb_beta_1 = 0.9") + 1 == means < produced
 
 
 def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:
@@ -127,12 +124,7 @@ def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:
         ("opt_lamb_beta_1", '"opt_lamb_beta_1", "value": 0.9', '"opt_lamb_beta_1", "value": 0.8', "the log says 0.8"),
         ("opt_lamb_beta_1", "demo.sh:", "demo.sh:1", "does not set OPT_LAMB_BETA_1"),
         ("opt_lamb_epsilon", "recipe packed_lamb", "recipe x", "recipes/x.py has no default for opt_epsilon"),
-        (
-            "config_file_sha256",
-            '"config_file_sha256", "value": "',
-            '"config_file_sha256", "value": "0',
-            "is not the file of",
-        ),
+        ("config_file_sha256", 'file_sha256", "value": "', 'file_sha256", "value": "0', "is not the file of"),
         ("config_file", "1x1x32x1", "1x1x1x1", "is not in the tree"),
         ("seed", '"configuration"', '"other"', "is not in the log's configuration"),
         ("eval_accuracy", '"lineno": ', '"lineno": 9999', "is not in the tree"),
@@ -177,3 +169,132 @@ def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
 
 def test_the_tables_name_settings_that_exist() -> None:
     assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(settings_by_key())
+
+
+# Looking up who reads a setting, what sets a name, and where a function is.
+
+
+RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
+FILES = {
+    "recipes/x.py": """
+RECIPE = Recipe(
+    name="x",
+    overrides={"MAX_SEQUENCES_PER_PACK": 3},
+    not_read=frozenset({"OPT_EPSILON"}),
+)
+""",
+    "recipes/x_build.py": """
+from mlbert.optim import optimizers
+from mlbert.training import loop
+def build(config):
+    data, optimizer = config[DataConfig], config[OptimizerConfig]
+    return make(eps=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps), packs=data.epsilon)
+
+def other(optimizer):
+    return optimizer.epsilon, optimizers.make, loop.loop
+""",
+    "recipes/y_build.py": "def build(config):\n    return config[OptimizerConfig].epsilon\n",
+    "optim/config.py": """
+class OptimizerConfig(Section):
+    epsilon: float = setting(
+        "OPT_EPSILON",
+        "Added to the denominator.",
+        default=1e-6,
+    )
+
+class ScheduleConfig(Section):
+    max_steps: int = setting("MAX_STEPS")
+
+    @property
+    def num_steps(self):
+        return self.max_steps
+""",
+    "optim/optimizers.py": """
+def make(config: OptimizerConfig | None, run: OtherConfig):
+    return config.epsilon + run.log_freq
+
+def unused(config: OptimizerConfig):
+    return config.epsilon
+""",
+    "models/m.py": """
+LIMIT = 3
+measure = None
+
+class Counter:
+    def measure(self):
+        \"\"\"Measure it,
+        once.
+
+        Not twice.
+        \"\"\"
+        return LIMIT
+""",
+    "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
+    "training/loop.py": """
+from mlbert.models.m import Counter
+from mlbert.training.protocols import P
+def loop(run, how: RunConfig):
+    run.state.accuracy = Counter().measure()
+    state: int = 0  # what it is
+    return how.log_freq, P
+""",
+}
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> CodeSearch:
+    write_files(tmp_path / PACKAGE_HOME, FILES)
+    return CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
+
+
+def located(found: list[tuple[str, str]]) -> list[str]:
+    return [place.removeprefix(f"{PACKAGE_HOME}/") for place, _ in found]
+
+
+def expressions(text: str) -> list[ast.expr]:
+    return [ast.parse(text, mode="eval").body]
+
+
+def test_readers_of_sections(search: CodeSearch) -> None:
+    """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
+    assert located(search.readers("opt_epsilon")) == ["recipes/x_build.py:6", "optim/optimizers.py:3"]
+    assert located(search.readers("max_steps")) == ["recipes/x_build.py:6"]  # by the property
+    assert located(search.readers("log_freq")) == ["training/loop.py:7"]
+    assert search.readers("seed") == []
+
+
+def test_defaults(search: CodeSearch) -> None:
+    epsilon, most, steps = (settings_by_key()[key] for key in ("opt_epsilon", "max_sequences_per_pack", "max_steps"))
+    assert search.default_of(epsilon, RECIPE) == [(f"{PACKAGE_HOME}/optim/config.py:6", "default=1e-6,")]
+    assert search.default_of(most, RECIPE) == [(f"{RECIPE}:4", 'overrides={"MAX_SEQUENCES_PER_PACK": 3},')]
+    assert search.default_of(steps, RECIPE) == []  # has none
+    assert search.default_of(settings_by_key()["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
+    assert search.default_of(epsilon, f"{PACKAGE_HOME}/recipes/absent.py") == []
+
+
+def test_origins_of_a_value_end_at_a_section(search: CodeSearch) -> None:
+    build = RECIPE.replace("x.py", "x_build.py")
+    found, names = search.origins(build, expressions("optimizer"))
+    assert located(found) == ["recipes/x_build.py:5"]
+    assert names == {"optimizer"}
+    assert search.origins(build, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
+
+
+def test_setters(search: CodeSearch) -> None:
+    assert located(search.setters("accuracy")) == ["training/loop.py:5"]
+
+
+def test_definitions_that_do_something(search: CodeSearch) -> None:
+    assert located(search.definitions("measure")) == ["models/m.py:6"]
+    assert located(search.definitions("LIMIT")) == ["models/m.py:2"]
+    assert search.definitions("unused") == []  # not reached
+    assert search.definitions("absent") == []
+
+
+def test_meanings(search: CodeSearch) -> None:
+    place, text = search.meaning_of(settings_by_key()["opt_epsilon"]) or ("", "")
+    assert (place, text) == (f"{PACKAGE_HOME}/optim/config.py:4", "Added to the denominator.")
+    assert search.meaning_of(settings_by_key()["seed"]) is None
+    assert search.docstrings("measure") == [(f"{PACKAGE_HOME}/models/m.py:6", "measure: Measure it, once.")]
+    assert located(search.fields("state")) == ["training/loop.py:6"]
+    assert [text for _, text in search.enclosing(f"{PACKAGE_HOME}/models/m.py", 11)] == ["measure: Measure it,"]

@@ -1,7 +1,5 @@
 """Values that a run cannot have had, or that the closed division does not allow: each found, at its line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +15,6 @@ def closed(tmp_path: Path, new_log: Callable[..., Path]) -> Path:
     return new_log(tmp_path / "result_0.txt")
 
 
-@pytest.fixture
-def ours(tmp_path: Path) -> Path:
-    """A good open log of this code."""
-    return copy_of_ours(tmp_path)[0]
-
-
 def test_good_logs_pass(closed: Path, ours: Path) -> None:
     names = ("rules", "values", "single lines", "plain numbers", "configuration")
     assert {name: report([closed]).get(name) for name in names} == dict.fromkeys(names)
@@ -31,13 +23,12 @@ def test_good_logs_pass(closed: Path, ours: Path) -> None:
 
 # In any division: key, value, check, what it must say.
 IMPOSSIBLE = [
-    ("opt_base_learning_rate", "0", "values", "above 0"),
-    ("opt_base_learning_rate", "-0.0004", "values", "above 0"),
+    *(("opt_base_learning_rate", value, "values", "above 0") for value in ("0", "-0.0004")),
     ("opt_base_learning_rate", "17.5", "values", "at most 1"),
-    ("opt_base_learning_rate", "NaN", "plain numbers", "nan is not a plain number"),
-    ("opt_base_learning_rate", "Infinity", "plain numbers", "inf is not a plain number"),
-    ("opt_base_learning_rate", "null", "plain numbers", "None is not a plain number"),
-    ("opt_base_learning_rate", "true", "plain numbers", "True is not a plain number"),
+    *(
+        ("opt_base_learning_rate", value, "plain numbers", f"{read} is not a plain number")
+        for value, read in (("NaN", "nan"), ("Infinity", "inf"), ("null", "None"), ("true", "True"))
+    ),
     ("opt_lamb_beta_1", "1", "values", "below 1"),
     ("opt_lamb_beta_2", "-0.1", "values", "at least 0"),
     ("opt_lamb_weight_decay_rate", "-0.01", "values", "at least 0"),
@@ -45,8 +36,7 @@ IMPOSSIBLE = [
     ("opt_lamb_epsilon", "0", "values", "above 0"),
     ("opt_lamb_epsilon", "0.5", "values", "at most 0.001"),
     ("opt_epsilon", "1e-08", "values", "but opt_lamb_epsilon 1e-06"),
-    ("global_batch_size", "0", "values", "at least 1"),
-    ("global_batch_size", "-448", "values", "at least 1"),
+    *(("global_batch_size", value, "values", "at least 1") for value in ("0", "-448")),
     ("global_batch_size", "448.5", "values", "not a whole number"),
     ("global_batch_size", '"448"', "plain numbers", "'448' is not a plain number"),
     ("global_batch_size", "true", "plain numbers", "True is not a plain number"),
@@ -121,10 +111,8 @@ def test_the_closed_method_may_be_logged(closed: Path) -> None:
 def test_a_ramp_longer_than_the_training(closed: Path) -> None:
     for key in ("num_warmup_steps", "opt_learning_rate_warmup_steps"):
         number = set_value(closed, key, "7000")
-    assert (
-        f"line {number}: opt_learning_rate_warmup_steps is 7000, longer than the 6700 steps"
-        in report([closed])["values"][1]
-    )
+    words = f"line {number}: opt_learning_rate_warmup_steps is 7000, longer than the 6700 steps"
+    assert words in report([closed])["values"][1]
     set_value(closed, "start_warmup_step", "-200000.0")  # as NVIDIA logs it, in samples
     assert "values" not in report([closed])
 
@@ -144,23 +132,15 @@ def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
         set_value(closed, key, value)
     assert "values" not in report([closed])
     number = set_value(closed, "opt_lamb_weight_decay_rate", '"0.01"')
-    expect(
-        report([closed]),
-        "plain numbers",
-        Outcome.WARN,
-        f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number",
-    )
+    words = f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number"
+    expect(report([closed]), "plain numbers", Outcome.WARN, words)
 
 
 @pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
 def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
     number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
-    expect(
-        report([closed]),
-        "lines",
-        Outcome.ERROR,
-        f"result_0.txt: line {number}: ValueError the name '{line}' is given twice",
-    )
+    words = f"result_0.txt: line {number}: ValueError the name '{line}' is given twice"
+    expect(report([closed]), "lines", Outcome.ERROR, words)
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
@@ -172,20 +152,11 @@ def move(path: Path, key: str, milliseconds: int) -> int:
 def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., Path]) -> None:
     logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     assert "rules" not in report(logs)
-    number = move(logs[1], "cache_clear", -700_000)
-    expect(
-        report(logs[1:2]),
-        "rules",
-        (Outcome.ERROR if is_own else Outcome.WARN),
-        f"result_1.txt: line {number}: cache_clear comes 700",
-    )
+    outcome = Outcome.ERROR if is_own else Outcome.WARN
+    line = f"result_1.txt: line {move(logs[1], 'cache_clear', -700_000)}: cache_clear comes"
+    expect(report(logs[1:2]), "rules", outcome, f"{line} 700")
     move(logs[1], "cache_clear", -(10**10))
-    expect(
-        report(logs[:2]),
-        "rules",
-        (Outcome.ERROR if is_own else Outcome.WARN),
-        f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line ",
-    )
+    expect(report(logs[:2]), "rules", outcome, f"{line} before the run_stop of result_0.txt (line ")
 
 
 def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
@@ -196,12 +167,8 @@ def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path
 
 def test_a_key_logged_twice(closed: Path, ours: Path) -> None:
     number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
-    expect(
-        report([closed]),
-        "single lines",
-        Outcome.NOTE,
-        f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}",
-    )
+    words = f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}"
+    expect(report([closed]), "single lines", Outcome.NOTE, words)
     lines = closed.read_text().splitlines(keepends=True)
     lines[number - 1] = lines[number - 1].replace("0.999", "0.99")
     closed.write_text("".join(lines))
@@ -311,7 +278,5 @@ def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None
 
 def test_all_committed_results_agree_with_themselves() -> None:
     for folder in sorted(ROOT.glob("results/*/bert")):
-        failed = {
-            check: said for check, said in report(sorted(folder.glob("result_*.txt"))).items() if said[0] == "ERROR"
-        }
-        assert failed == {}, folder
+        found = report(sorted(folder.glob("result_*.txt")))
+        assert {check: said for check, said in found.items() if said[0] == "ERROR"} == {}, folder
