@@ -1,7 +1,5 @@
 """A WikiExtractor folder to text parts and evaluation text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,6 +7,7 @@ import random
 import subprocess
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
 
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
-    """Four files of 12 articles; some have a line of white space, which splits them, some have no text."""
+    """Write four files of 12 articles; some have a line of white space, which splits them, some have no text."""
     rng = random.Random(7)
     folder = tmp_path / "wiki"
     for number in range(4):
@@ -38,12 +37,10 @@ def wiki(tmp_path: Path) -> Path:
 
 
 def article(rng: random.Random, number: int) -> str:
-    paragraphs = [
-        " ".join(
-            f"Sentence {i} of article {number} has {rng.randrange(10_000)} words." for i in range(rng.randrange(1, 6))
-        )
-        for _ in range(rng.randrange(4))
-    ]
+    def sentence(i: int) -> str:
+        return f"Sentence {i} of article {number} has {rng.randrange(10_000)} words."
+
+    paragraphs = [" ".join(map(sentence, range(rng.randrange(1, 6)))) for _ in range(rng.randrange(4))]
     if number % 5 == 0:
         paragraphs.insert(len(paragraphs) // 2, " ")
     title = f'<doc id="{number}" url="https://example.org/{number}" title="Article {number}">\nArticle {number}\n\n'
@@ -55,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
-    """Training and evaluation articles, made plainly from the whole input."""
+    """Return the training and evaluation articles, from the whole input at once."""
     files = [list(file_articles(path)) for path in sorted(wiki.glob("*/wiki_*"))]
     chosen = set(drawn_articles([len(found) for found in files], withheld).tolist())
     numbered = list(enumerate(article for found in files for article in found))
@@ -64,7 +61,7 @@ def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_parts_and_evaluation_text(wiki: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_and_evaluation_text(wiki, tmp_path, workers, monkeypatch):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     out = tmp_path / "out"
     summary = clean(wiki, out, OPTIONS, executor=Executor(workers=workers))
@@ -82,14 +79,14 @@ def test_parts_and_evaluation_text(wiki: Path, tmp_path: Path, workers: int, mon
     assert not (out / "clean.tmp").exists()
 
 
-def test_a_finished_folder_is_kept_and_other_options_are_refused(wiki: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_is_kept_and_other_options_are_refused(wiki, tmp_path):
     out = tmp_path / "out"
+    part = out / "part-00001-of-00003"
     clean(wiki, out, OPTIONS)
     before = contents(out)
-    part = out / "part-00001-of-00003"
-    stat = part.stat()
+    written = part.stat().st_mtime_ns
     clean(wiki, out, OPTIONS)
-    assert part.stat().st_mtime_ns == stat.st_mtime_ns
+    assert part.stat().st_mtime_ns == written
     with user_error("prepare.other-options", out):
         clean(wiki, out, CleanOptions(num_parts=4, eval_articles=5))
     part.unlink()
@@ -98,7 +95,7 @@ def test_a_finished_folder_is_kept_and_other_options_are_refused(wiki: Path, tmp
 
 
 @pytest.mark.parametrize(("name", "content"), [("part-00001-of-00003", b"cut"), ("clean.tmp/unit-000000.npz", b"left")])
-def test_what_is_damaged_or_left_over_is_made_again(wiki: Path, tmp_path: Path, name: str, content: bytes) -> None:
+def test_what_is_damaged_or_left_over_is_made_again(wiki, tmp_path, name, content):
     out = tmp_path / "out"
     clean(wiki, out, OPTIONS)
     before = contents(out)
@@ -108,14 +105,14 @@ def test_what_is_damaged_or_left_over_is_made_again(wiki: Path, tmp_path: Path, 
     assert contents(out) == before
 
 
-def test_a_folder_with_foreign_parts_is_left_alone(wiki: Path, tmp_path: Path) -> None:
+def test_a_folder_with_foreign_parts_is_left_alone(wiki, tmp_path):
     (tmp_path / "part-00000-of-00500").write_text("precious\n")
     with user_error("file.in-the-way", tmp_path / "part-00000-of-00500"):
         clean(wiki, tmp_path, OPTIONS)
     assert (tmp_path / "part-00000-of-00500").read_text() == "precious\n"
 
 
-def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path, said: module.Progress) -> None:
+def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
@@ -130,27 +127,17 @@ def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path, said: module.Pr
 
 
 @pytest.mark.parametrize("broken", ["unit", "part"])
-def test_each_half_written_state_is_made_whole(
-    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_each_half_written_state_is_made_whole(wiki, tmp_path, monkeypatch, broken):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     clean(wiki, tmp_path / "whole", OPTIONS)
     out = tmp_path / "out"
-    calls = 0
     name = f"make_{broken}"
-    function = getattr(module, name)
-
-    def stops_at_the_second(job: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise UserError("file.unwritable", "disk", "is full")
-        function(job)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, name, stops_at_the_second)
-        with user_error("file.unwritable", "disk", wording=False):
-            clean(wiki, out, OPTIONS)
+    effects = [mock.DEFAULT, UserError("file.unwritable", "disk", "is full")]
+    with (
+        mock.patch.object(module, name, wraps=getattr(module, name), side_effect=effects),
+        user_error("file.unwritable", "disk", wording=False),
+    ):
+        clean(wiki, out, OPTIONS)
     for half in out.rglob("*.txt"):
         half.with_name(half.name + ".12345.tmp").write_bytes(b"half")
     for name in ("part-00002-of-00003", "eval.txt"):
@@ -159,50 +146,47 @@ def test_each_half_written_state_is_made_whole(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_changed_input_is_not_mixed_with_an_interrupted_run(
-    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_input_is_not_mixed_with_an_interrupted_run(wiki, tmp_path):
     out = tmp_path / "out"
-    with monkeypatch.context() as patched:
-        full = UserError("file.unwritable", "disk", "is full")
-        patched.setattr(module, "_write_evaluation", lambda *_: (_ for _ in ()).throw(full))
-        with user_error("file.unwritable", "disk", wording=False):
-            clean(wiki, out, OPTIONS)
+    with (
+        mock.patch.object(module, "_write_evaluation", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        clean(wiki, out, OPTIONS)
     first = wiki / "AA" / "wiki_00"
     first.write_text(first.read_text().replace("Sentence", "Phrase"))
     clean(wiki, out, OPTIONS)
     assert b"Sentence 0 of article 1 " not in b"".join(contents(out).values())
 
 
-def test_bad_folders(tmp_path: Path, wiki: Path) -> None:
-    (tmp_path / "empty").mkdir()
+def test_bad_folders(tmp_path, wiki):
     folder = tmp_path / "empty"
+    folder.mkdir()
     with user_error("file.missing", tmp_path / "none"):
         clean(tmp_path / "none", tmp_path / "out", OPTIONS)
     with user_error("data.missing", folder):
         clean(folder, tmp_path / "out", OPTIONS)
-    (tmp_path / "empty" / "wiki_00.bz2").write_bytes(b"BZh")
-    with user_error("data.encoding", folder / "wiki_00.bz2"):
-        clean(tmp_path / "empty", tmp_path / "out", OPTIONS)
-    (tmp_path / "empty" / "wiki_00").write_text("Just text.\n")
-    with user_error("data.damaged", folder / "wiki_00"):
-        clean(tmp_path / "empty", tmp_path / "out", OPTIONS)
-    with user_error("data.too-small", "--parts"):
-        clean(wiki, tmp_path / "many", CleanOptions(num_parts=1000, eval_articles=5))
-    with user_error("data.too-small", "--eval-articles"):
-        clean(wiki, tmp_path / "few", CleanOptions(num_parts=3))
+    for name, content, code in (("wiki_00.bz2", "BZh", "data.encoding"), ("wiki_00", "Just text.\n", "data.damaged")):
+        (folder / name).write_text(content)
+        with user_error(code, folder / name):
+            clean(folder, tmp_path / "out", OPTIONS)
+    for options, subject in (
+        ({"num_parts": 1000, "eval_articles": 5}, "--parts"),
+        ({"num_parts": 3}, "--eval-articles"),
+    ):
+        with user_error("data.too-small", subject):
+            clean(wiki, tmp_path / "few", CleanOptions(**options))
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [100, 1, 1], [1, 1, 100], [5] * 50])
-def test_parts_are_never_empty(lengths: list[int]) -> None:
+def test_parts_are_never_empty(lengths):
     bounds = part_bounds(np.asarray(lengths), 3)
-    assert bounds[0] == 0
-    assert bounds[-1] == len(lengths)
+    assert (bounds[0], bounds[-1]) == (0, len(lengths))
     assert (np.diff(bounds) > 0).all()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_one_line_and_can_be_continued(wiki: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_can_be_continued(wiki, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", small], capture_output=True).returncode:
@@ -219,7 +203,7 @@ def test_a_full_disk_is_one_line_and_can_be_continued(wiki: Path, tmp_path: Path
         subprocess.run(["umount", small], check=True)
 
 
-def test_most_lines_equal_the_reference_text(shared_data: Path, tmp_path: Path) -> None:
+def test_most_lines_equal_the_reference_text(shared_data, tmp_path):
     clean(shared_data / "wikiextractor", tmp_path / "out", CleanOptions(num_parts=2, eval_articles=0))
     ours, reference = (
         Counter(line for path in sorted(folder.glob("part-*")) for line in path.read_text().split("\n") if line)
@@ -229,7 +213,7 @@ def test_most_lines_equal_the_reference_text(shared_data: Path, tmp_path: Path) 
     assert json.loads((tmp_path / "out" / "clean.json").read_text())["articles"] == 79
 
 
-def test_a_gap_in_the_numbers() -> None:
+def test_a_gap_in_the_numbers():
     assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == []
     assert missing_files(["wiki_00", "wiki_02"]) == ["wiki_01"]
     assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_01"]) == ["AB/wiki_00"]

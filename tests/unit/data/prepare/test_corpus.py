@@ -1,7 +1,5 @@
 """Training and evaluation text share no document, sentence or near-repeat."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -43,10 +41,8 @@ def test_no_sentence_twice_and_none_lost(texts):
 
 
 def test_repeats_ignore_case_and_punctuation():
-    assert drop_repeats([["The lamp is lit.", "the LAMP is lit!"], ["(The lamp is lit)"]]) == (
-        [["The lamp is lit."]],
-        2,
-    )
+    repeats = [["The lamp is lit.", "the LAMP is lit!"], ["(The lamp is lit)"]]
+    assert drop_repeats(repeats) == ([["The lamp is lit."]], 2)
 
 
 def test_holding_out_depends_on_text_and_seed_only():
@@ -69,15 +65,9 @@ def test_near_repeats_leave_the_training_side():
 
 
 def test_one_side_empty():
-    with user_error("data.too-small", "input text"):
-        split(many(3), 1e-9, 0, max_sentences=32)
-    with user_error("data.too-small", "input text"):
-        split([], 0.5, 0, max_sentences=32)
-
-
-def test_text_form(tmp_path):
-    write_text(tmp_path / "t.txt", [["a", "b"], ["c"]])
-    assert (tmp_path / "t.txt").read_text() == "a\nb\n\nc\n"
+    for texts, share in ((many(3), 1e-9), ([], 0.5)):
+        with user_error("data.too-small", "input text"):
+            split(texts, share, 0, max_sentences=32)
 
 
 @given(st.lists(sentence, min_size=1, max_size=80), st.integers(1, 40))
@@ -150,9 +140,7 @@ def test_documentation_becomes_sentences():
         "drop all white space around each of them",
         "The largest number of parts that the result may have.",
     ]
-
-
-def test_a_literal_block_ends_where_its_indent_ends():
+    # A literal block ends where its indent ends.
     assert paragraphs("See::\n\n    code\n    more\n\nText again.") == ["See::", "Text again."]
 
 
@@ -197,7 +185,10 @@ def test_a_file_is_a_document(tmp_path):
 
 def test_one_sentence_a_line(tmp_path):
     (tmp_path / "a.txt").write_text("One. still one\ntwo\n\n\nthree\n")
-    assert list(corpus.documents(tmp_path, one_per_line=True)) == [["One. still one", "two"], ["three"]]
+    found = list(corpus.documents(tmp_path, one_per_line=True))
+    assert found == [["One. still one", "two"], ["three"]]
+    write_text(tmp_path / "a.txt", found)
+    assert (tmp_path / "a.txt").read_text() == "One. still one\ntwo\n\nthree\n"
 
 
 def test_source_name_follows_the_content(tmp_path):
@@ -209,33 +200,28 @@ def test_source_name_follows_the_content(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "code"),
+    ("files", "code", "subject", "words"),
     [
-        ({}, "data.missing"),
-        ({"a.md": b"text"}, "data.missing"),
-        ({"a.txt": b"", "b.txt": b" \n\n"}, "data.empty"),
+        ({}, "data.missing", ".", ""),
+        ({"a.md": b"text"}, "data.missing", ".", ""),
+        ({"a.txt": b"", "b.txt": b" \n\n"}, "data.empty", ".", ""),
+        ({"a.txt": b"good\nline\n\xff bad"}, "data.encoding", "a.txt", "line 3 "),
     ],
+    ids=["no files", "no text files", "empty", "not UTF-8"],
 )
-def test_bad_folders(tmp_path, files, code):
+def test_bad_folders(tmp_path, files, code, subject, words):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with user_error(code, tmp_path):
+    with user_error(code, tmp_path / subject) as caught:
         list(corpus.documents(tmp_path))
-
-
-def test_a_file_that_is_not_utf8_is_named_with_the_line(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"good\nline\n\xff bad")
-    with user_error("data.encoding", tmp_path / "a.txt") as caught:
-        list(corpus.documents(tmp_path))
-    assert "line 3 " in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_no_folder(tmp_path):
-    with user_error("file.missing", tmp_path / "absent"):
-        list(corpus.documents(tmp_path / "absent"))
     (tmp_path / "file").write_text("")
-    with user_error("file.missing", tmp_path / "file"):
-        list(corpus.documents(tmp_path / "file"))
+    for name in ("absent", "file"):
+        with user_error("file.missing", tmp_path / name):
+            list(corpus.documents(tmp_path / name))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")

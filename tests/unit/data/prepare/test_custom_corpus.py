@@ -1,7 +1,5 @@
 """One's own text as it lies on people's disks: read in any form, held out without leaks, in bounded memory."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -10,7 +8,6 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +25,7 @@ from mlbert.data.prepare import corpus_files, custom_corpus, pipeline
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
-from mlbert.data.prepare.jobs import Executor, Progress
+from mlbert.data.prepare.jobs import Executor
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -38,9 +35,8 @@ REST = ["slowly", "twice", "again", "today", "quietly", "once", "together", "ear
 
 def sentence(draw: random.Random) -> str:
     first, second, third = draw.choices(NOUNS, k=3)
-    return (
-        f"The {first} {draw.choice(VERBS)} the {second} {draw.choice(REST)} beside every {third} {draw.choice(REST)}."
-    )
+    verb, rest, last = draw.choice(VERBS), draw.choice(REST), draw.choice(REST)
+    return f"The {first} {verb} the {second} {rest} beside every {third} {last}."
 
 
 def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
@@ -48,26 +44,18 @@ def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
     return ["\n".join(sentence(draw) for _ in range(sentences)) for _ in range(count)]
 
 
-class Said(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.done: dict[str, list[int]] = {}  # of each task, and its total
+def lines_of(texts: list[str], **more: object) -> str:
+    """Return texts as lines of JSON."""
+    return "".join(json.dumps({"text": text, **more}) + "\n" for text in texts)
 
-    def __call__(self, line: str) -> None:
-        self.lines.append(line)
 
-    @contextmanager
-    def task(self, name: str, total: int, unit: str) -> Iterator:
-        self.done[name] = [0, total]
-
-        def advance(units: int) -> None:
-            self.done[name][0] += units
-
-        yield advance
+def request_of(folder: Path, *paths: Path, **changes: object) -> Request:
+    """Return a request for 400 entries and sequences of 32 tokens."""
+    return replace(Request(find_sources(paths, folder), None, 400, None, 32, 0.15), **changes)
 
 
 def prepared(folder: Path, *paths: Path) -> Facts:
-    return prepare(Request(find_sources(paths, folder), None, 400, True, 32, 0.15), folder)
+    return prepare(request_of(folder, *paths, lower_case=True), folder)
 
 
 def rows(folder: Path) -> list[list[int]]:
@@ -87,12 +75,11 @@ def table_of(texts: list[str], **form: str) -> str:
 
 
 def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
-    lines = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
+    lines = lines_of(texts, other=1)
     for name in ("a.jsonl", "a.json"):
         (folder / name).write_text(lines)
         yield folder / name
-    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
-        file.write(lines)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     yield folder / "b.jsonl.gz"
     (folder / "c.parquet").write_bytes(parquet_of({"other": [1] * len(texts), "text": texts}))
     yield folder / "c.parquet"
@@ -210,7 +197,7 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     # Each document comes thrice: as it is, again, and with another last line.
     texts = texts_of(150)
     again = [*texts, *texts, *(f"{text}\n{sentence(random.Random(text))}" for text in texts)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in again))
+    (tmp_path / "a.jsonl").write_text(lines_of(again))
     facts = prepared(tmp_path / "out", tmp_path / "a.jsonl")
     assert facts.near_repeats > 0
     held_out = {tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/val") for i in range(1, len(row) - RUN)}
@@ -222,9 +209,8 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
 
 def test_a_cased_vocabulary_distinguishes_case_and_accents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(texts_of(300)).replace("The river", "Die Türen"))
-    sources = find_sources([tmp_path / "a.txt"], tmp_path / "out")
     for is_lower, known in ((False, "Türen"), (True, "turen")):
-        facts = prepare(Request(sources, None, 400, is_lower, 32, 0.15), tmp_path / "out")
+        facts = prepare(request_of(tmp_path / "out", tmp_path / "a.txt", lower_case=is_lower), tmp_path / "out")
         tokenizer = load_tokenizer(tmp_path / "out")
         assert (tokenizer.lower_case, known in tokenizer.vocabulary) == (is_lower, True)
         assert facts.unknown_share == 0
@@ -233,12 +219,11 @@ def test_a_cased_vocabulary_distinguishes_case_and_accents(tmp_path: Path) -> No
 
 def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> None:
     texts = texts_of(120)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    halves = tmp_path / "halves"
-    halves.mkdir()
-    for name, half in (("1", texts[60:][::-1]), ("2", texts[:60])):
-        (halves / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in half))
-    first, second = prepared(tmp_path / "x", tmp_path / "a.jsonl"), prepared(tmp_path / "y", halves)
+    (tmp_path / "a.jsonl").write_text(lines_of(texts))
+    halves = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
+    for path, half in zip(halves, (texts[60:][::-1], texts[:60]), strict=True):
+        path.write_text(lines_of(half))
+    first, second = prepared(tmp_path / "x", tmp_path / "a.jsonl"), prepared(tmp_path / "y", *halves)
     assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
     assert first.train_tokens == second.train_tokens
     assert all(max(row) < 400 and len(row) <= 32 for row in rows(tmp_path / "x/train"))
@@ -250,16 +235,15 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
     assert (tmp_path / "x/train/index.json").stat().st_mtime_ns == before
 
 
-def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_processes_writes_the_same(tmp_path, monkeypatch, said):
     for name, value in {"_TOGETHER": 1 << 13, "_MOST_WORDS": 70, "_MOST_KNOWN": 60}.items():
         monkeypatch.setattr(custom_corpus, name, value)
     (tmp_path / "a.txt").write_text("\n\n".join([*texts_of(300), *texts_of(50, seed=1), *texts_of(50, seed=2)]))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "%s"}\n' % b"One more document. " * 20))
     (tmp_path / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
-    request = Request(find_sources([tmp_path], tmp_path / "out"), None, 400, None, 32, 0.15, skip_bad=True)
+    request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     facts, written = [], []
     for processes in (1, 2, 3):
-        said = Said()
         out = tmp_path / f"out{processes}"
         facts.append(prepare(request, out, Executor(processes, said)))
         written.append({file.relative_to(out): file.read_bytes() for file in out.rglob("*") if file.is_file()})
@@ -269,14 +253,13 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: py
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
+    for name, value in (("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000), ("_TOGETHER", 1 << 15)):
         monkeypatch.setattr(custom_corpus, name, value)
-    monkeypatch.setattr(custom_corpus, "_TOGETHER", 1 << 15)
     monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
         path = tmp_path / f"{len(peaks)}.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_of(count, count)))
+        path.write_text(lines_of(texts_of(count, count)))
         tracemalloc.start()
         prepared(tmp_path / path.stem, path)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -285,11 +268,10 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
 
 
 def names_of(language: str) -> list[str]:
-    """Names of languages, countries and currencies, of which the sentences are made."""
+    """Return names of languages, countries and currencies, the words of the sentences."""
     locale = Locale(language)
-    return [
-        name for names in (locale.languages, locale.territories, locale.currencies) for _, name in sorted(names.items())
-    ]
+    kinds = (locale.languages, locale.territories, locale.currencies)
+    return [name for names in kinds for _, name in sorted(names.items())]
 
 
 def text_in(languages: str, documents: int = 900) -> str:
@@ -306,7 +288,8 @@ def text_in(languages: str, documents: int = 900) -> str:
 @pytest.mark.parametrize("languages", ["de", "zh", "ar", "hi", "de+zh+en"])
 def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) -> None:
     (tmp_path / "a.txt").write_text(text_in(languages), encoding="utf-8")
-    facts = prepare(Request(find_sources([tmp_path / "a.txt"], tmp_path), None, 2048, None, 64, 0.15), tmp_path / "out")
+    request = request_of(tmp_path, tmp_path / "a.txt", vocab_size=2048, length=64)
+    facts = prepare(request, tmp_path / "out")
     assert facts.held_out_unknown <= 0.005
     tokenizer = load_tokenizer(tmp_path / "out")
     assert not tokenizer.lower_case
@@ -322,7 +305,7 @@ def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) ->
 def test_numbers_without_letters_are_text(tmp_path: Path) -> None:
     draw = random.Random(1)
     (tmp_path / "a.txt").write_text("\n".join(f"{draw.randrange(10**6)} {draw.random():.3f}" for _ in range(4000)))
-    facts = prepare(Request(find_sources([tmp_path / "a.txt"], tmp_path), None, 400, None, 32, 0.15), tmp_path / "out")
+    facts = prepare(request_of(tmp_path, tmp_path / "a.txt"), tmp_path / "out")
     assert "no letters" in facts.inventory[-1]
     assert (facts.sentences, facts.scripts) == ([], "")
 
@@ -336,7 +319,7 @@ def test_rare_characters_take_no_entries(tmp_path: Path) -> None:
     assert "river" in entries, "English gains from losing its case"
 
 
-def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_path: Path) -> None:
+def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_path, said):
     folder = tmp_path / "dirty"
     folder.mkdir()
     texts = texts_of(200)
@@ -354,7 +337,6 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     others: Counter[str] = Counter()
     sources = find_sources([folder], tmp_path / "out", others)
     request = Request(sources, None, 400, None, 32, 0.15, others=others)
-    said = Said()
     with user_error("data.encoding", folder / "latin.txt") as caught:
         prepare(request, tmp_path / "out", Executor(progress=said))
     assert "2 more cannot be read" in str(caught.value)
@@ -378,7 +360,7 @@ def test_bad_files_are_listed_when_the_text_is_read_again_in_smaller_pieces(tmp_
     rng = random.Random(3)
     (tmp_path / "whole.txt").write_text(" ".join(sentence(rng) for _ in range(500))[:30_000])  # one long document
     (tmp_path / "rows.jsonl").write_text('{"text": 3}\n')
-    request = Request(find_sources([tmp_path], tmp_path / "out"), None, 400, None, 32, 0.15, skip_bad=True)
+    request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     files, *_ = take_inventory(request)
     assert files.endswith(f"skipped: {tmp_path / 'rows.jsonl'}")
 
@@ -387,13 +369,10 @@ def test_held_out_text_of_ones_own(tmp_path: Path) -> None:
     for name, seed in (("a.txt", 1), ("mine.txt", 2)):
         (tmp_path / name).write_text("\n\n".join(texts_of(100, seed)))
     (tmp_path / "b.txt").write_text((tmp_path / "mine.txt").read_text())
-    sources = find_sources([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out")
-    mine = find_sources([tmp_path / "mine.txt"], tmp_path / "out")
-    tokens = [
-        prepare(Request(files, None, 400, True, 32, 0.15, held_out=mine), tmp_path / "out").train_tokens
-        for files in (sources, sources[:1])
-    ]
-    assert tokens[0] == tokens[1], "b.txt is not trained on"
+    held_out = find_sources([tmp_path / "mine.txt"], tmp_path / "out")
+    request = request_of(tmp_path / "out", tmp_path / "a.txt", tmp_path / "b.txt", lower_case=True, held_out=held_out)
+    both, one = (prepare(replace(request, sources=request.sources[:n]), tmp_path / "out") for n in (2, 1))
+    assert both.train_tokens == one.train_tokens, "b.txt is not trained on"
 
 
 LONG = "word " * 10_000
@@ -436,10 +415,7 @@ def test_unusable_text_is_reported(tmp_path: Path, name: str, content: bytes, co
 
 def test_paths_without_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, code in (
-        (tmp_path / "no", "file.missing"),
-        (tmp_path / "empty", "data.empty"),
-        (Path("/dev/zero"), "file.wrong-kind"),
-    ):
+    paths = {tmp_path / "no": "file.missing", tmp_path / "empty": "data.empty", Path("/dev/zero"): "file.wrong-kind"}
+    for path, code in paths.items():
         with user_error(code, path):
             find_sources([path], tmp_path / "out")

@@ -1,7 +1,5 @@
 """The compiled generator equals its plain twin: documents on hard text, instances for every option."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools
@@ -31,16 +29,12 @@ HARD = " \t\n\r\n\n\x00\x07\x0b\x0c\x1c\x1d\x1e\x1f\x7f\x85\xa0\xad\u1680\u180e\
 LETTERS = "abcdexyz0179.,-!?#[]'ABZéÉσΣςİıßﬁ東京ñ\u0301\u0378\ue000\U0001f600\U00020000"
 
 
-def generators(lower_case: bool) -> tuple[NativeGenerator, PlainGenerator]:
-    tokenizer = WordPieceTokenizer(VOCABULARY, lower_case)
-    return NativeGenerator(tokenizer), PlainGenerator(tokenizer)
-
-
-GENERATORS = {lower_case: generators(lower_case) for lower_case in (True, False)} if shutil.which("gcc") else {}
+TOKENIZERS = [WordPieceTokenizer(VOCABULARY, is_lower) for is_lower in (False, True)] if shutil.which("gcc") else []
+GENERATORS = [(NativeGenerator(tokenizer), PlainGenerator(tokenizer)) for tokenizer in TOKENIZERS]  # cased, uncased
 
 
 def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
-    """Documents as `PlainGenerator` holds them."""
+    """Return the documents as `PlainGenerator` holds them."""
     tokens = documents.tokens.tolist()
     flat = [tokens[begin:end] for begin, end in itertools.pairwise(documents.sentences.tolist())]
     return [flat[begin:end] for begin, end in itertools.pairwise(documents.documents.tolist())]
@@ -48,12 +42,9 @@ def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
 
 def both(text: str, lower_case: bool, block_bytes: int = generator.BLOCK_BYTES) -> tuple[list, list]:
     ours, plain = GENERATORS[lower_case]
-    data = text.encode()
-    return to_lists(ours.parse(data, Path("part"), block_bytes)), parse_documents(lines(data), plain.tokenizer)
-
-
-def lines(data: bytes) -> list[str]:
-    return list(decoded_lines(Path("part"), io.BytesIO(data)))
+    data, part = text.encode(), Path("part")
+    lines = list(decoded_lines(part, io.BytesIO(data)))
+    return to_lists(ours.parse(data, part, block_bytes)), parse_documents(lines, plain.tokenizer)
 
 
 @settings(max_examples=400)
@@ -77,28 +68,13 @@ def test_every_character(code, lower_case):
     assert ours == plain
 
 
-LINES = [
-    "",
-    "\n",
-    "a",
-    "a ",
-    "a\n",
-    "\na",
-    " ",
-    "a\n\nb",
-    "a\n\x0b\nb",
-    "a\n\x07\nb",
-    "a\n\u3000\u2028\nb",
-    "a\r\n\r\nb\r",
-    "a\rb\r\r\nc",
-    "\r",
-    "a\n\r",
-]
+LINES = ["", "\n", "a", "a ", "a\n", "\na", " ", "a\n\nb", "a\n\x0b\nb", "a\n\x07\nb", "a\n\u3000\u2028\nb"]
+RETURNS = ["a\r\n\r\nb\r", "a\rb\r\r\nc", "\r", "a\n\r"]
 LONG = ["z" * 199, "z" * 200, "z" * 201, "a" * 200, "a" * 201, "é" * 200, "é" * 201, "a" * 5000 + ".b", "\x07" * 300]
 WORDS = ["runningmask", "run&ning", "[MASK]", "abc", "abq", "#", "##", "###a", "a\x00b\x1fc", "a\u0085b", "."]
 
 
-@pytest.mark.parametrize("text", LINES + LONG + WORDS)
+@pytest.mark.parametrize("text", LINES + RETURNS + LONG + WORDS)
 def test_chosen_text(text):
     for lower_case in (True, False):
         ours, plain = both(text, lower_case)
@@ -114,7 +90,7 @@ def test_known_chunks_are_forgotten_when_they_take_too_much(monkeypatch):
 
 
 def random_documents(seed: int, most_documents: int = 12) -> list[list[list[int]]]:
-    """Documents of 1 to 30 sentences of 1 to 60 tokens; the lengths that decide are met often."""
+    """Return documents of 1 to 30 sentences of 1 to 60 tokens, often of lengths at a limit."""
     rng = random.Random(seed)
     return [
         [
@@ -135,12 +111,8 @@ def random_documents(seed: int, most_documents: int = 12) -> list[list[list[int]
     dupe_factor=st.integers(1, 3),
 )
 def test_instances_for_every_option(seed, max_seq_length, max_predictions, **rest):
-    options = InstanceOptions(
-        max_seq_length=max_seq_length,
-        max_predictions_per_seq=min(max_predictions, max_seq_length),
-        random_seed=seed,
-        **rest,
-    )
+    lengths = {"max_seq_length": max_seq_length, "max_predictions_per_seq": min(max_predictions, max_seq_length)}
+    options = InstanceOptions(random_seed=seed, **lengths, **rest)
     ours, plain = GENERATORS[True]
     documents = random_documents(seed % 1000)
     flat = FlatDocuments.from_lists(documents)
@@ -192,10 +164,9 @@ def test_bad_parts_give_the_same_error(tmp_path, content, code):
             either.read(part)
         said.append(str(caught.value))
     assert said[0] == said[1]
-    with user_error("file.unreadable", tmp_path):
-        GENERATORS[True][0].read(tmp_path)
-    with user_error("file.unreadable", tmp_path / "absent"):
-        GENERATORS[True][0].read(tmp_path / "absent")
+    for path in (tmp_path, tmp_path / "absent"):
+        with user_error("file.unreadable", path):
+            GENERATORS[True][0].read(path)
 
 
 def test_the_generator_continues_after_a_bad_part(tmp_path):

@@ -1,9 +1,7 @@
 """Import gives the same sequences as the shards, export what the pipeline's readers expect; both can be resumed."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -47,11 +45,20 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def write(folder: Path, kind: str) -> Ragged:
+    """Write three shards; return their sequences."""
     folder.mkdir()
     parts = [bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH) for number in range(FILES)]
     for number, rows in enumerate(parts):
         write_kind(kind, shard_path(folder, number), rows, number)
     return Ragged.concatenate(parts)
+
+
+@pytest.fixture
+def ours(tmp_path, vocab) -> Path:
+    """Return a set that was imported from variable-length shards in `theirs`."""
+    write(tmp_path / "theirs", "variable")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    return tmp_path / "ours"
 
 
 @pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
@@ -60,12 +67,10 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     ours = ShardSet.open(tmp_path / "ours", verify=True)
     assert_same_rows(ours.gather(np.arange(len(ours))), expected)
-    assert manifest.vocab_size == VOCAB_SIZE
-    assert len(manifest.shards) == FILES
+    assert (manifest.vocab_size, len(manifest.shards)) == (VOCAB_SIZE, FILES)
     assert manifest.max_seq_length == (WIDTH if kind == "fixed" else 512)
-    assert [source["file"] for source in manifest.provenance["sources"]] == [
-        shard_path(tmp_path, number).name for number in range(FILES)
-    ]
+    names = [shard_path(tmp_path, number).name for number in range(FILES)]
+    assert [source["file"] for source in manifest.provenance["sources"]] == names
     assert manifest.provenance["skipped"] == {"count": 0, "first": []}
     counts = np.concatenate([pack_counts(EACH, number) for number in range(FILES)])
     if kind == "packed":
@@ -102,11 +107,9 @@ def test_exported_columns_are_those_that_h5py_readers_expect(tmp_path, vocab):
                 assert all(np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True))
 
 
-def test_export_refuses_what_the_layout_cannot_store(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
-    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+def test_export_refuses_what_the_layout_cannot_store(tmp_path, ours):
     for layout, files, code, subject in (
-        ("packed", 1, "data.format", tmp_path / "ours"),
+        ("packed", 1, "data.format", ours),
         ("odd", 1, "config.choice", "--layout"),
         ("fixed", 91, "config.range", "--files"),
     ):
@@ -117,10 +120,8 @@ def test_export_refuses_what_the_layout_cannot_store(tmp_path, vocab):
         export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
 
 
-def test_export_keeps_existing_files(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
-    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
-    paths = export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
+def test_export_keeps_existing_files(tmp_path, ours):
+    paths = export_nvidia(ours, tmp_path / "out", "variable", num_files=3)
     before, times = tree(tmp_path / "out"), [path.stat().st_mtime_ns for path in paths]
     paths[1].unlink()
     paths[2].write_bytes(paths[2].read_bytes()[:-5])
@@ -173,7 +174,7 @@ def test_result_does_not_depend_on_workers_or_interruption(tmp_path, vocab):
 
 
 def damage(folder: Path) -> None:
-    """Two bad rows in file 0, file 1 cut off."""
+    """Damage two rows of file 0 and truncate file 1."""
     with h5py.File(shard_path(folder, 0), "r+") as file:
         file["input_ids"][7] = np.zeros(0, np.int16)
         tokens = file["input_ids"][12]
@@ -192,31 +193,23 @@ def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
     skipped = manifest.provenance["skipped"]
     assert skipped["count"] == 3
-    for line, words in zip(
-        skipped["first"],
-        ("00000_of_00003.hdf5: row 7 is empty", "row 12 has a token outside the vocabulary of 500", "00001_of_00003"),
-        strict=True,
-    ):
-        assert words in line
-    if kind == "variable":
-        good = np.delete(np.arange(3 * EACH), [7, 12, *range(EACH, 2 * EACH)])
-    else:
-        first = offsets_of(pack_counts(EACH, 0))
-        bad = [sequence for pack in (7, 12) for sequence in range(first[pack], first[pack + 1])]
-        good = np.delete(np.arange(3 * EACH), [*bad, *range(EACH, 2 * EACH)])
+    token = "row 12 has a token outside the vocabulary of 500"
+    found = ("00000_of_00003.hdf5: row 7 is empty", token, "00001_of_00003")
+    assert all(words in line for words, line in zip(found, skipped["first"], strict=True)), skipped
+    first = offsets_of(pack_counts(EACH, 0) if kind == "packed" else np.ones(EACH, int))
+    bad = [sequence for row in (7, 12) for sequence in range(first[row], first[row + 1])]
+    good = np.delete(np.arange(3 * EACH), [*bad, *range(EACH, 2 * EACH)])
     ours = ShardSet.open(tmp_path / "ours", verify=True)
     assert_same_rows(ours.gather(np.arange(len(ours))), rows.take(good))
     assert not list((tmp_path / "ours").glob("skipped-*"))
 
 
-def test_the_list_of_skipped_rows_survives_an_interruption(tmp_path, vocab, monkeypatch):
+def test_the_list_of_skipped_rows_survives_an_interruption(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     damage(tmp_path / "theirs")
     import_store(tmp_path / "theirs", vocab, tmp_path / "straight", skip_bad=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(importing, "_finish", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
+    with mock.patch.object(importing, "_finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
     import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
     assert tree(tmp_path / "again") == tree(tmp_path / "straight")
 
@@ -225,14 +218,12 @@ def test_wrong_vocabulary(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     entries = vocab.read_text().split("\n")
     other = tmp_path / "other.txt"
-    other.write_text("\n".join(["extra", *entries]))
-    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
-        import_store(tmp_path / "theirs", other, tmp_path / "ours")
+    for wrong in (entries[:100], ["extra", *entries]):
+        other.write_text("\n".join(wrong))
+        with user_error("data.row", shard_path(tmp_path / "theirs", 0)):
+            import_store(tmp_path / "theirs", other, tmp_path / "ours")
     with user_error("data.empty", tmp_path / "theirs"):
         import_store(tmp_path / "theirs", other, tmp_path / "ours", skip_bad=True)
-    other.write_text("\n".join(entries[:100]))
-    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
-        import_store(tmp_path / "theirs", other, tmp_path / "ours")
 
 
 def test_the_same_sequences_twice(tmp_path, vocab):
@@ -243,12 +234,10 @@ def test_the_same_sequences_twice(tmp_path, vocab):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 
-def test_finished_with_other_input(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
-    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+def test_finished_with_other_input(tmp_path, vocab, ours):
     write_variable(shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
-    with user_error("prepare.other-options", tmp_path / "ours"):
-        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    with user_error("prepare.other-options", ours):
+        import_store(tmp_path / "theirs", vocab, ours)
 
 
 def test_command_line(tmp_path, vocab):
@@ -262,15 +251,12 @@ def test_command_line(tmp_path, vocab):
     first = invoke("import", "--input", tmp_path / "theirs", *common)
     assert f"90 sequences, {len(rows.tokens):,} tokens" in first
     assert "nothing to do" in invoke("import", "--input", tmp_path / "theirs", *common)
-    damage_row = json.loads((tmp_path / "ours" / "manifest.json").read_text())["provenance"]["skipped"]
-    assert damage_row["count"] == 0
+    assert ShardSet.open(tmp_path / "ours").manifest.provenance["skipped"]["count"] == 0
     export = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
     assert "1 file\n" in invoke("export-nvidia", *export)
     with h5py.File(tmp_path / "back" / "part_00000_of_00001.hdf5") as file:
         assert np.array_equal(file["input_ids"][5], columns_of(rows)["input_ids"][5])
     shard_path(tmp_path / "theirs", 1).write_bytes(b"")
-    out = invoke(
-        "import", "--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped"
-    )
-    assert "skipped: " in out
+    words = ("--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped")
+    assert "skipped: " in invoke("import", *words)
     assert f"{PREDICTIONS}" in str(ShardSet.open(tmp_path / "skipped").manifest.max_predictions)

@@ -1,21 +1,26 @@
 """Sets of instances: both formats, resumed, with bad parts, with nothing half-made."""
 
-from __future__ import annotations
-
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from file_limits import largest_file
 from mlbert.data.formats.manifest import SetDescription, read_manifest
 from mlbert.data.formats.open import describe
+from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import read_widths
+from mlbert.data.formats.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.data.prepare import instance_set
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
-from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.instances import InstanceOptions, create_instances, digest, read_documents
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
@@ -30,7 +35,7 @@ FORMATS = list(SetFormat)
 
 @pytest.fixture(scope="module")
 def parts(assets, tmp_path_factory) -> tuple[Path, ...]:
-    """Three different parts of two documents each."""
+    """Write three different parts of two documents each."""
     folder = tmp_path_factory.mktemp("text")
     sentences = [line for line in (assets / "text.txt").read_text().splitlines() if line]
     paths = tuple(folder / f"part-{index:05d}-of-00003" for index in range(3))
@@ -43,6 +48,23 @@ def parts(assets, tmp_path_factory) -> tuple[Path, ...]:
 @pytest.fixture
 def job(parts, assets, tmp_path) -> InstanceJob:
     return InstanceJob(parts, assets / "vocab.txt", tmp_path / "set", OPTIONS)
+
+
+@pytest.fixture(params=FORMATS)
+def any_job(job, request) -> InstanceJob:
+    """Return a job for either format."""
+    return replace(job, set_format=request.param)
+
+
+@pytest.fixture
+def straight(tmp_path) -> Callable[[InstanceJob], dict[str, str]]:
+    """Return a function that runs a job elsewhere, without interruption, and returns its files."""
+
+    def run(job: InstanceJob) -> dict[str, str]:
+        prepare_instances(replace(job, out=tmp_path / "straight"))
+        return tree(tmp_path / "straight")
+
+    return run
 
 
 def sha256s(folder: Path) -> list[tuple[int, str]]:
@@ -60,9 +82,8 @@ def bad(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_workers_do_not_matter_and_a_second_run_does_nothing(job, tmp_path, said, set_format):
-    job = replace(job, set_format=set_format)
+def test_workers_do_not_matter_and_a_second_run_does_nothing(any_job, tmp_path, said):
+    job = any_job
     made = prepare_instances(job)
     other = replace(job, out=tmp_path / "other")
     assert counts(prepare_instances(other, executor=Executor(workers=2))) == counts(made)
@@ -87,30 +108,24 @@ def test_both_formats_hold_the_same(job, tmp_path):
     assert json.loads((tfrecords.out / "instances.json").read_text())["num_tokens"] == made.num_tokens
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_a_finished_set_is_not_overwritten(job, parts, bad, set_format):
-    job = replace(job, set_format=set_format)
+def test_a_finished_set_is_not_overwritten(any_job, parts, bad):
+    job = any_job
     prepare_instances(job)
     before = tree(job.out)
-    changes = [
+    for change in (
         {"options": replace(OPTIONS, random_seed=1)},
         {"lower_case": False},
         {"parts": parts[:2]},
         {"parts": (parts[1], parts[0], parts[2])},
-        {"set_format": FORMATS[1 - FORMATS.index(set_format)]},
-    ]
-    for change in changes:
+        {"set_format": FORMATS[1 - FORMATS.index(job.set_format)]},
+    ):
         with user_error("prepare.other-options", "set"):
             prepare_instances(replace(job, **change))
     assert tree(job.out) == before
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_finished_parts_of_an_interrupted_run_are_kept(job, tmp_path, monkeypatch, said, set_format):
-    job = replace(job, set_format=set_format)
-    straight = replace(job, out=tmp_path / "straight")
-    prepare_instances(straight)
-    calls = []
+def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said, straight):
+    make_part, calls = instance_set._Work.make_part, []
 
     def interrupted(self, index):
         calls.append(index)
@@ -118,69 +133,58 @@ def test_finished_parts_of_an_interrupted_run_are_kept(job, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return make_part(self, index)
 
-    make_part = instance_set._Work.make_part
-    with monkeypatch.context() as patch:
-        patch.setattr(instance_set._Work, "make_part", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_instances(job)
+    with mock.patch.object(instance_set._Work, "make_part", interrupted), pytest.raises(KeyboardInterrupt):
+        prepare_instances(any_job)
     assert calls == [0, 1, 2]
-    prepare_instances(job, executor=Executor(progress=said))
+    prepare_instances(any_job, executor=Executor(progress=said))
     assert "2 of 3 parts kept from an earlier run" in said.lines
-    assert tree(job.out) == tree(straight.out)
+    assert tree(any_job.out) == straight(any_job)
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_other_options_after_an_interruption(job, tmp_path, monkeypatch, set_format):
-    job = replace(job, set_format=set_format)
-    other = replace(job, options=replace(OPTIONS, random_seed=5), parts=job.parts[:2])
-    with monkeypatch.context() as patch:
-        patch.setattr(instance_set, "_report", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        for unfinished in (other, replace(other, parts=job.parts)):
+def test_other_options_after_an_interruption(any_job, straight):
+    other = replace(any_job, options=replace(OPTIONS, random_seed=5), parts=any_job.parts[:2])
+    with mock.patch.object(instance_set, "_report", side_effect=KeyboardInterrupt):
+        for unfinished in (other, replace(other, parts=any_job.parts)):
             with pytest.raises(KeyboardInterrupt):
                 prepare_instances(unfinished)
-    prepare_instances(job)
-    prepare_instances(replace(job, out=tmp_path / "straight"))
-    assert tree(job.out) == tree(tmp_path / "straight")
+    prepare_instances(any_job)
+    assert tree(any_job.out) == straight(any_job)
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_a_full_disk_leaves_nothing_that_looks_finished(job, tmp_path, set_format):
-    job = replace(job, set_format=set_format, options=replace(OPTIONS, dupe_factor=40))
+def test_a_full_disk_leaves_nothing_that_looks_finished(any_job, straight):
+    job = replace(any_job, options=replace(OPTIONS, dupe_factor=40))
     with user_error("file.unwritable"), largest_file(20_000):
         prepare_instances(job)
     assert list(tree(job.out)) == [".tasks/plan.json"]
     prepare_instances(job)
-    prepare_instances(replace(job, out=tmp_path / "straight"))
-    assert tree(job.out) == tree(tmp_path / "straight")
+    assert tree(job.out) == straight(job)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_a_bad_part_ends_the_step(job, bad, workers, set_format):
-    job = replace(job, parts=(job.parts[0], bad), set_format=set_format)
+def test_a_bad_part_ends_the_step(any_job, bad, workers):
+    job = replace(any_job, parts=(any_job.parts[0], bad))
     with user_error("data.encoding", bad):
         prepare_instances(job, executor=Executor(workers=workers))
     assert not {"manifest.json", "instances.json"} & set(tree(job.out))
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_bad_parts_are_left_out_on_request(job, bad, tmp_path, said, set_format):
+def test_bad_parts_are_left_out_on_request(any_job, bad, tmp_path, said):
     blank = tmp_path / "blank.txt"
     blank.write_text(" \n\n")
-    listed = (job.parts[0], bad, job.parts[1], blank, tmp_path / "absent", job.parts[0])
-    job = replace(job, parts=listed, set_format=set_format, skip_bad=True)
+    first, second, _ = any_job.parts
+    job = replace(any_job, parts=(first, bad, second, blank, tmp_path / "absent", first), skip_bad=True)
     made = prepare_instances(job, executor=Executor(progress=said))
-    good = replace(job, parts=job.parts[0:3:2], out=tmp_path / "good")
+    good = replace(job, parts=(first, second), out=tmp_path / "good")
     expected = prepare_instances(good)
     assert (made.num_sequences, made.num_tokens) == (expected.num_sequences, expected.num_tokens)
     assert [row for row in sha256s(job.out) if row[0]] == sha256s(good.out)
     skipped = made.provenance["skipped"]
-    assert [left["part"] for left in skipped] == ["bad.txt", "blank.txt", "absent", job.parts[0].name]
+    assert [left["part"] for left in skipped] == ["bad.txt", "blank.txt", "absent", first.name]
     assert skipped[0]["reason"] == "line 2 is not UTF-8 (byte 1 of the line)"
     assert said.lines[0] == "4 of 6 parts skipped:"
     assert "same content" in said.lines[4]
     assert counts(prepare_instances(job)) == counts(made)
-    if set_format == SetFormat.hdf5:
+    if job.set_format == SetFormat.hdf5:
         assert read_manifest(job.out).provenance["skipped"] == skipped
         assert len(ShardSet.open(job.out, verify=True)) == made.num_sequences
         with user_error("data.damaged", "--input"):
@@ -192,11 +196,8 @@ def test_a_part_that_became_bad_leaves_nothing_old(job, tmp_path):
     prepare_instances(job)
     (job.out / "instances.json").unlink()
     prepare_instances(replace(job, parts=(job.parts[0], tmp_path / "absent", job.parts[2])))
-    assert sorted(tree(job.out)) == [
-        "checksums.xxh3",
-        "instances.json",
-        *(f"part-0000{index}-of-00003.tfrecord" for index in (0, 2)),
-    ]
+    parts = [f"part-0000{index}-of-00003.tfrecord" for index in (0, 2)]
+    assert sorted(tree(job.out)) == ["checksums.xxh3", "instances.json", *parts]
 
 
 def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
@@ -207,27 +208,22 @@ def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
 
 
-def test_output_that_cannot_be_made(job, tmp_path):
+def test_output_that_cannot_be_made(any_job, tmp_path):
     (tmp_path / "file").write_text("")
-    for set_format in FORMATS:
-        with user_error("file.unwritable", tmp_path / "file/set"):
-            prepare_instances(replace(job, out=tmp_path / "file" / "set", set_format=set_format))
+    with user_error("file.unwritable", tmp_path / "file/set"):
+        prepare_instances(replace(any_job, out=tmp_path / "file/set"))
 
 
-def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, tmp_path, said, monkeypatch):
-    prepare_instances(replace(job, out=tmp_path / "native"))
-
-    def unavailable(*_: object, **__: object) -> None:
-        raise native.NativeUnavailable("no C compiler")
-
-    monkeypatch.setattr(native, "load", unavailable)
+def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, straight, said):
+    expected = straight(job)
     instance_set._generator.cache_clear()
     try:
-        prepare_instances(job, executor=Executor(progress=said))
+        with mock.patch.object(native, "load", side_effect=native.NativeUnavailable("no C compiler")):
+            prepare_instances(job, executor=Executor(progress=said))
     finally:
         instance_set._generator.cache_clear()
     assert said.lines[0].startswith("the compiled generator cannot run (")
-    assert tree(job.out) == tree(tmp_path / "native")
+    assert tree(job.out) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"not json"])
@@ -238,38 +234,34 @@ def test_a_damaged_mark(job, content):
         prepare_instances(job)
 
 
-@pytest.mark.parametrize("set_format", FORMATS)
-def test_the_set_and_those_made_of_it_record_the_case(job, tmp_path, set_format):
+@pytest.fixture
+def vocabulary(job, tmp_path) -> Path:
+    """Return a copy of the vocabulary in a folder of its own."""
+    (tmp_path / "data").mkdir()
+    return Path(shutil.copy(job.vocab_file, tmp_path / "data"))
+
+
+def test_the_set_and_those_made_of_it_record_the_case(any_job, vocabulary):
     """The folder of the vocabulary, which may be an input, stays as it was: nothing is written outside the output."""
-    data = tmp_path / "data"
-    data.mkdir()
-    vocabulary = data / "vocab.txt"
-    vocabulary.write_bytes(job.vocab_file.read_bytes())
-    job = replace(job, vocab_file=vocabulary, lower_case=False, out=data / "train", set_format=set_format)
+    data = vocabulary.parent
+    job = replace(any_job, vocab_file=vocabulary, lower_case=False, out=data / "train")
     prepare_instances(job)
     assert sorted(path.name for path in data.iterdir()) == ["train", "vocab.txt"]
-    sets = [job.out]
-    if set_format == SetFormat.tfrecord:
-        sets.append(data / "shards")
-        tfrecords_to_hdf5([job.out], vocabulary, sets[-1])
+    if job.set_format == SetFormat.tfrecord:
+        tfrecords_to_hdf5([job.out], vocabulary, data / "converted")
     else:
-        sets.append(data / "records")
-        hdf5_to_tfrecords(job.out, sets[-1])
-    for name, prepare in (("shuffled", shuffle_set), ("bins", make_bins)):
-        prepare(job.out, data / name)
-        sets.append(data / name)
-    assert {path.name: describe(path).lower_case for path in sets} == dict.fromkeys((path.name for path in sets), False)
+        hdf5_to_tfrecords(job.out, data / "converted")
+    shuffle_set(job.out, data / "shuffled")
+    make_bins(job.out, data / "bins")
+    names = ("train", "converted", "shuffled", "bins")
+    assert {name: describe(data / name).lower_case for name in names} == dict.fromkeys(names, False)
     prepare_instances(replace(job, lower_case=True, out=data / "uncased"))
     assert describe(data / "uncased").lower_case is True
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_the_configuration_next_to_the_vocabulary_must_agree(job, tmp_path, lower_case):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_bytes(job.vocab_file.read_bytes())
-    config = folder / "tokenizer_config.json"
+def test_the_configuration_next_to_the_vocabulary_must_agree(job, vocabulary, lower_case):
+    config = vocabulary.with_name("tokenizer_config.json")
     config.write_text(json.dumps({"do_lower_case": not lower_case}))
     with user_error("config.conflict", config):
         prepare_instances(replace(job, vocab_file=vocabulary, lower_case=lower_case))
@@ -287,3 +279,56 @@ def test_the_configuration_next_to_the_vocabulary_must_agree(job, tmp_path, lowe
 def test_the_case_is_that_of_the_nearest_step_that_records_one(job, provenance, expected):
     prepare_instances(job)
     assert read_manifest(job.out).model_copy(update={"provenance": provenance}).lower_case is expected
+
+
+# Instances are the benchmark's, draw by draw.
+
+
+GOLDEN = json.loads((Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text())
+PUBLISHED = {
+    0: (6804, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
+    1: (6881, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
+}
+
+
+def make(text: Path, vocab: Path, options: InstanceOptions) -> Ragged:
+    tokenizer = WordPieceTokenizer(load_vocabulary(vocab))
+    return Ragged.from_rows(create_instances(read_documents(text, tokenizer), tokenizer, options))
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: str(golden["options"]))
+def test_digests_of_our_own_text(assets, golden):
+    options = InstanceOptions(**golden["options"])
+    rows = make(assets / "text.txt", assets / "vocab.txt", options)
+    assert len(rows) == golden["instances"]
+    assert digest(rows, options.max_seq_length, options.max_predictions_per_seq) == golden["sha256"]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_published_generators_digests(shared_data, part):
+    text = shared_data / "text" / f"part-{part:05d}-of-00002"
+    rows = make(text, shared_data / "vocab.txt", InstanceOptions())
+    assert (len(rows), digest(rows, 512, 76)) == PUBLISHED[part]
+    with np.load(shared_data / "reference" / f"part-{part:05d}.npz") as reference:
+        for name in NAMES:
+            ours = padded(rows, name, Widths(512, 76))[: len(reference[name])]
+            assert np.array_equal(ours, reference[name].reshape(ours.shape)), name
+
+
+def test_blank_lines_and_carriage_returns(tmp_path, assets):
+    """Blank means blank after stripping; carriage returns are dropped as TensorFlow drops them."""
+    tokenizer = WordPieceTokenizer(load_vocabulary(assets / "vocab.txt"))
+    text = tmp_path / "part"
+    text.write_bytes("one\r\ntwo\n\u00a0\u2003\nthree\rfour\n\n\nfive".encode())
+    assert [len(document) for document in read_documents(text, tokenizer)] == [2, 1, 1]
+    text.write_bytes(b"the la\rmp\r\r\n\r\r\ncaf\xc3\r\xa9\n")
+    assert read_documents(text, tokenizer) == [[tokenizer.encode("the lamp")], [tokenizer.encode("caf\u00e9")]]
+
+
+OUT_OF_RANGE = [("max_seq_length", 4), ("max_seq_length", 70_000), ("max_predictions_per_seq", 0), ("dupe_factor", 0)]
+
+
+@pytest.mark.parametrize(("name", "value"), [*OUT_OF_RANGE, ("masked_lm_prob", 0.0), ("short_seq_prob", 1.5)])
+def test_options_out_of_range(name, value):
+    with user_error("config.range", name):
+        InstanceOptions(**{name: value})

@@ -1,7 +1,5 @@
 """Work over several processes: results in order, errors as they are, and a quiet, quick end by a signal."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal
@@ -167,21 +165,18 @@ def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_a_folder_gives_its_parts_sorted(tmp_path):
+def test_a_folder_gives_its_parts_sorted_or_has_none(tmp_path):
     others = ("eval.txt", "eval_2.txt", "part-00000.md5", "notes.md", "part-00000-of-00002.tfrecord", "x.txt.tmp")
-    folder = make(tmp_path / "text", "part-00001-of-00002", "part-00000-of-00002", "more.txt", *others)
+    folder = make(tmp_path / "parts", "part-00001-of-00002", "part-00000-of-00002", "more.txt", *others)
     (folder / "part-00003").mkdir()
     assert names(expand_inputs([folder])) == ["more.txt", "part-00000-of-00002", "part-00001-of-00002"]
+    with user_error("data.missing", tmp_path / "text"):
+        expand_inputs([make(tmp_path / "text", "eval.txt")])
 
 
 def test_files_are_read_in_the_order_given(tmp_path):
     one, two = make(tmp_path / "one", "eval.txt", "b"), make(tmp_path / "two", "a.txt")
     assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"]
-
-
-def test_a_folder_without_parts(tmp_path):
-    with user_error("data.missing", tmp_path / "text"):
-        expand_inputs([make(tmp_path / "text", "eval.txt")])
 
 
 @pytest.mark.parametrize("name", ["part-{}-of-00004", "train-{}-of-00004.txt"])

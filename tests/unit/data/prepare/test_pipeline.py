@@ -1,12 +1,11 @@
 """The whole preparation: complete, repeatable, honest about options, nothing half-made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,10 +36,8 @@ SOURCE = {"kind": "test"}
 
 
 def documents(count: int = 60) -> list[list[str]]:
-    rng, words = (
-        np.random.default_rng(0),
-        ["the", "boat", "river", "stone", "lamp", "runs", "near", "old", "new", "road"],
-    )
+    words = ["the", "boat", "river", "stone", "lamp", "runs", "near", "old", "new", "road"]
+    rng = np.random.default_rng(0)
     return [[" ".join(rng.choice(words, 9)) + "." for _ in range(6)] for _ in range(count)]
 
 
@@ -57,20 +54,16 @@ def prepared(tmp_path_factory) -> Path:
 
 def test_everything_is_there(prepared):
     assert sorted(stored_sets.tree(prepared)) == [
-        "baselines.json",
-        "eval/checksums.xxh3",
-        "eval/manifest.json",
-        "eval/shard-00000-of-00001.h5",
-        "prepared.json",
-        "text/eval.txt",
-        "text/train-00000-of-00002.txt",
-        "text/train-00001-of-00002.txt",
-        "tokenizer_config.json",
-        "train/checksums.xxh3",
-        "train/manifest.json",
-        "train/shard-00000-of-00002.h5",
-        "train/shard-00001-of-00002.h5",
-        "vocab.txt",
+        *(
+            "baselines.json",
+            "eval/checksums.xxh3",
+            "eval/manifest.json",
+            "eval/shard-00000-of-00001.h5",
+            "prepared.json",
+        ),
+        *("text/eval.txt", "text/train-00000-of-00002.txt", "text/train-00001-of-00002.txt", "tokenizer_config.json"),
+        *("train/checksums.xxh3", "train/manifest.json"),
+        *("train/shard-00000-of-00002.h5", "train/shard-00001-of-00002.h5", "vocab.txt"),
     ]
     for side in ("train", "eval"):
         check_vocabulary(describe(prepared / side), prepared / "vocab.txt")
@@ -93,6 +86,8 @@ def test_a_finished_folder_is_left_alone(prepared, said):
 
     prepare_text(never(), prepared, OPTIONS, SOURCE, executor=Executor(progress=said))
     assert "nothing to do" in said.lines[0]
+    with user_error("prepare.other-options", prepared):
+        prepare_text(documents(), prepared, replace(OPTIONS, vocab_size=400), SOURCE)
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
 
@@ -100,38 +95,25 @@ def test_a_finished_folder_is_left_alone(prepared, said):
     "name", ["baselines.json", "tokenizer_config.json", "vocab.txt", "eval/shard-00000-of-00001.h5"]
 )
 def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, said, name):
-    out = tmp_path / "out"
-    shutil.copytree(prepared, out)
-    content = (out / name).read_bytes()
-    (out / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    out = Path(shutil.copytree(prepared, tmp_path / "out"))
+    stored_sets.flip(out / name, (out / name).stat().st_size - 9)
     prepare_text(documents(), out, OPTIONS, SOURCE, executor=Executor(progress=said))
-    assert "rebuilding it" in said.lines[0]
-    assert name in said.lines[0]
+    assert all(words in said.lines[0] for words in (name, "rebuilding it")), said.lines
     assert tree(out) == tree(prepared)
 
 
-def test_other_options_do_not_overwrite(prepared):
-    with user_error("prepare.other-options", prepared):
-        prepare_text(documents(), prepared, replace(OPTIONS, vocab_size=400), SOURCE)
-
-
-@pytest.mark.parametrize("step", ["train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines"])
-def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, monkeypatch, step):
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        *((step, OPTIONS) for step in ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")),
+        ("_write_baselines", replace(OPTIONS, num_parts=3, split_seed=5)),
+    ],
+    ids=["vocabulary", "instances", "evaluation", "baselines", "other options"],
+)
+def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, step, options):
+    with mock.patch.object(pipeline, step, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        prepare_text(documents(), tmp_path / "out", options, SOURCE)
     assert not (tmp_path / "out" / "prepared.json").exists()
-    prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
-    assert tree(tmp_path / "out") == tree(prepared)
-
-
-def test_other_options_after_an_interruption(prepared, tmp_path, monkeypatch):
-    other = replace(OPTIONS, num_parts=3, split_seed=5)
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_write_baselines", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            prepare_text(documents(), tmp_path / "out", other, SOURCE)
     prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
     assert tree(tmp_path / "out") == tree(prepared)
 
@@ -162,9 +144,8 @@ def test_options_out_of_range(change, subject):
 
 
 def test_words_are_those_of_the_tokenizer():
-    assert count_words(["Don't stop, don't!", "CAFÉ"]) == Counter(
-        {"don": 2, "'": 2, "t": 2, "stop": 1, ",": 1, "!": 1, "cafe": 1}
-    )
+    expected = {"don": 2, "'": 2, "t": 2, "stop": 1, ",": 1, "!": 1, "cafe": 1}
+    assert count_words(["Don't stop, don't!", "CAFÉ"]) == Counter(expected)
 
 
 def test_vocabulary_is_well_formed_and_covers_its_text(assets):
@@ -175,11 +156,8 @@ def test_vocabulary_is_well_formed_and_covers_its_text(assets):
     tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
     unknown = entries.index(UNKNOWN)
     assert all(unknown not in tokenizer.encode(line) for line in lines)
-
-
-def test_the_committed_vocabulary_is_this_trainers(assets):
-    entries = train_vocabulary(count_words((assets / "text.txt").read_text().splitlines()), 300)
-    assert entries == (assets / "vocab.txt").read_text().splitlines()
+    committed = (assets / "vocab.txt").read_text().splitlines()
+    assert train_vocabulary(count_words(lines), 300) == committed
 
 
 def test_rare_characters_are_left_out():
@@ -211,12 +189,10 @@ def test_by_hand():
         ]
     )
     result = baselines([flat([document]) for document in train], rows, 10)
-    assert result["most_frequent_id"] == 5
+    assert (result["most_frequent_id"], result["masked_tokens"]) == (5, 4)
     assert result["most_frequent_accuracy"] == pytest.approx(1 / 4)
-    assert result["bigram_left_accuracy"] == pytest.approx(2 / 4)
-    assert result["bigram_right_accuracy"] == pytest.approx(2 / 4)
-    assert result["bigram_accuracy"] == pytest.approx(2 / 4)
-    assert result["masked_tokens"] == 4
+    for guess in ("bigram_left", "bigram_right", "bigram"):
+        assert result[f"{guess}_accuracy"] == pytest.approx(2 / 4), guess
 
 
 def test_equal_counts_take_the_lowest_id():

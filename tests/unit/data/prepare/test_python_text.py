@@ -1,7 +1,5 @@
 """The English that Python carries."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import subprocess
@@ -62,9 +60,7 @@ def test_there_is_enough_text(documents):
     words = sum(len(sentence.split()) for document in documents for sentence in document)
     assert len(documents) > 1500
     assert words > 300_000
-
-
-def test_topics_documentation_and_compiled_modules_are_in_it(documents):
+    # Topics, documentation and compiled modules are in it.
     sentences = {sentence for document in documents for sentence in document}
     assert "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences
     assert any("JSONEncoder" in sentence or "JSON" in sentence for sentence in sentences)

@@ -1,7 +1,5 @@
 """What a folder holds."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -31,9 +29,8 @@ def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
     return out
 
 
-def test_text_and_tfrecords_of_the_same_names(assets: Path, text: Path, tmp_path: Path) -> None:
-    assert recognise(text) == "text"
-    assert recognise(text / "part-00000-of-00001") == "text"
+def test_text_and_tfrecords_of_the_same_names(assets, text, tmp_path):
+    assert recognise(text) == recognise(text / "part-00000-of-00001") == "text"
     records = made(assets, text, tmp_path / "records", SetFormat.tfrecord)
     assert recognise(records) == "tfrecord"
     for path in records.iterdir():
@@ -41,16 +38,14 @@ def test_text_and_tfrecords_of_the_same_names(assets: Path, text: Path, tmp_path
     assert recognise(records) == "tfrecord"
 
 
-def test_a_prepared_set(assets: Path, text: Path, tmp_path: Path) -> None:
+def test_prepared_sets_of_ours_and_of_nvidia(assets, text, tmp_path):
     assert recognise(made(assets, text, tmp_path / "set", SetFormat.hdf5)) == "prepared"
+    (tmp_path / "nvidia").mkdir()
+    write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
+    assert recognise(tmp_path / "nvidia") == "nvidia"
 
 
-def test_nvidias_shards(tmp_path: Path) -> None:
-    write_variable(tmp_path / "part_00000_of_00001.hdf5", bert_rows(1))
-    assert recognise(tmp_path) == "nvidia"
-
-
-def test_a_wikiextractor_folder(tmp_path: Path) -> None:
+def test_a_wikiextractor_folder(tmp_path):
     (tmp_path / "AA").mkdir()
     (tmp_path / "AA" / "wiki_00").write_text('<doc id="1">\n')
     assert recognise(tmp_path) == "wikiextractor"
@@ -59,18 +54,13 @@ def test_a_wikiextractor_folder(tmp_path: Path) -> None:
         recognise(tmp_path)
 
 
-def test_anything_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0")
-    with user_error("data.format", tmp_path):
-        recognise(tmp_path)
+def test_anything_else_and_text_in_another_encoding_is_refused(tmp_path):
     with user_error("file.missing", tmp_path / "none"):
         recognise(tmp_path / "none")
-
-
-def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_bytes("schön\n".encode("latin-1") * 100)
-    with user_error("data.format", tmp_path):
-        recognise(tmp_path)
-    path.write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
+    for name, content in (("photo.jpg", b"\xff\xd8\0"), ("notes.txt", "schön\n".encode("latin-1") * 100)):
+        (tmp_path / name).write_bytes(content)
+        with user_error("data.format", tmp_path):
+            recognise(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "notes.txt").write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
     assert recognise(tmp_path) == "text"

@@ -1,13 +1,9 @@
 """Shuffling and packing: every sequence once, the same bytes whatever happens on the way, honest about its options."""
 
-from __future__ import annotations
-
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -81,11 +77,8 @@ def test_workers_and_the_size_of_pieces_do_not_matter(source, tmp_path, monkeypa
     shuffle_set(source, tmp_path / "one", num_shards=3, packing=Packing())
     shuffle_set(source, tmp_path / "two", num_shards=3, packing=Packing(), executor=Executor(workers=2))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert sorted(tree(tmp_path / "one")) == [
-        "checksums.xxh3",
-        "manifest.json",
-        *(f"shard-0000{i}-of-00003.h5" for i in range(3)),
-    ]
+    shards = [f"shard-0000{i}-of-00003.h5" for i in range(3)]
+    assert sorted(tree(tmp_path / "one")) == ["checksums.xxh3", "manifest.json", *shards]
     monkeypatch.setattr(shuffle, "make_pieces", lambda store: make_pieces(store, 31))
     shuffle_set(source, tmp_path / "small", num_shards=3, packing=Packing())
     assert names(everything(tmp_path / "small")) == names(everything(tmp_path / "one"))
@@ -102,10 +95,9 @@ def test_pieces_cover_the_input(source):
 
 def test_the_manifest_states_the_fill(source, tmp_path):
     manifest = shuffle_set(source, tmp_path / "out", packing=Packing())
+    fill = pytest.approx(manifest.num_tokens / (32 * manifest.num_packs), abs=1e-6)
     packs = json.loads(manifest.path.read_text())["packs"]
-    assert packs["max_tokens"] == 32
-    assert packs["max_sequences"] == 3
-    assert packs["fill"] == pytest.approx(manifest.num_tokens / (32 * manifest.num_packs), abs=1e-6)
+    assert (packs["max_tokens"], packs["max_sequences"], packs["fill"]) == (32, 3, fill)
     assert describe(tmp_path / "out").max_pack_tokens == 32
     assert manifest.provenance["input"] == {"options": {}}
 
@@ -135,13 +127,16 @@ def test_a_finished_folder_is_left_alone(source, tmp_path, said):
     assert tree(out) == before
 
 
-def test_a_shard_of_another_set_is_named(source, tmp_path):
+def test_a_set_with_a_shard_of_another_or_unfinished(source, tmp_path):
     other = write_set(tmp_path / "other", make_rows(random_lengths(COUNT), seed=9))
     shutil.copy(other / "shard-00002-of-00003.h5", source)
     with user_error("data.checksum", source / "shard-00002-of-00003.h5"):
         shuffle_set(source, tmp_path / "out")
     with user_error("data.damaged", source):
         ShardSet.open(source, verify=False).gather(np.arange(COUNT))
+    (source / "manifest.json").unlink()
+    with user_error("data.format", source):
+        shuffle_set(source, tmp_path / "out")
 
 
 def test_more_shards_than_sequences(tmp_path):
@@ -156,10 +151,9 @@ def test_more_shards_than_sequences(tmp_path):
 def test_mistakes(source, tmp_path):
     with user_error("data.too-long", "--max-tokens"):
         shuffle_set(source, tmp_path / "out", packing=Packing(31))
-    with user_error("file.missing", tmp_path / "absent"):
-        shuffle_set(tmp_path / "absent", tmp_path / "out")
-    with user_error("file.missing", source / "manifest.json"):
-        shuffle_set(source / "manifest.json", tmp_path / "out")
+    for path in (tmp_path / "absent", source / "manifest.json"):
+        with user_error("file.missing", path):
+            shuffle_set(path, tmp_path / "out")
     with user_error("vocabulary.mismatch", source):
         shuffle.known_vocabulary(replace(describe(source), vocab_size=None))
     (tmp_path / "file").write_text("")
@@ -168,27 +162,24 @@ def test_mistakes(source, tmp_path):
 
 
 def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_path):
-    lengths = random_lengths(8000, 64)
-    source = write_set(tmp_path / "source", make_rows(lengths), shards=6, longest=64)
+    source = write_set(tmp_path / "source", make_rows(random_lengths(8000, 64)), shards=6, longest=64)
     shuffle_set(source, tmp_path / "good", num_shards=7, packing=Packing())
     program = (
         "import sys; from pathlib import Path; from mlbert.data.prepare.shuffle import Packing, shuffle_set\n"
         "shuffle_set(Path(sys.argv[1]), Path(sys.argv[2]), num_shards=7, packing=Packing())"
     )
-    out = tmp_path / "out"
-    command = [sys.executable, "-c", program, str(source), str(out)]
-    killed = 0
+    out, killed = tmp_path / "out", 0
     for _ in range(4):
-        process = subprocess.Popen(command, env=os.environ)
-        files = sum(1 for path in out.rglob("*.h5")) if out.exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", program, str(source), str(out)])
+        files = len(list(out.rglob("*.h5")))
         end = time.monotonic() + 90
         # Until another file has come up, and then a moment more.
-        while process.poll() is None and (len(list(out.rglob("*.h5"))) if out.exists() else 0) <= files:
+        while process.poll() is None and len(list(out.rglob("*.h5"))) <= files:
             assert time.monotonic() < end, "nothing happened"
             time.sleep(0.001)
         time.sleep(random.random() * 0.05)
         if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             killed += 1
         process.wait()
     assert killed >= 2
@@ -222,33 +213,26 @@ def test_output_over_input_through_links(source, tmp_path):
             shuffle_set(path, source)
 
 
-def test_an_unfinished_set_is_called_so(source, tmp_path):
-    (source / "manifest.json").unlink()
-    with user_error("data.format", source):
-        shuffle_set(source, tmp_path / "out")
-
-
 # The evaluation set is the published pick, in order.
 
 
 def test_examples_are_evenly_picked_in_order(tmp_path):
     rows = make_rows(random_lengths(103))
-    source = write_set(tmp_path / "source", rows)
-    manifest = make_eval_set(source, tmp_path / "out", num=40)
-    (picked,) = ShardSet.open(tmp_path / "out", verify=True)
+    source, out = write_set(tmp_path / "source", rows), tmp_path / "out"
+    assert make_eval_set(source, out, num=40).num_sequences == 40
+    (picked,) = ShardSet.open(out, verify=True)
     assert names(picked) == [names(rows)[int(i * 103 / 40)] for i in range(40)]
-    assert manifest.num_sequences == 40
-    before = tree(tmp_path / "out")
-    make_eval_set(source, tmp_path / "out", num=40)
-    assert tree(tmp_path / "out") == before
-    with user_error("prepare.other-options", tmp_path / "out"):
-        make_eval_set(source, tmp_path / "out", num=41)
+    before = tree(out)
+    make_eval_set(source, out, num=40)
+    assert tree(out) == before
+    with user_error("prepare.other-options", out):
+        make_eval_set(source, out, num=41)
 
 
 def test_all_of_them_and_too_many(tmp_path):
     rows = make_rows(random_lengths(20))
     source = write_set(tmp_path / "source", rows)
     make_eval_set(source, tmp_path / "all", num=20)
-    assert names(Ragged.concatenate(list(ShardSet.open(tmp_path / "all")))) == names(rows)
+    assert names(everything(tmp_path / "all")) == names(rows)
     with user_error("config.range", "--num"):
         make_eval_set(source, tmp_path / "more", num=21)

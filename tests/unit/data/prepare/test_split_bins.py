@@ -1,23 +1,32 @@
 """Bins: each sequence in the bin of its length, shards of one bin equally long, damage noticed."""
 
-from __future__ import annotations
-
 import json
+from unittest import mock
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from host_batches import numbers
+from mlbert.data.formats.base import BinInfo
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.order import by_length
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare import export_nvidia, split_bins
+from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import shuffle_set
-from mlbert.data.prepare.split_bins import make_bins
-from stored_sets import flip, make_rows, random_lengths, same_sequences, tree, write_set
+from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
+from mlbert.host.errors import UserError
+from nvidia_shards import PREDICTIONS, bert_rows, write_fixed, write_kind, write_variable
+from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
 from user_errors import user_error
 
 EDGES = (8, 16, 24, 32)
+TWO = {"edges": EDGES, "num_shards": 2}
 
 
 @given(count=st.integers(16, 200), shards=st.integers(1, 4), seed=st.integers(0, 99))
@@ -27,12 +36,8 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, see
     rows = make_rows(random_lengths(count, seed=seed), seed)
     source = write_set(folder / "source", rows)
     manifests = make_bins(source, folder / "out", edges=EDGES, num_shards=shards, seed=seed)
-    assert [manifest.path.parent.name for manifest in manifests] == [
-        "bin-001-008",
-        "bin-009-016",
-        "bin-017-024",
-        "bin-025-032",
-    ]
+    names = ["bin-001-008", "bin-009-016", "bin-017-024", "bin-025-032"]
+    assert [manifest.path.parent.name for manifest in manifests] == names
     parts = []
     for manifest, low, high in zip(manifests, (1, 9, 17, 25), EDGES, strict=True):
         counts = [shard.num_sequences for shard in manifest.shards]
@@ -48,25 +53,20 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, see
     assert same_sequences(store.gather(np.arange(count)), rows)
 
 
-@pytest.fixture
-def source(tmp_path):
-    return write_set(tmp_path / "source", make_rows(random_lengths(300)))
-
-
 def test_a_finished_folder_is_left_alone(source, tmp_path):
     out = tmp_path / "out"
-    first = make_bins(source, out, edges=EDGES, num_shards=2)
-    assert make_bins(source, out, edges=EDGES, num_shards=2) == first
+    first = make_bins(source, out, **TWO)
+    assert make_bins(source, out, **TWO) == first
     with user_error("prepare.other-options", out):
         make_bins(source, out, edges=(16, 32), num_shards=2)
 
 
 def test_an_unfinished_folder_is_finished(source, tmp_path):
-    make_bins(source, tmp_path / "good", edges=EDGES, num_shards=2)
-    make_bins(source, tmp_path / "out", edges=EDGES, num_shards=2)
+    make_bins(source, tmp_path / "good", **TWO)
+    make_bins(source, tmp_path / "out", **TWO)
     (tmp_path / "out" / "bins.json").unlink()
     (tmp_path / "out" / "bin-009-016" / "shard-00001-of-00002.h5").unlink()
-    make_bins(source, tmp_path / "out", edges=EDGES, num_shards=2)
+    make_bins(source, tmp_path / "out", **TWO)
     assert tree(tmp_path / "out") == tree(tmp_path / "good")
 
 
@@ -78,20 +78,16 @@ def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):
     assert [shard.num_sequences for shard in first.shards] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("edges", [(), (0, 5), (8, 8), (16, 8)])
-def test_edges_that_do_not_ascend(source, tmp_path, edges):
-    with user_error("config.value", "--edges"):
+@pytest.mark.parametrize("edges", [(), (0, 5), (8, 8), (16, 8), (8, 24)], ids=str)
+def test_edges_that_do_not_ascend_or_are_too_small(source, tmp_path, edges):
+    code, subject = ("data.too-long", source) if edges == (8, 24) else ("config.value", "--edges")
+    with user_error(code, subject):
         make_bins(source, tmp_path / "out", edges=edges)
 
 
-def test_sequences_longer_than_the_last_edge(source, tmp_path):
-    with user_error("data.too-long", source):
-        make_bins(source, tmp_path / "out", edges=(8, 24))
-
-
 def test_a_bin_of_another_folder_is_named(source, tmp_path):
-    make_bins(source, tmp_path / "out", edges=EDGES, num_shards=2)
-    make_bins(source, tmp_path / "other", edges=EDGES, num_shards=2, seed=1)
+    make_bins(source, tmp_path / "out", **TWO)
+    make_bins(source, tmp_path / "other", **TWO, seed=1)
     name = "bin-009-016/manifest.json"
     (tmp_path / "out" / name).write_bytes((tmp_path / "other" / name).read_bytes())
     with user_error("data.checksum", tmp_path / "out/bin-009-016/manifest.json"):
@@ -99,7 +95,7 @@ def test_a_bin_of_another_folder_is_named(source, tmp_path):
 
 
 def test_a_damaged_shard_of_a_bin_is_named(source, tmp_path):
-    make_bins(source, tmp_path / "bins", edges=EDGES, num_shards=2)
+    make_bins(source, tmp_path / "bins", **TWO)
     flip(tmp_path / "bins" / "bin-009-016" / "shard-00001-of-00002.h5", 0.9)
     for make in (shuffle_set, make_bins):
         with user_error("data.checksum", tmp_path / "bins/bin-009-016/shard-00001-of-00002.h5"):
@@ -117,7 +113,175 @@ def test_a_damaged_shard_of_a_bin_is_named(source, tmp_path):
     ],
 )
 def test_bad_index(source, tmp_path, content, code):
-    make_bins(source, tmp_path / "out", edges=EDGES, num_shards=2)
+    make_bins(source, tmp_path / "out", **TWO)
     (tmp_path / "out" / "bins.json").write_bytes(content)
     with user_error(code, tmp_path / "out/bins.json"):
         describe(tmp_path / "out")
+
+
+# Bins as HDF5 folders: every sequence once and in its bin, whole or not there, and trained from like our own.
+
+
+HDF5_EDGES = (8, 16, 32)
+PART = "part_00000_of_00001.hdf5"
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def lengths_in(path) -> np.ndarray:
+    with h5py.File(path, "r") as file:
+        if "input_mask" in file:
+            return file["input_mask"][:].sum(axis=1)
+        return np.asarray([len(row) for row in file["input_ids"]])
+
+
+@given(count=st.integers(40, 200), seed=st.integers(0, 99), layout=st.sampled_from(["fixed", "variable"]))
+@settings(max_examples=5)
+def test_every_sequence_once_and_in_its_folder(tmp_path_factory, monkeypatch, count, seed, layout):
+    monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
+    folder = tmp_path_factory.mktemp("bins")
+    rows = make_rows(np.concatenate([random_lengths(count, seed=seed), [7, 12, 20]]), seed)
+    source = write_set(folder / "source", rows)
+    sizes = make_hdf5_bins(source, folder / "out", edges=HDF5_EDGES, layout=layout)
+    assert list(sizes.items()) == [*zip(("8", "16", "32"), np.histogram(rows.lengths, [0, 9, 17, 33])[0], strict=True)]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["16", "32", "8"]
+    for low, high in ((1, 8), (9, 16), (17, 32)):
+        files = sorted((folder / "out" / str(high)).iterdir())
+        found = [lengths_in(path) for path in files]
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+        assert all(((low <= lengths) & (lengths <= high)).all() for lengths in found)
+        if layout == "fixed":
+            with h5py.File(files[0], "r") as file:
+                assert file["input_ids"].shape == (len(found[0]), high)
+    store = open_store(folder / "out")
+    assert same_sequences(store.gather(np.arange(len(store))), rows)
+    in_order = rows.take(np.flatnonzero(rows.lengths <= 8))
+    assert names(store.gather(np.arange(sizes["8"]))) == names(in_order)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+def test_from_another_pipelines_shards(tmp_path, kind):
+    rows = bert_rows(120, max_length=32)
+    (tmp_path / "theirs").mkdir()
+    write_kind(kind, tmp_path / "theirs" / PART, rows)
+    make_hdf5_bins(tmp_path / "theirs", tmp_path / "out", edges=HDF5_EDGES, executor=Executor(workers=2))
+    store = open_store(tmp_path / "out")
+    assert same_sequences(store.gather(np.arange(len(store))), rows)
+    assert store.info.max_seq_length == describe(tmp_path / "out").max_seq_length == 32
+
+
+def test_finished_folders_are_left_alone(source, tmp_path):
+    make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
+    before = tree(tmp_path / "out")
+    assert make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES) == {
+        name: len(lengths_in(next((tmp_path / "out" / name).iterdir()))) for name in ("8", "16", "32")
+    }
+    for options in ({"edges": (16, 32)}, {"edges": HDF5_EDGES, "layout": "variable"}):
+        with user_error("file.in-the-way", tmp_path / "out"):
+            make_hdf5_bins(source, tmp_path / "out", **options)
+    assert tree(tmp_path / "out") == before
+
+
+def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
+    make_hdf5_bins(source, tmp_path / "good", edges=HDF5_EDGES)
+    effects = [mock.DEFAULT] * 4 + [UserError("file.unwritable", "disk", "is full", "Free some space")]
+    with (
+        mock.patch.object(export_nvidia, "write_hdf5", wraps=export_nvidia.write_hdf5, side_effect=effects),
+        user_error("file.unwritable", "disk", wording=False),
+    ):
+        make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
+    assert not (tmp_path / "out").exists()
+    unfinished = tmp_path / "out.unfinished"
+    kept = tree(unfinished)
+    assert len(kept) == 4
+    (unfinished / "64").mkdir()
+    (unfinished / "64" / PART).write_text("of other edges")
+    (unfinished / "8" / "part_00000_of_00001.hdf5.17.tmp").write_text("cut off")
+    times = {name: (unfinished / name).stat().st_mtime_ns for name in kept}
+    (tmp_path / "out").mkdir()
+    make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
+    assert tree(tmp_path / "out") == tree(tmp_path / "good")
+    assert not unfinished.exists()
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in kept} == times
+    assert not any(path.name == "64" for path in (tmp_path / "out").iterdir())
+
+
+def test_other_peoples_files_are_not_removed(source, tmp_path):
+    (tmp_path / "out.unfinished" / "8").mkdir(parents=True)
+    (tmp_path / "out.unfinished" / "8" / "notes.txt").write_text("mine")
+    with user_error("file.in-the-way", tmp_path / "out.unfinished/8/notes.txt"):
+        make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
+    assert (tmp_path / "out.unfinished" / "8" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "subject"),
+    [
+        ({"edges": (16, 8)}, "config.value", "--edges"),
+        ({"edges": (8, 16)}, "data.too-long", "source"),
+        ({"edges": (4, 32)}, "data.empty", "source"),
+        ({"layout": "packed"}, "config.choice", "--layout"),
+    ],
+)
+def test_options_that_do_not_fit(source, tmp_path, options, code, subject):
+    with user_error(code, subject):
+        make_hdf5_bins(source, tmp_path / "out", **{"edges": HDF5_EDGES, **options})
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["source"]
+
+
+def test_output_that_is_the_input_or_a_file(source, tmp_path):
+    for out in (source, source / "bins"):
+        with user_error("file.in-input", out):
+            make_hdf5_bins(source, out, edges=HDF5_EDGES)
+    (tmp_path / "file").write_text("")
+    with user_error("file.in-the-way", tmp_path / "file"):
+        make_hdf5_bins(source, tmp_path / "file", edges=HDF5_EDGES)
+    with user_error("file.unwritable", tmp_path / "file/bins.unfinished/8"):
+        make_hdf5_bins(source, tmp_path / "file/bins", edges=HDF5_EDGES)
+
+
+# Folders of bins that others made, as they are
+
+
+@pytest.mark.parametrize("kind", ["fixed", "narrow", "variable"])
+@pytest.mark.parametrize("edges", [(128, 256, 384, 512), (64, 128, 1024)])
+def test_numbered_folders_are_bins_in_the_order_of_their_numbers(tmp_path, kind, edges):
+    low = 4
+    for number, edge in enumerate(edges):
+        rows = bert_rows(20, number, max_length=min(edge, 512), min_length=low + 1)
+        (tmp_path / "bins" / str(edge)).mkdir(parents=True)
+        path = tmp_path / "bins" / str(edge) / PART
+        if kind == "variable":
+            write_variable(path, rows)
+        else:
+            write_fixed(path, rows, width=edge if kind == "narrow" else edges[-1])
+        low = edge
+    info, store = describe(tmp_path / "bins"), open_store(tmp_path / "bins")
+    assert info.bins == tuple(BinInfo(str(edge), None) for edge in edges)
+    assert store.info.bins == tuple(BinInfo(str(edge), 20) for edge in edges)
+    assert info.max_seq_length == store.info.max_seq_length == (512 if kind == "variable" else edges[-1])
+    assert store.info.max_predictions == (76 if kind == "variable" else PREDICTIONS)
+    assert info.identity == store.info.identity
+    counts = [9 - len(edges)] + [1] * (len(edges) - 1)
+    options = {"max_sequences_per_pack": 1, "seed": 1, "partition": by_length(1), "vocab_size": 500}
+    source = PackedSource(tmp_path / "bins", packs_per_step=8, bin_counts=counts, **options)
+    source.open()
+    for step in range(2 * source.steps_per_epoch):
+        (batch,) = source.batches_of(step)
+        found = np.searchsorted(edges, np.diff(batch.cu_seqlens.numpy()))
+        assert np.bincount(found, minlength=len(edges)).tolist() == counts
+        assert len(set(numbers(batch))) > 1
+        assert np.diff(batch.arrays()["first_rows"]).min() != 0
+
+
+def test_bins_by_other_names_are_sorted_by_length(tmp_path):
+    for name, low, high in (("long", 20, 30), ("short", 5, 9)):
+        (tmp_path / "bins" / name).mkdir(parents=True)
+        rows = bert_rows(10, max_length=high, min_length=low)
+        write_fixed(tmp_path / "bins" / name / PART, rows)
+    for number in (2, 10):
+        rows = bert_rows(10, max_length=6 * number, min_length=5 * number)
+        (tmp_path / "files").mkdir(exist_ok=True)
+        write_variable(tmp_path / "files" / f"part_00000_bin{number}.hdf5", rows)
+    assert [bin.name for bin in open_store(tmp_path / "bins").info.bins] == ["short", "long"]
+    assert [bin.name for bin in describe(tmp_path / "files").bins] == ["bin2", "bin10"]

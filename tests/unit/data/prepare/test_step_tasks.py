@@ -1,7 +1,5 @@
 """Shares of a step: the same bytes as one process, in any order, repeated, at the same time, and after kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -23,7 +21,8 @@ from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host.files import is_leftover
-from stored_sets import VOCAB_SIZE, make_rows, random_lengths, tree, write_set
+from nvidia_shards import bert_rows, write_vocabulary
+from stored_sets import tree, write_set
 from user_errors import user_error
 
 STEPS: dict[str, Callable[..., object]] = {
@@ -47,12 +46,9 @@ def records_of(source: Path) -> Path:
 
 def write_source(folder: Path, count: int, seed: int) -> Path:
     """Write a set whose sequences have the special tokens of the vocabulary next to it."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(5, VOCAB_SIZE))]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    rows = make_rows(random_lengths(count, seed=seed), seed)
-    rows.tokens[rows.offsets[:-1]], rows.tokens[rows.offsets[1:] - 1] = 2, 3
-    rows.tokens[rows.offsets[:-1] + rows.first_lengths - 1] = 3
-    return write_set(folder / "source", rows, shards=5, vocabulary=file_sha256(folder / "vocab.txt"))
+    vocabulary = write_vocabulary(folder / "vocab.txt")
+    rows = bert_rows(count, seed, max_length=29)
+    return write_set(folder / "source", rows, shards=5, vocabulary=file_sha256(vocabulary))
 
 
 def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> None:
@@ -75,11 +71,6 @@ def test_any_shares_in_any_order_make_the_same_bytes(tmp_path_factory, name, cou
             run_share(step, source, folder / "many", index, count)
     step(source, folder / "many", Executor(share=MERGE))
     assert tree(folder / "many") == tree(folder / "one")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_set(tmp_path / "source", make_rows(random_lengths(300)))
 
 
 def test_missing_tasks_and_another_plan_are_named(source, tmp_path):
@@ -113,12 +104,8 @@ def test_wrong_shares(task, code):
 
 def test_a_temporary_file_of_a_living_process_is_left_alone(tmp_path):
     host = os.uname().nodename
-    names = {
-        f"a.{os.getpid()}@{host}.tmp": False,
-        f"a.4194304@{host}.tmp": True,
-        "a.1@elsewhere.tmp": False,
-        "a": False,
-    }
+    names = {f"a.{os.getpid()}@{host}.tmp": False, f"a.4194304@{host}.tmp": True}
+    names |= {"a.1@elsewhere.tmp": False, "a": False}
     for name, gone in names.items():
         (tmp_path / name).touch()
         assert is_leftover(tmp_path / name) == gone
@@ -151,8 +138,7 @@ def test_processes_at_once_with_kills(assets, tmp_path):
     for process in running:
         process.communicate()
     changed = texts / "part-6"
-    content = changed.read_text()
-    stamp = changed.stat().st_mtime_ns
+    content, stamp = changed.read_text(), changed.stat().st_mtime_ns
     changed.write_text(content + "More.\n")
     _, error = start(str(out), "--task", "0/1").communicate()
     assert "part-6: has changed since" in error

@@ -1,7 +1,5 @@
 """Conversion to MDS sets: what is in the splits, concatenation, the hub's absence, bad files, interruption."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import itertools
@@ -58,13 +56,8 @@ def lines_file(tmp_path: Path) -> Path:
 
 def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     out = tmp_path / "out"
-    convert(
-        own_texts(lines_file),
-        ["train", "val", "train_small"],
-        out,
-        tokenizer=TOKENIZER,
-        executor=Executor(progress=said),
-    )
+    splits, executor = ["train", "val", "train_small"], Executor(progress=said)
+    convert(own_texts(lines_file), splits, out, tokenizer=TOKENIZER, executor=executor)
     train, val = in_set(out / "train"), in_set(out / "val")
     assert sorted(train + val) == sorted(TEXTS)
     assert 1 <= len(val) <= 15
@@ -83,7 +76,9 @@ def test_truncation_drops_the_rest(tmp_path, said):
 
 def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch):
     monkeypatch.setitem(streaming.SPLITS, "val_small", ("val", 4))
+    (tmp_path / "val").mkdir()  # an empty folder is not a split
     convert(texts_of, ["val", "val_small"], tmp_path, tokenizer=TOKENIZER)
+    assert len(in_set(tmp_path / "val")) == 30
     assert in_set(tmp_path / "val_small") == in_set(tmp_path / "val")[:4] == [*texts_of("val")][:4]
 
 
@@ -126,11 +121,8 @@ def test_texts_that_fill_no_sample(tmp_path):
 
 @pytest.mark.parametrize("wrap", [None, True, False])
 @given(
-    lengths=st.lists(st.integers(0, 60), min_size=30, max_size=60),
-    files=st.integers(1, 6),
-    count=st.integers(1, 4),
-    limit=st.integers(300, 1500),
-    seed=st.integers(0, 999),
+    st.lists(st.integers(0, 60), min_size=30, max_size=60),
+    *(st.integers(low, high) for low, high in ((1, 6), (1, 4), (300, 1500), (0, 999))),
 )
 @settings(max_examples=4)
 def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, files, count, limit, seed):
@@ -170,12 +162,6 @@ def test_a_split_that_is_there(tmp_path, there):
     with user_error("file.exists", tmp_path / "val"):
         convert(texts_of, ["train", "val"], tmp_path, tokenizer=TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["val"]
-
-
-def test_an_empty_folder_is_not_a_split(tmp_path):
-    (tmp_path / "val").mkdir()
-    convert(texts_of, ["val"], tmp_path, tokenizer=TOKENIZER)
-    assert len(in_set(tmp_path / "val")) == 30
 
 
 def test_a_split_without_text(tmp_path):
@@ -227,6 +213,8 @@ def test_bad_files(tmp_path, name, content, code, line):
         convert(own_texts(given), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
     assert line is None or f"line {line} " in str(caught.value)
     assert not (tmp_path / "out" / "train").exists()
+    with user_error("file.missing", tmp_path / "none"):
+        own_texts(tmp_path / "none")
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -240,11 +228,6 @@ def test_compressed_files(lines_file, tmp_path, suffix):
     packed.write_bytes(packed.read_bytes()[:-3])
     with user_error("data.damaged", packed):
         list(read_texts(packed))
-
-
-def test_missing_files(tmp_path):
-    with user_error("file.missing", tmp_path / "none"):
-        own_texts(tmp_path / "none")
 
 
 def test_half_surrogates_become_question_marks(tmp_path):

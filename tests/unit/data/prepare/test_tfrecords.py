@@ -1,7 +1,5 @@
 """`mlbert prepare tfrecord-to-hdf5` and back: equality, bad input, interruption."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -17,61 +15,37 @@ from mlbert.cli.prepare import app
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import ExampleReader, Widths, write_examples
+from mlbert.data.formats.tfrecord import ExampleReader, write_examples
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
-from stored_sets import assert_same_rows, tree
+from nvidia_shards import bert_rows, write_vocabulary
+from stored_sets import assert_same_rows, flip, tree
+from tfrecord_examples import write_parts
 from user_errors import user_error
-
-SPECIAL = len(SPECIAL_TOKENS)
-CLS, SEP = (SPECIAL_TOKENS.index(token) for token in ("[CLS]", "[SEP]"))
-WIDTHS = Widths(32, 5)
-
-
-def some_rows(count: int, seed: int = 0) -> Ragged:
-    rng = np.random.default_rng(seed)
-    rows = []
-    for _ in range(count):
-        length = int(rng.integers(5, 33))
-        positions = sorted(rng.choice(np.arange(1, length), min(5, length // 5), replace=False).tolist())
-        tokens, labels = rng.integers(0, 100, length).tolist(), rng.integers(0, 100, len(positions)).tolist()
-        tokens[0], tokens[-1] = CLS, SEP
-        rows.append((tokens, int(rng.integers(2, length)), bool(rng.integers(2)), positions, labels))
-    return Ragged.from_rows(rows)
 
 
 @pytest.fixture
 def vocab(tmp_path: Path) -> Path:
-    """100 entries."""
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL_TOKENS, *(f"word{i}" for i in range(100 - SPECIAL))]) + "\n")
-    return path
+    return write_vocabulary(tmp_path / "vocab.txt")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three files of 50, 60 and 70 sequences."""
-    folder = tmp_path / "records"
-    folder.mkdir()
-    for part in range(3):
-        write_examples(folder / f"part-{part:05d}-of-00003", some_rows(50 + 10 * part, part), *WIDTHS)
-    return folder
+def parts() -> list[Ragged]:
+    return [bert_rows(50 + 10 * part, part, max_length=29) for part in range(3)]
 
 
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
+@pytest.fixture
+def folder(tmp_path: Path, parts: list[Ragged]) -> Path:
+    return write_parts(tmp_path / "records", *parts)
 
 
-def test_there_and_back(folder, vocab, tmp_path, said):
+def test_there_and_back(folder, parts, vocab, tmp_path, said):
     manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
     assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (180, 32, 5)
-    assert (manifest.vocab_size, manifest.provenance["skipped"]) == (100, {})
+    assert (manifest.vocab_size, manifest.provenance["skipped"]) == (500, {})
     rows = ShardSet.open(tmp_path / "set", verify=True).gather(np.arange(180))
-    expected = Ragged.concatenate([some_rows(50 + 10 * part, part) for part in range(3)])
-    assert_same_rows(rows, expected)
+    assert_same_rows(rows, Ragged.concatenate(parts))
 
     made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(workers=2))
     assert made.num_sequences == 180
@@ -101,19 +75,20 @@ def test_other_input_is_refused(folder, vocab, tmp_path):
 
 def test_bad_input(folder, vocab, tmp_path):
     files, out = sorted(folder.iterdir()), tmp_path / "set"
-    with user_error("config.duplicate", folder / "part-00000-of-00003"):
-        tfrecords_to_hdf5([folder, files[0]], vocab, out)
-    with user_error("file.missing", tmp_path / "absent"):
-        tfrecords_to_hdf5([tmp_path / "absent"], vocab, out)
-    with user_error("data.missing", tmp_path):
-        tfrecords_to_hdf5([tmp_path], vocab, out)
-    with user_error("file.unreadable", tmp_path / "no-vocab.txt"):
-        tfrecords_to_hdf5([folder], tmp_path / "no-vocab.txt", out)
-    write_examples(tmp_path / "wide.tfrecord", some_rows(3), 64, 5)
+    absent = tmp_path / "absent"
+    for code, subject, inputs, words in (
+        ("config.duplicate", files[0], [folder, files[0]], vocab),
+        ("file.missing", absent, [absent], vocab),
+        ("data.missing", tmp_path, [tmp_path], vocab),
+        ("file.unreadable", tmp_path / "no-vocab.txt", [folder], tmp_path / "no-vocab.txt"),
+    ):
+        with user_error(code, subject):
+            tfrecords_to_hdf5(inputs, words, out)
+    write_examples(tmp_path / "wide.tfrecord", bert_rows(3), 64, 5)
     with user_error("data.mixed", tmp_path / "wide.tfrecord"):
         tfrecords_to_hdf5([folder, tmp_path / "wide.tfrecord"], vocab, out)
     small = tmp_path / "small.txt"
-    small.write_text("\n".join([*SPECIAL_TOKENS, *(f"word{i}" for i in range(60 - SPECIAL))]) + "\n")
+    small.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(55))]) + "\n")
     with user_error("data.damaged", folder / "part-00000-of-00003"):
         tfrecords_to_hdf5([folder], small, out)
     assert not (out / "manifest.json").exists()
@@ -155,11 +130,7 @@ def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
 
 @pytest.mark.parametrize("command", ["tfrecord-to-hdf5", "hdf5-to-tfrecord"])
 def test_killed_and_started_again(vocab, tmp_path, command):
-    folder = tmp_path / "records"
-    folder.mkdir()
-    rows = some_rows(10_000)
-    for part in range(6):
-        write_examples(folder / f"part-{part:05d}-of-00006", rows, *WIDTHS)
+    folder = write_parts(tmp_path / "records", *[bert_rows(10_000, max_length=29)] * 6)
     tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
     straight = tmp_path / "set"
     words = ["tfrecord-to-hdf5", "--input", folder, "--vocab", vocab]
@@ -168,16 +139,12 @@ def test_killed_and_started_again(vocab, tmp_path, command):
         hdf5_to_tfrecords(tmp_path / "set", straight)
         words = ["hdf5-to-tfrecord", "--input", tmp_path / "set"]
     killed = tmp_path / "killed"
-    program = "from mlbert.cli.prepare import app; app()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, words), "--out", str(killed), "--workers", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    program = [sys.executable, "-m", "mlbert", "prepare", *map(str, words), "--out", str(killed), "--workers", "1"]
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list(killed.glob("*-of-00006*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     assert process.wait() == -signal.SIGKILL
     assert not (killed / "manifest.json").exists()
     assert not (killed / "instances.json").exists()
@@ -186,11 +153,3 @@ def test_killed_and_started_again(vocab, tmp_path, command):
     else:
         hdf5_to_tfrecords(tmp_path / "set", killed)
     assert tree(killed) == tree(straight)
-
-
-def test_a_damaged_shard_is_not_exported(folder, vocab, tmp_path):
-    tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
-    shard = tmp_path / "set" / "shard-00001-of-00003.h5"
-    flip(shard, shard.stat().st_size - 9)
-    with user_error("data.checksum", shard):
-        hdf5_to_tfrecords(tmp_path / "set", tmp_path / "records")

@@ -1,21 +1,19 @@
 """Verification counts the good samples and names everything that is wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 
 import numpy as np
 import pytest
 
-from mlbert.data.formats.prepared import ShardWriter
-from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.formats.ragged import Ragged
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.verify import Md5List, verify
 from nvidia_shards import write_variable
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from stored_sets import VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 COUNT = 300
@@ -23,12 +21,8 @@ COUNT = 300
 
 @pytest.fixture
 def rows():
+    """Return the sequences of `source`."""
     return make_rows(random_lengths(COUNT))
-
-
-@pytest.fixture
-def source(tmp_path, rows):
-    return write_set(tmp_path / "source", rows)
 
 
 def only(folder, **options):
@@ -39,8 +33,7 @@ def only(folder, **options):
 def test_good_sets_of_every_kind(tmp_path, rows, source):
     shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing(40))
     make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=2)
-    (tmp_path / "records").mkdir()
-    write_examples(tmp_path / "records" / "part-0.tfrecord", rows, 32, MAX_PREDICTIONS)
+    write_parts(tmp_path / "records", rows)
     (tmp_path / "nvidia").mkdir()
     for part in range(2):
         write_variable(tmp_path / "nvidia" / f"part_0000{part}_of_00002.hdf5", rows.slice(part * 150, part * 150 + 150))
@@ -50,9 +43,8 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
     for report in reports:
         assert report.problems == []
         assert report.total("sequences") == report.total("good") == COUNT
-        assert report.total("tokens") == len(rows.tokens)
-        assert report.total("masked") == len(rows.masked_labels)
-        assert report.total("random_next") == int(rows.next_sentence.sum())
+        totals = [report.total(name) for name in ("tokens", "masked", "random_next")]
+        assert totals == [len(rows.tokens), len(rows.masked_labels), rows.next_sentence.sum()]
     assert [report.total("packs") > 0 for report in reports] == [False, True, False, False, False]
 
 
@@ -70,14 +62,12 @@ def test_missing_truncated_and_added_shards(source):
     path.write_bytes(path.read_bytes()[:-500])
     report = only(source)
     text = "\n".join(report.problems)
-    assert "shard-00000-of-00003.h5" in text
-    assert "shard-00002-of-00003.h5" in text
+    assert all(name in text for name in ("shard-00000-of-00003.h5", "shard-00002-of-00003.h5")), text
     assert (report.total("sequences"), report.total("good")) == (COUNT, 100)
 
 
 def test_values_out_of_range_are_counted(tmp_path, rows):
-    rows.tokens[rows.offsets[7]] = VOCAB_SIZE
-    rows.tokens[rows.offsets[9]] = VOCAB_SIZE
+    rows.tokens[rows.offsets[[7, 9]]] = VOCAB_SIZE
     rows.masked_positions[rows.masked_offsets[3]] = 60
     rows.next_sentence[5] = 2
     rows.first_lengths[9] = 99
@@ -103,33 +93,14 @@ def test_masks_that_do_not_ascend_or_are_missing(tmp_path):
 
 
 def test_packs_over_their_limit_and_in_disorder(tmp_path, rows):
-    for number, offsets in enumerate(([0, 2, COUNT], [0, 5, 5, COUNT], [0, 4, COUNT - 1])):
-        folder = tmp_path / f"bad{number}"
-        writer = ShardWriter(folder, 1, "")
-        writer.write_shard(0, rows, np.asarray(offsets))
-        writer.finish(
-            vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
-            max_seq_length=32,
-            max_predictions=MAX_PREDICTIONS,
-            provenance={},
-            packs={"max_tokens": 64, "max_sequences": 3},
-        )
-        report = only(folder)
+    for number, packs in enumerate(([0, 2, COUNT], [0, 5, 5, COUNT], [0, 4, COUNT - 1])):
+        report = only(write_set(tmp_path / f"bad{number}", rows, shards=1, packs=packs))
         assert report.problems
         assert report.total("good") == (2 if number == 0 else 0)
 
 
 def test_the_same_shard_twice(tmp_path, rows):
-    writer = ShardWriter(tmp_path / "twice", 2, "")
-    for index in range(2):
-        writer.write_shard(index, rows)
-    writer.finish(
-        vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
-        max_seq_length=32,
-        max_predictions=MAX_PREDICTIONS,
-        provenance={},
-    )
-    report = only(tmp_path / "twice")
+    report = only(write_set(tmp_path / "twice", Ragged.concatenate([rows, rows]), shards=2))
     assert "shard-00001-of-00002.h5: holds the same samples as" in report.problems[0]
 
 
@@ -142,13 +113,11 @@ def test_a_bin_with_sequences_of_another(tmp_path, source):
 
 
 def test_damaged_records_are_counted(tmp_path, rows):
-    (tmp_path / "records").mkdir()
-    path = tmp_path / "records" / "part-0.tfrecord"
-    write_examples(path, rows, 32, MAX_PREDICTIONS)
+    (path,) = write_parts(tmp_path / "records", rows).iterdir()
     flip(path)
     report = only(tmp_path / "records")
     assert (report.total("sequences"), report.total("good")) == (COUNT, COUNT - 1)
-    assert "part-0.tfrecord: record" in report.problems[0]
+    assert f"{path.name}: record" in report.problems[0]
 
 
 def test_published_lists_of_files_and_of_rows(tmp_path, rows):
@@ -170,9 +139,7 @@ def test_published_lists_of_files_and_of_rows(tmp_path, rows):
         Md5List.read(tmp_path / "list")
 
 
-def test_no_folder_is_a_mistake_and_a_broken_manifest_is_a_finding(source, tmp_path):
-    with user_error("file.missing", tmp_path / "absent"):
-        verify([tmp_path / "absent"])
+def test_an_empty_folder_is_a_mistake_and_a_broken_manifest_is_a_finding(source, tmp_path):
     (tmp_path / "empty").mkdir()
     with user_error("data.missing", tmp_path / "empty"):
         verify([tmp_path / "empty"])

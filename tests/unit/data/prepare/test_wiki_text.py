@@ -1,7 +1,5 @@
 """WikiExtractor's lines to articles of sentences."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys
@@ -22,7 +20,7 @@ from mlbert.data.prepare.wiki_text import (
 )
 from user_errors import user_error
 
-WIKI = """<doc id="1" url="https://example.org/1" title="Teapot">
+WIKI = b"""<doc id="1" url="https://example.org/1" title="Teapot">
 Teapot
 
 A teapot holds tea. It has a [[spout|beak]].
@@ -45,8 +43,8 @@ A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
 """
 
 
-def read(text: str) -> list[str]:
-    return list(paragraphs(Path("wiki_00"), text.encode().splitlines(keepends=True)))
+def read(text: bytes) -> list[str]:
+    return list(paragraphs(Path("wiki_00"), text.splitlines(keepends=True)))
 
 
 def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
@@ -59,12 +57,8 @@ def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
 def test_articles_as_the_benchmark_counts_them() -> None:
     pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
     lines = sentence_lines(read(WIKI), sentence_splitter())
-    assert list(articles(lines)) == [
-        "A teapot holds tea.\nIt has a beak.",
-        "Many teapots are round.",
-        "\nA cup is small (see Teapot).",
-        "\n",
-    ]
+    teapot = ["A teapot holds tea.\nIt has a beak.", "Many teapots are round."]
+    assert list(articles(lines)) == [*teapot, "\nA cup is small (see Teapot).", "\n"]
 
 
 @pytest.mark.parametrize(
@@ -87,25 +81,20 @@ def test_markup(line: str, cleaned: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "code", "words"),
     [
-        ("Just text.\n", 1),
-        ('{"id": "1", "text": "Just text."}\n', 1),
-        (WIKI.replace("</doc>", "", 1), 11),
-        (WIKI[:-8], 18),
+        (b"Just text.\n", "data.damaged", r"line 1\b"),
+        (b'{"id": "1", "text": "Just text."}\n', "data.damaged", r"line 1\b"),
+        (WIKI.replace(b"</doc>", b"", 1), "data.damaged", r"line 11\b"),
+        (WIKI[:-8], "data.damaged", r"line 18\b"),
+        (WIKI.replace(b"round", b"r\xffund"), "data.encoding", ""),
     ],
-    ids=["text", "JSON", "nested", "truncated"],
+    ids=["text", "JSON", "nested", "truncated", "not UTF-8"],
 )
-def test_other_files_are_named_with_the_line(text: str, line: int) -> None:
-    with user_error("data.damaged", "wiki_00") as caught:
+def test_other_files_are_named_with_the_line(text: bytes, code: str, words: str) -> None:
+    with user_error(code, "wiki_00") as caught:
         read(text)
-    assert re.search(rf"line {line}\b", str(caught.value))
-
-
-def test_bytes_that_are_not_utf8_are_named() -> None:
-    lines = WIKI.encode().replace(b"round", b"r\xffund").splitlines(keepends=True)
-    with user_error("data.encoding", "wiki_00"):
-        list(paragraphs(Path("wiki_00"), lines))
+    assert re.search(words, str(caught.value))
 
 
 def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +107,7 @@ def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def plainly_drawn(counts: list[int], wanted: int) -> list[list[int]]:
-    """The published rule, file by file."""
+    """Draw by the published rule, file by file."""
     chosen = []
     for file_id, count in enumerate(counts):
         quota = int((file_id + 1) * wanted / len(counts)) - int(file_id * wanted / len(counts))
@@ -151,11 +140,9 @@ def test_hashes(tmp_path: Path) -> None:
     path = tmp_path / "eval.md5"
     path.write_text("d41d8cd98f00b204e9800998ecf8427e\n" * 2 + "0" * 32 + "\n")
     assert read_hashes(path) == {bytes.fromhex("d41d8cd98f00b204e9800998ecf8427e"), bytes(16)}
-    path.write_text("d41d8cd98f00b204e9800998ecf8427e\nno sum\n")
-    with user_error("data.row", path):
-        read_hashes(path)
-    path.write_text("\n")
-    with user_error("data.row", path):
-        read_hashes(path)
+    for content in ("d41d8cd98f00b204e9800998ecf8427e\nno sum\n", "\n"):
+        path.write_text(content)
+        with user_error("data.row", path):
+            read_hashes(path)
     with user_error("file.unreadable", tmp_path / "none"):
         read_hashes(tmp_path / "none")
