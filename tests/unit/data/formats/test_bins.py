@@ -76,7 +76,7 @@ def test_bins_can_be_packed_like_any_store(bins):
 
 
 def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
-    """A source for each rank."""
+    """Return an open source for each rank."""
     shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}
     return [opened(bins, rank=rank, **shares) for rank in range(world_size)]
 
@@ -109,11 +109,8 @@ def test_micro_batches_mix_the_bins(bins):
 def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bins):
     def rows(sources) -> dict[int, bytes]:
         batches = [batch for source in sources for batch in source.batches_of(3)]
-        return {
-            row: tokens
-            for batch in batches
-            for row, tokens in zip(batch.arrays()["first_rows"].tolist(), tokens_of(batch), strict=True)
-        }
+        places = [row for batch in batches for row in batch.arrays()["first_rows"].tolist()]
+        return dict(zip(places, [tokens for batch in batches for tokens in tokens_of(batch)], strict=True))
 
     expected = rows(composed(bins, [4, 4, 4, 12]))
     assert len(expected) == 24

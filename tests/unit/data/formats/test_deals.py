@@ -31,7 +31,7 @@ from random_set import random_rows
 
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
-    """By the book, one unit after the other."""
+    """Deal one unit after the other."""
     dealt: list[list[int]] = [[] for _ in range(parts)]
     turns = itertools.cycle([*range(parts), *reversed(range(parts))])
     for unit in sorted(range(len(lengths)), key=lambda unit: (-lengths[unit], unit)):
@@ -47,7 +47,7 @@ def test_snake_is_the_naive_one(lengths, parts):
 
 @st.composite
 def cases(draw):
-    """accumulation, units of a micro-batch, ranks of a group, groups, lengths of all units."""
+    """Draw accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units."""
     accumulation, each, size, groups = (draw(st.integers(1, most)) for most in (3, 4, 5, 3))
     count = accumulation * each * size * groups
     return accumulation, each, size, groups, draw(st.lists(st.integers(5, 512), min_size=count, max_size=count))
@@ -80,7 +80,7 @@ def test_exchange_against_naive_dealing(case):
 
 
 def test_a_rank_of_a_thousand_reads_only_its_share(monkeypatch):
-    """Of the packs of its group it looks up the lengths, and reads none but its own."""
+    """It looks up the lengths of its group's packs and reads only its own."""
     rows, world_size = random_rows(2400), 1024
     offsets = offsets_of(np.full(1200, 2))
     asked: list[list[int]] = []
@@ -162,15 +162,11 @@ def test_even_mix_holds_each_bin_in_proportion(counts, data):
 
 @st.composite
 def compositions(draw):
-    """Sizes of bins, numbers of each a rank's step takes, ranks."""
+    """Draw sizes of bins, how many of each a rank's step takes, and the number of ranks."""
     count = draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(8, 300), min_size=count, max_size=count))
     counts = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
     return sizes, counts, draw(st.integers(1, 4))
-
-
-def bins_of(first: np.ndarray, units: np.ndarray) -> np.ndarray:
-    return np.bincount(np.searchsorted(first, units, side="right") - 1, minlength=len(first) - 1)
 
 
 @given(compositions(), st.integers(0, 9))
@@ -185,7 +181,8 @@ def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
         seen = []
         for stretch in range(steps * world_size):  # step after step, and in each rank after rank
             units = order(epoch, stretch * each + np.arange(each))
-            assert bins_of(first, units).tolist() == counts
+            bins = np.searchsorted(first, units, side="right") - 1
+            assert np.bincount(bins, minlength=len(sizes)).tolist() == counts
             seen += units.tolist()
         assert len(set(seen)) == len(seen)
         elsewhere = ComposedOrder(first, counts, seed)(epoch, np.arange(len(seen)))

@@ -31,12 +31,6 @@ def test_bad_manifest(tmp_path, content, code):
         read_manifest(tmp_path)
 
 
-def test_no_manifest_and_no_folder(tmp_path):
-    for folder, code in ((tmp_path, "data.incomplete"), (tmp_path / "absent", "file.missing")):
-        with user_error(code, folder):
-            read_manifest(folder)
-
-
 def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("[PAD]\n")
@@ -51,7 +45,7 @@ JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, 
 
 
 def places(document: object) -> list[tuple]:
-    """The way to every value."""
+    """Return the keys that lead to each value."""
     if not isinstance(document, (dict, list)):
         return []
     inside = document.items() if isinstance(document, dict) else enumerate(document)
@@ -83,10 +77,12 @@ def test_an_edited_manifest_is_refused_or_equivalent(make_set, tmp_path, data):
     assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
 
 
-def test_other_kinds_of_files_are_refused(make_set):
-    folder = make_set()
-    path = folder / "manifest.json"
-    path.unlink()
-    os.mkfifo(path)
-    with user_error("file.unreadable", path):  # and does not wait for a writer
-        read_manifest(folder)
+def test_no_folder_no_manifest_and_another_kind_of_file(tmp_path):
+    with user_error("file.missing", tmp_path / "absent"):
+        read_manifest(tmp_path / "absent")
+    with user_error("data.incomplete", tmp_path):
+        read_manifest(tmp_path)
+    (tmp_path / "set").mkdir()
+    os.mkfifo(tmp_path / "set/manifest.json")
+    with user_error("file.unreadable", tmp_path / "set/manifest.json"):  # and does not wait for a writer
+        read_manifest(tmp_path / "set")

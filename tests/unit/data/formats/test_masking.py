@@ -26,7 +26,7 @@ RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id
 
 
 def plain_mask(tokens, rule, rng):
-    """The definition, one draw after the other, with the standard library's own shuffle and randint."""
+    """Mask one draw after the other, with the standard library's shuffle and randint."""
     places = [i for i, token in enumerate(tokens) if token != rule.cls_id and token != rule.sep_id]
     rng.shuffle(places)
     result, wanted = list(tokens), min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob)))
@@ -120,7 +120,7 @@ LIMITS = {1: 23.93, 15: 56.5, 127: 215.0}
 
 
 def sequences(count: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids between [CLS] and [SEP]; one in ten is [UNK]."""
+    """Return random ids between [CLS] and [SEP]; one in ten is [UNK]."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(999, VOCAB, (count, length)).astype(np.uint16)
     tokens[rng.random(tokens.shape) < 0.1] = 100
@@ -133,7 +133,7 @@ def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
-    """As the golden collator's counts."""
+    """Count as in COLLATOR."""
     where = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
     new, labels = rows.tokens[where], rows.masked_labels
     assert (labels == tokens[where]).all()
@@ -151,7 +151,7 @@ def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
 
 
 def mixed(value: int) -> int:
-    """SplitMix64's finalizer."""
+    """Apply SplitMix64's finalizer."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ (value >> shift)) * factor % 2**64
     return value ^ (value >> 31)

@@ -21,14 +21,6 @@ ENWIKI = ASSETS / "enwiki_bytes_zstd"
 COLUMNS = {"text": "str", "ids": "bytes", "number": "str"}
 
 
-def rewrite(folder: Path, target: Path, cache: Path | None) -> list[tuple[str, bool]]:
-    """Write a set anew with its own settings: names of the files, and whether they are the same."""
-    reader, first = MdsReader(folder, cache), json.loads((folder / "index.json").read_bytes())["shards"][0]
-    chosen = {name: first[name] for name in ("size_limit", "compression", "hashes")}
-    write_samples(target, reader.columns, reader, **chosen)
-    return [(path.name, path.read_bytes() == (target / path.name).read_bytes()) for path in sorted(folder.iterdir())]
-
-
 def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
     reader = MdsReader(ASSETS / "kitchen_sink")
     expected = json.loads((ASSETS / "kitchen_sink_samples.json").read_bytes())
@@ -50,10 +42,11 @@ def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
 def test_writes_the_index_of_streaming_for_compressed_shards(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     pytest.importorskip("xxhash", reason="xxhash is not installed")
-    rewrite(ENWIKI, tmp_path / "set", tmp_path / "cache")  # raw_data has the hashes of the uncompressed shards
-    expected, found = (
-        json.loads((folder / "index.json").read_bytes())["shards"] for folder in (ENWIKI, tmp_path / "set")
-    )
+    expected = json.loads((ENWIKI / "index.json").read_bytes())["shards"]
+    settings = {name: expected[0][name] for name in ("size_limit", "compression", "hashes")}
+    reader = MdsReader(ENWIKI, tmp_path / "cache")
+    written = write_samples(tmp_path / "set", reader.columns, reader, **settings)
+    found = json.loads((written / "index.json").read_bytes())["shards"]  # raw_data: hashes of uncompressed shards
     assert [shard["raw_data"] for shard in found] == [shard["raw_data"] for shard in expected]
     assert [{*shard["zip_data"]["hashes"]} for shard in found] == [{"sha1", "xxh3_64"}] * 3
 
@@ -63,7 +56,7 @@ VALUES = {"str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 
 @st.composite
 def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]:
-    """Columns, samples and a size limit."""
+    """Draw columns, samples and a size limit."""
     columns = draw(
         st.dictionaries(st.text("abcü ", min_size=1), st.sampled_from(sorted(VALUES)), min_size=1, max_size=5)
     )
@@ -122,7 +115,7 @@ def test_levels_of_compression(tmp_path):
 
 
 def write_set(folder: Path, **options: object) -> Path:
-    """60 samples in three shards."""
+    """Write 60 samples in three shards."""
     samples = ({"text": f"sample {n}", "ids": bytes(12), "number": f"{n:08}"} for n in range(60))
     write_samples(folder, COLUMNS, samples, size_limit=1200, **options)
     assert len(list(folder.glob("shard*"))) == 3
@@ -130,7 +123,7 @@ def write_set(folder: Path, **options: object) -> Path:
 
 
 def change_index(change: object) -> object:
-    """Damage of the index: ``change`` gets its document, or text to put in its place."""
+    """Return a damage of the index: ``change`` edits its shards, or is its new text."""
 
     def damage(folder: Path) -> None:
         path = folder / "index.json"
@@ -145,7 +138,7 @@ def change_index(change: object) -> object:
 
 
 def change_shard(place: int, content: bytes) -> object:
-    """Damage of the last shard: other bytes at ``place``."""
+    """Return a damage of the last shard: other bytes at ``place``."""
 
     def damage(folder: Path) -> None:
         path = folder / "shard.00002.mds"

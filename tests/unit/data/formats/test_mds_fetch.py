@@ -27,7 +27,7 @@ FIRST = "shard.00000.mds"
 
 
 def write_set(folder: Path, compression: str | None = None) -> Path:
-    """60 samples in three shards."""
+    """Write 60 samples in three shards."""
     samples = ({"number": f"{number:04}", "bytes": bytes(20)} for number in range(60))
     write_samples(folder, {"number": "str", "bytes": "bytes"}, samples, size_limit=1000, compression=compression)
     assert len(list(folder.glob("shard*"))) == 3
@@ -50,7 +50,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Counts requests; sends as many wrong answers for a file as ``wrong`` says."""
+    """Counts requests; ``wrong`` is how many wrong answers a file gets first."""
 
     def do_GET(self) -> None:
         name = Path(self.path).name
@@ -87,7 +87,7 @@ def numbers(reader: MdsReader) -> list[int]:
 
 
 def in_cache(cache: Path) -> list[str]:
-    """Files but the locks, which are empty."""
+    """Return the files except the locks, which are empty."""
     assert all(path.stat().st_size == 0 for path in cache.glob(".*.lock"))
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
@@ -214,13 +214,10 @@ def test_remote_that_disappears(remote, cache, server):
         MdsReader(server.url, cache)
 
 
-def test_server_that_is_not_there(cache):
+def test_addresses_that_lead_nowhere(cache, monkeypatch):
     with user_error("network.unreachable", "http://127.0.0.1:9/set/index.json"):
         MdsReader("http://127.0.0.1:9/set", cache)
     assert not cache.exists()
-
-
-def test_schemes_that_nobody_knows(cache, monkeypatch):
     with user_error("config.conflict", "s3://bucket/set"):
         MdsReader("s3://bucket/set")
     pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -239,13 +236,10 @@ def test_full_disk(remote, cache):
     assert reader[0]["number"] == "0000"
 
 
-def test_cache_that_cannot_be_made(remote, tmp_path):
+def test_cache_that_cannot_be_made_or_written(remote, cache, tmp_path):
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/cache"):
         MdsReader(remote, tmp_path / "file/cache")
-
-
-def test_cache_that_cannot_be_written(remote, cache):
     reader = MdsReader(remote, cache)
     (cache / f".{FIRST}.lock").mkdir()
     with user_error("file.unwritable", cache / FIRST):

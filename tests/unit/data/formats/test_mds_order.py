@@ -46,7 +46,7 @@ SEED = 9176  # Streaming's default
 
 
 def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: int) -> list[int]:
-    """The order as Streaming gives it to the workers of a world, worker by worker; -1 is padding."""
+    """Return the order that Streaming gives to the workers of a world, worker by worker; -1 is padding."""
     nodes, ranks, workers = world.values()
     result = []
     for node in range(nodes):

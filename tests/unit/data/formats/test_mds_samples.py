@@ -27,7 +27,7 @@ def rows() -> Ragged:
 
 
 def plain(samples: MdsReader) -> Ragged:
-    """The slow twin: sample by sample, value by value."""
+    """Read sample by sample, value by value."""
     result = []
     for sample in samples:
         ids, mask, segments, positions, labels = (
@@ -166,7 +166,7 @@ def test_a_wrong_sample_of_a_later_shard_is_named_by_its_place_there(tmp_path, r
 
 
 def sizes_in(folder: Path, shard: str, sample: int, sizes: dict[str, int]) -> Path:
-    """Change the sizes of columns, in bytes, that stand in front of a sample; the checksums match."""
+    """Change the sizes of columns, in bytes, in front of a sample, and drop the checksums."""
     data = bytearray((folder / shard).read_bytes())
     start = int.from_bytes(data[4 + 4 * sample :][:4], "little")
     for name, size in sizes.items():

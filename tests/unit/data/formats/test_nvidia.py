@@ -36,7 +36,7 @@ PLAIN = {"chunks": True, "compression": "gzip"}
 
 
 def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options) -> Ragged:
-    """A folder of three shards; gives its sequences."""
+    """Write a folder of three shards; return its sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number in range(FILES):
@@ -172,28 +172,18 @@ def test_any_sequences_come_back(tmp_path_factory, count, seed, kind, plain, ord
     assert_same_rows(store.gather(chosen), rows.take(chosen))
 
 
-def our_set(folder: Path, rows: Ragged, pack_offsets: np.ndarray | None = None) -> Path:
-    writer = ShardWriter(folder, 1, "")
-    writer.write_shard(0, rows, pack_offsets)
-    packs = None if pack_offsets is None else {"max_tokens": 512, "max_sequences": 3}
-    vocabulary = {"sha256": "a" * 64, "size": 500}
-    writer.finish(vocabulary=vocabulary, max_seq_length=512, max_predictions=76, provenance={}, packs=packs)
-    return folder
-
-
 @pytest.mark.parametrize(("kind", "each"), [("variable", 3), ("variable", 1), ("packed", 3), ("packed", 1)])
 def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
     rows = write(tmp_path / "theirs", kind)
     counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
-    ours = our_set(tmp_path / "ours", rows, offsets_of(counts) if kind == "packed" else None)
-    options = {
-        "packs_per_step": 2,
-        "max_sequences_per_pack": each,
-        "seed": 5,
-        "partition": contiguous,
-        "vocab_size": 500,
-    }
-    sources = [PackedSource(folder, **options) for folder in (tmp_path / "theirs", ours)]
+    writer = ShardWriter(tmp_path / "ours", 1, "")
+    writer.write_shard(0, rows, offsets_of(counts) if kind == "packed" else None)
+    limits = {"packs": {"max_tokens": 512, "max_sequences": 3} if kind == "packed" else None}
+    limits |= {"max_seq_length": 512, "max_predictions": 76}
+    writer.finish(vocabulary={"sha256": "a" * 64, "size": 500}, provenance={}, **limits)
+    options = {"packs_per_step": 2, "seed": 5, "partition": contiguous, "vocab_size": 500}
+    folders = (tmp_path / "theirs", tmp_path / "ours")
+    sources = [PackedSource(folder, max_sequences_per_pack=each, **options) for folder in folders]
     for source in sources:
         source.open()
     assert sources[0].steps_per_epoch == sources[1].steps_per_epoch > 1

@@ -83,7 +83,7 @@ def test_even_spread_is_a_bijection(n):
 
 
 def stride_and_denominators(n: int) -> tuple[int, list[int]]:
-    """The stride of the order of n, and the denominators of the convergents of stride / n."""
+    """Return the stride of the order of n, and the denominators of the convergents of stride / n."""
     stride = int(EvenSpread(n)(np.asarray([1]))[0])
     above, below, denominators = n, stride, [0, 1]
     while below:

@@ -178,7 +178,7 @@ def test_processes_share_the_look_at_the_files(make_set):
 
 
 def read_bytes() -> int:
-    """What this process has read from the disk."""
+    """Return the number of bytes that this process has read from the disk."""
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
 
 
@@ -226,7 +226,7 @@ def harmless_flip(folder: Path, shard: int) -> Path:
 
 
 def trained(folder: Path, steps: int = 3) -> None:
-    """As the loop does: open, some steps, finish."""
+    """Open, run some steps, and finish, as the training loop does."""
     source = PackedSource(folder, packs_per_step=40, max_sequences_per_pack=1, seed=1, partition=contiguous)
     with closing(source):
         source.open()

@@ -131,7 +131,7 @@ def test_damaged_bytes(tmp_path: Path, name: str, content: bytes, code: str, nam
 
 @pytest.mark.parametrize("name", TASKS)
 def test_glues_official_forms(tmp_path: Path, name: str) -> None:
-    """What is written in the official form is read by the table's columns, quotes and all."""
+    """The table's columns read what is written in the official form, quotes and all."""
     task = TASKS[name]
     label = task.classes[-1] if task.classes else "3.250"
     rows = [(tuple(f'{column} "{n}' for column in task.texts), label) for n in range(3)]

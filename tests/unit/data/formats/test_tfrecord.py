@@ -42,7 +42,7 @@ LONG = struct.pack("<Q", 1 << 50)
 
 @pytest.fixture(params=["plain", "native"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Both forms of the work; the reader uses the one that is given."""
+    """Return each implementation in turn; the reader uses it."""
     module = plain if request.param == "plain" else compiled()
     monkeypatch.setattr(tfrecord, "codec", lambda: module)
     return module

@@ -43,8 +43,7 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
         monkeypatch.setattr(tfrecord, "codec", lambda: tfrecord_plain)
         monkeypatch.setattr(tfrecord_store, "codec", lambda: tfrecord_plain)
     store, rows = TFRecordStore(folder), random_rows(100)
-    assert len(store) == 100
-    assert store.lengths.dtype == np.int32
+    assert (len(store), store.lengths.dtype) == (100, np.int32)
     np.testing.assert_array_equal(store.lengths, rows.lengths)
     monkeypatch.setattr(tfrecord_store, "_GATHERED", 16)
     for chosen in ([], [99], [30, 30, 29], np.random.default_rng(0).permutation(100)):

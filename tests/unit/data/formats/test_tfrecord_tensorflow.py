@@ -69,7 +69,7 @@ def features(rows: Ragged) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what both sides wrote, and as arrays what TensorFlow read."""
+    """Return a folder with the files of both sides, and the arrays that TensorFlow read."""
     folder = tmp_path_factory.mktemp("exchange")
     write_examples(folder / "ours", random_rows(60), 32, 5)
     (folder / "odd").write_bytes(frame(*odd_examples().values()))
@@ -85,16 +85,13 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tensorflow_reads_ours(exchange):
+def test_each_reads_what_the_other_wrote(exchange):
     found, expected = np.load(exchange / "ours.npz"), features(random_rows(60))
     assert found["direct"].all()
     for name in NAMES:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-
-
-def test_we_read_tensorflows(exchange):
-    found = Ragged.concatenate(list(read_examples(exchange / "theirs", batch=16)))
-    assert_same_rows(found, random_rows(60, seed=1))
+    theirs = Ragged.concatenate(list(read_examples(exchange / "theirs", batch=16)))
+    assert_same_rows(theirs, random_rows(60, seed=1))
 
 
 def test_both_read_odd_encodings_alike(exchange):

@@ -82,19 +82,22 @@ def test_later_damage_of_a_shard_is_noticed(tmp_path, compression, damage):
             all_tokens(shards)
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "head", "longer"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[:-2],
+        lambda good: good[:-3] + bytes([good[-3] ^ 1]) + good[-2:],
+        lambda good: b"",
+        lambda good: good[:45] + b"\xff" + good[46:],
+        lambda good: good + b"\0\0",
+    ],
+    ids=["cut", "changed", "empty", "head", "longer"],
+)
 def test_damaged_tokens_are_made_again(folder, damage):
     all_tokens(opened(folder))
     path = kept(folder)[1]
     good = path.read_bytes()
-    bad = {
-        "cut": good[:-2],
-        "changed": good[:-3] + bytes([good[-3] ^ 1]) + good[-2:],
-        "empty": b"",
-        "head": good[:45] + b"\xff" + good[46:],
-        "longer": good + b"\0\0",
-    }[damage]
-    path.write_bytes(bad)
+    path.write_bytes(damage(good))
     shards = opened(folder)
     assert shards.ready(1) is None
     assert all_tokens(shards) == EXPECTED

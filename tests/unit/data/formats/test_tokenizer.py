@@ -57,8 +57,7 @@ def test_decode():
 def test_names_that_are_known_here(name):
     tokenizer = load_tokenizer(name)
     assert tokenizer.sha256 == "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
-    assert len(tokenizer.vocabulary) == 30_522
-    assert tokenizer.special_ids == (0, 100, 101, 102, 103)
+    assert (len(tokenizer.vocabulary), tokenizer.special_ids) == (30_522, (0, 100, 101, 102, 103))
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (101, 102, 103)
 
 
@@ -124,7 +123,7 @@ def test_the_vocabulary_is_the_one_that_downloads_are_checked_against(tree_root)
 
 @pytest.mark.parametrize("cased", [True, False, None])
 def test_a_name_from_the_hub(monkeypatch, tmp_path, cased):
-    """The hub's files are stood in for by local ones: there is no hub here."""
+    """Local files stand in for the hub's: there is no hub here."""
     hub = pytest.importorskip("huggingface_hub")
     errors = pytest.importorskip("huggingface_hub.errors")
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "The"]) + "\n")
@@ -250,7 +249,7 @@ SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", 
 
 
 def vocabulary(seed: int) -> dict[str, int]:
-    """The same kind of entries in another order."""
+    """Return the same entries in an order by the seed."""
     pieces = [*SYLLABLES[::2], *(f"##{word}" for word in SYLLABLES), ",", ".", "(", ")"]
     order = np.random.default_rng(seed).permutation(len(pieces))
     return {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *(pieces[place] for place in order)])}

@@ -24,7 +24,7 @@ UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 seq
 
 @pytest.fixture(params=["plain", "triton"])
 def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a target is written by."""
+    """Select the function that writes a target."""
     chosen = expand_plain
     if request.param == "triton":
         request.getfixturevalue("use_triton")
@@ -33,7 +33,7 @@ def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def rows_of(lengths: list[int], masked: list[int], generator: np.random.Generator) -> Ragged:
-    """Sequences of these lengths with so many masked tokens; ids and labels use all 16 bits."""
+    """Return sequences of these lengths and numbers of masked tokens; ids and labels use all 16 bits."""
     return Ragged.from_rows(
         (
             generator.integers(0, 1 << 16, length).tolist(),
@@ -47,7 +47,7 @@ def rows_of(lengths: list[int], masked: list[int], generator: np.random.Generato
 
 
 def ugly(name: str, labels: bool = False) -> tuple[HostBatch, Batch]:
-    """Both ways; units are numbered as a deal may do it."""
+    """Return the batch and its reference; units are numbered as a partition may do it."""
     generator = np.random.default_rng(3)
     lengths, masked, packs = {
         "one token": ([1], [0], [1]),
@@ -66,11 +66,6 @@ def ugly(name: str, labels: bool = False) -> tuple[HostBatch, Batch]:
     return batch, plain_batch(rows, packs, units.tolist(), 1024)
 
 
-def budget_of(batch: HostBatch, tokens: int, sequences: int, masked: int) -> StaticShape:
-    sizes = batch.num_tokens + tokens, batch.num_samples + sequences, batch.num_masked + masked
-    return StaticShape(*sizes, 600, batch.has_labels)
-
-
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("name", UGLY)
 def test_on_the_host_it_is_the_batch_by_the_book(name, labels):
@@ -83,18 +78,14 @@ def test_on_the_host_it_is_the_batch_by_the_book(name, labels):
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_target_is_filled_up_by_the_book(expand, name, extra, labels):
     batch, expected = ugly(name, labels)
-    static_shape = budget_of(batch, *extra)
+    sizes = np.add((batch.num_tokens, batch.num_samples, batch.num_masked), extra).tolist()
+    static_shape = StaticShape(*sizes, 600, batch.has_labels)
     target = static_shape.allocate("cpu")
     for value in dataclasses.asdict(target).values():
         if isinstance(value, torch.Tensor):
             value.fill_(77)  # whatever the last batch left
     static_shape.write(batch, target)
     assert_same(target, plain_filled(expected, static_shape))
-
-
-def empty_like(batch: HostBatch) -> Batch:
-    sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
-    return Batch.empty(*sizes, batch.has_labels, torch.device("cpu"))
 
 
 def test_a_token_takes_three_bytes():
@@ -124,7 +115,8 @@ def test_labels_and_a_target_without_them_do_not_go_together(expand):
     labelled, _ = ugly("one sequence", labels=True)
     plain, _ = ugly("one sequence")
     for batch, other in ((labelled, plain), (plain, labelled)):
-        target = empty_like(other)
+        sizes = (other.num_tokens, other.num_samples, other.num_masked, other.max_seqlen)
+        target = Batch.empty(*sizes, other.has_labels, torch.device("cpu"))
         with pytest.raises(AssertionError, match="labels"):
             batch.to("cpu", out=target)
 
@@ -216,7 +208,7 @@ def test_sizes_of_one_batch(batch):
 
 
 def test_allocated_memory_is_a_batch(batch):
-    """One that a model takes: a sequence of one token, and nothing to predict but whether it follows."""
+    """A model accepts it: one sequence of one token, and only its next-sentence label to predict."""
     empty = larger(batch, 9, 4, 7).allocate("cpu")
     assert empty.cu_seqlens[:2].tolist() == [0, 1]
     assert exact(empty) == larger(batch, 9, 4, 7)
@@ -226,7 +218,7 @@ def test_allocated_memory_is_a_batch(batch):
 
 @over(st.integers(1, 64), st.sampled_from([32, 128, 512]), st.floats(0.05, 0.3))
 def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int, share: float) -> None:
-    """The smallest first, tiles whole; batches whose masked tokens follow the rule are held by their tokens alone."""
+    """They ascend in whole tiles; a batch whose masked tokens follow the rule fits if its tokens fit."""
     predictions = max(1, round(share * longest))
     whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
     smaller = whole.smaller_ones()
@@ -235,12 +227,8 @@ def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int
     assert all(number < whole.tokens and number % 128 == 0 for number in tokens)
     for static_shape in smaller:
         assert (static_shape.sequences, static_shape.max_seqlen) == (whole.sequences, whole.max_seqlen)
-        lengths = even(static_shape.tokens, packs, longest)
+        each, rest = divmod(static_shape.tokens, packs)
+        lengths = [min(longest, each + (i < rest)) for i in range(packs)]
         most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
         assert most_masked <= static_shape.masked <= whole.masked
     assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
-
-
-def even(tokens: int, parts: int, longest: int) -> list[int]:
-    """Lengths of so many sequences that have so many tokens together, or the longest ones."""
-    return [min(longest, tokens // parts + (i < tokens % parts)) for i in range(parts)]

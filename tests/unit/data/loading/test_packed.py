@@ -177,8 +177,7 @@ def test_stored_packs_are_used_as_they_are(stored_packs, monkeypatch, in_memory)
         rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
         packs |= {tuple(rows.tokens[rows.offsets[offsets[:-1]] + 1][[p]].tolist()) for p in range(len(offsets) - 1)}
     source = opened(stored_packs, packs_per_step=1)
-    assert source.max_tokens == 40
-    assert source.steps_per_epoch == store.num_packs
+    assert (source.max_tokens, source.steps_per_epoch) == (40, store.num_packs)
     batches = [batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)]
     assert all(batch.num_tokens <= 40 and batch.num_samples <= 3 for batch in batches)
     assert sorted(number for batch in batches for number in numbers(batch)) == list(range(COUNT))
@@ -197,8 +196,7 @@ def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
 @pytest.mark.parametrize("data", ["folder", "stored_packs"])
 def test_single_sequences(data, request):
     source = opened(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
-    assert source.max_tokens == MAX_SEQ_LENGTH
-    assert source.steps_per_epoch == COUNT // 4
+    assert (source.max_tokens, source.steps_per_epoch) == (MAX_SEQ_LENGTH, COUNT // 4)
     batches = [source.batches_of(step)[0] for step in range(source.steps_per_epoch)]
     assert {batch.num_samples for batch in batches} == {4}
     assert sorted(n for batch in batches for n in numbers(batch)) == list(range(COUNT))
@@ -219,7 +217,7 @@ RULE = MaskingRule(masked_lm_prob=0.3, max_predictions=5, mask_id=4, cls_id=2, s
 
 
 def snake(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
-    """Longest first, to the parts in turn, forth and back: every part has about as many tokens."""
+    """Deal the longest first, to the parts in turn, forth and back: every part has about as many tokens."""
     longest_first = np.argsort(-lengths(np.arange(share.global_units)), kind="stable")
     parts = share.world_size * share.accumulation
     turns = longest_first.reshape(-1, parts)
@@ -229,7 +227,7 @@ def snake(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
 
 
 def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
-    """Masked as the benchmark does it, by (epoch, sample) alone."""
+    """Mask as the benchmark does, by (epoch, sample) alone."""
     where = rows.masked_positions + np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets))
     original = rows.tokens.copy()
     original[where] = rows.masked_labels
@@ -241,23 +239,15 @@ def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
     return Ragged.from_rows(masked)
 
 
-def split(folder, world_size: int, accumulation: int, step: int, **options) -> list[Batch]:
-    """Every micro-batch of every rank."""
+def split(folder, world_size: int, accumulation: int, step: int, **options) -> list[HostBatch]:
+    """Return every micro-batch of every rank."""
     options = {"packs_per_step": 24 // world_size, "accumulation": accumulation, "world_size": world_size, **options}
     sources = [opened(folder, rank=rank, **options) for rank in range(world_size)]
-    return [batch.to("cpu") for source in sources for batch in source.batches_of(step)]
+    return [batch for source in sources for batch in source.batches_of(step)]
 
 
-def by_row(batch: Batch) -> dict[int, tuple[int, ...]]:
-    """dropout row -> (token, label or -1)."""
-    labels = torch.full_like(batch.input_ids, -1)
-    labels[batch.masked_positions] = batch.masked_labels
-    pairs = zip(batch.input_ids.tolist(), labels.tolist(), strict=True)
-    return dict(zip(batch.dropout_rows.tolist(), pairs, strict=True))
-
-
-def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
-    parts = [by_row(batch) for batch in batches]
+def joined(batches: list[HostBatch]) -> dict[int, tuple[int, ...]]:
+    parts = [rows_of(batch) for batch in batches]
     whole = {row: token for part in parts for row, token in part.items()}
     assert len(whole) == sum(map(len, parts))
     return whole
@@ -304,7 +294,7 @@ def test_masks_are_drawn_anew_each_epoch_alike_on_all_ranks(make_set, each):
 
 
 def masks(batch: Batch) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Original tokens of each sequence -> which of them are masked."""
+    """Return {original tokens of each sequence: which of them are masked}."""
     original = batch.input_ids.clone()
     original[batch.masked_positions] = batch.masked_labels
     found = {}

@@ -31,7 +31,7 @@ def settings(folder, **changes) -> SimpleNamespace:
 
 
 def sources(config, world_size: int, group_size: int) -> list:
-    """One for each rank, opened."""
+    """Return an open source for each rank."""
     made = []
     for rank in range(world_size):
         source = make_source(config, SHAPE, seed=1, rank=rank, world_size=world_size, group_size=group_size)
@@ -49,7 +49,7 @@ def bins(tmp_path_factory):
 
 
 def tokens(made, step: int = 1) -> np.ndarray:
-    """[ranks, micro-batches]"""
+    """Return the numbers of tokens, [ranks, micro-batches]."""
     return np.asarray([[batch.num_tokens for batch in source.batches_of(step)] for source in made])
 
 
@@ -66,7 +66,7 @@ def test_exchange_makes_ranks_alike_and_moves_nothing_else(bins, changes):
 
 
 def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, ...]]]:
-    """Number of each unit within the step, in the order of the batches -> all there is to know of its tokens."""
+    """Return {number of a unit within the step: all about its tokens}, in the order of the batches."""
     found: dict[int, list[tuple[int, ...]]] = {}
     for batch in batches:
         for row, token in rows_of(batch).items():
@@ -166,8 +166,7 @@ def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
     folder = make_set(300)
     (num_packs,) = map(packs_of, opened_eval(folder, 300, 10_000))
     packs = list(map(packs_of, opened_eval(folder, 300, 16)))
-    assert sum(packs) == num_packs
-    assert len(packs) == -(-num_packs // 16)
+    assert (sum(packs), len(packs)) == (num_packs, -(-num_packs // 16))
     assert max(packs) <= 16
     assert max(packs) - min(packs) <= 1
 

@@ -72,7 +72,7 @@ def eval_set(texts: TextSet, num_examples: int | None = None, batch_size: int = 
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files of tokenised shards."""
+    """Return the files of tokenised shards."""
     return list(MdsReader(folder).cache.glob("tokens-*/*.ids"))
 
 
@@ -83,7 +83,7 @@ def opened(*arguments, **options) -> TextSource:
 
 
 def steps(sources: list[TextSource], count: int) -> list[list[Row]]:
-    """The rows of each step over all ranks, by their dropout rows."""
+    """Return the rows of each step over all ranks, sorted by their dropout rows."""
     found = []
     for _ in range(count):
         batches = [batch for source in sources for batch in source.next_step()]
@@ -92,7 +92,7 @@ def steps(sources: list[TextSource], count: int) -> list[list[Row]]:
 
 
 def state_of(sources: list[TextSource]) -> dict:
-    """The saved position of all ranks; each knows the lanes of its own."""
+    """Return the saved position of all ranks; each knows only its own lanes."""
     states = [source.state_dict() for source in sources]
     lanes = [state.pop("lanes") for state in states]
     assert states == [states[0]] * len(states)
@@ -208,7 +208,7 @@ def test_shards_are_tokenised_ahead(folder):
 
 
 def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
-    """Where the ranks divide the canonical nodes."""
+    """If the number of ranks divides the canonical nodes."""
     folder = write_texts(tmp_path / "set", ["river"] * 1600, size_limit=3000)
     shards = len(list(folder.glob("shard*")))
     copies = [tmp_path / f"rank{rank}" for rank in range(4)]
@@ -332,16 +332,13 @@ def test_a_remote_that_disappears(folder, tmp_path, mode):
     source.close()
 
 
-def test_fewer_texts_than_sequences_of_a_step(folder):
-    with user_error("data.too-small", folder):
+def test_few_and_empty_texts(folder, tmp_path):
+    with user_error("data.too-small", folder):  # fewer texts than sequences of a step
         make(folder, "truncate", lanes=96)
-
-
-def test_a_set_of_empty_texts(tmp_path):
-    folder = write_texts(tmp_path / "set", [""] * 20)
+    empty = write_texts(tmp_path / "empty", [""] * 20)
     with user_error("data.too-small", "texts"):
-        opened(folder, "split").next_step()
-    batch = opened(folder, "truncate").next_step()[0]
+        opened(empty, "split").next_step()
+    batch = opened(empty, "truncate").next_step()[0]
     assert [row[:3] for row in rows(batch)] == [((101, 102), (), ())] * GLOBAL
     assert batch.to("cpu").masked_positions.shape == (0,)
 

@@ -42,7 +42,7 @@ def all_pieces(orders: EpochOrders, lanes: int, pieces) -> PieceLanes:
 
 
 def plain_lane(orders: EpochOrders, lane: int, lanes: int, counts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The rule, one lane after the other."""
+    """Follow the rule for one lane."""
     for epoch in itertools.count():
         for text in whole_order(orders, epoch)[lane::lanes].tolist():
             yield from ((text, piece) for piece in range(counts[text]))
@@ -190,7 +190,7 @@ def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path, monkeyp
 
 
 def test_one_process_makes_an_order_for_all(tmp_path):
-    """The others wait for it, and if it is killed another one makes it."""
+    """The others wait for it; if it is killed, another one makes the order."""
     program = f"""
 import sys, time, pathlib, numpy as np
 from mlbert.data.formats.streams import Mixture
