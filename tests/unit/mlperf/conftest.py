@@ -28,7 +28,7 @@ WriteLog = Callable[..., Path]
 
 
 def make_config(division: str) -> Configuration:
-    """The reference's settings at 448 sequences a step."""
+    """Return the reference's settings at 448 sequences a step."""
     values = {"train_batch_size": 224, "gradient_accumulation_steps": 1, "average_packing_rate": 2, "max_steps": 6700}
     values |= {"learning_rate": 4.25e-4, "opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.999, "weight_decay_rate": 0.01}
     values |= {"max_samples_termination": 4_500_000, "num_eval_examples": 10_000}
@@ -38,7 +38,7 @@ def make_config(division: str) -> Configuration:
 
 
 def log_submission(event: Event, config: SubmissionConfig) -> None:
-    """What is submitted, by another program than this code's."""
+    """Log what is submitted, as a program other than this code does."""
     event("submission_benchmark", "bert")
     event("submission_org", config.submission_org)
     event("submission_division", config.submission_division)
@@ -47,7 +47,7 @@ def log_submission(event: Event, config: SubmissionConfig) -> None:
 
 
 def log_method(event: Event, data: DataConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> None:
-    """The batch, and what LAMB and its schedule log."""
+    """Log the batch, and what LAMB and its schedule log."""
     event("global_batch_size", GLOBAL_BATCH_SIZE)
     event("gradient_accumulation_steps", data.gradient_accumulation_steps)
     event("opt_base_learning_rate", schedule.learning_rate)
@@ -96,7 +96,7 @@ def write_log(
 
 
 def _set_times(path: Path, seed: int, chance: random.Random) -> None:
-    """Times as of runs one after the other in 2025: a minute a training interval, a second an evaluation."""
+    """Set times of consecutive runs in 2025: a minute for a training interval, a second for an evaluation."""
     now, lines = 1_750_000_000_000 + seed * 10_000_000, []
     for line in path.read_text().splitlines(keepends=True):
         now += 1
@@ -107,7 +107,7 @@ def _set_times(path: Path, seed: int, chance: random.Random) -> None:
 
 
 def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
-    """A whole submission: system file, ten logs, and the code that their call sites name."""
+    """Write a submission: system file, ten logs, and the code that their call sites name."""
     results = tree / "results" / "machine" / "bert"
     for index in range(num_logs):
         write_log(results / f"result_{index}.txt", seed=1000 + index**2, division=division)
@@ -125,7 +125,7 @@ def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A good log of the closed division."""
+    """Return a good log of the closed division."""
     return write_log(tmp_path / "result_0.txt")
 
 

@@ -41,7 +41,7 @@ def git(tree: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout with a program and the log that it wrote at the first commit."""
+    """Return a checkout with a program and the log that it wrote at the first commit."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "program.py").write_text(PROGRAM)
@@ -53,7 +53,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def reported(tree: Path) -> tuple[Outcome, str]:
-    """What the check says of the tree's log."""
+    """Return what the check reports of the tree's log."""
     results = ResultSet([read_log(tree / "results/result_0.txt")], {}, None, tree)
     (finding,) = (finding for finding in run_checks(results, "here") if finding.check == "own: call sites")
     return finding.outcome, finding.words

@@ -27,7 +27,7 @@ def compared(a: Path, b: Path) -> Comparison:
 
 
 def copy(folder: Path, change: Callable[[dict, float], None], num_logs: int = 10) -> Path:
-    """The demonstration's logs with each line changed; ``change`` also gets the time of run_start."""
+    """Copy the demonstration's logs and change each line; ``change`` also gets the time of run_start."""
     folder.mkdir(parents=True)
     for name in sorted((DEMO / "bert").glob("result_*.txt"))[:num_logs]:
         lines = [json.loads(line.partition("MLLOG ")[2]) for line in name.read_text().splitlines()]

@@ -29,7 +29,7 @@ flags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """Two sockets of two cores with two threads each."""
+    """Write the files of two sockets of two cores with two threads each."""
     files = {
         "proc/cpuinfo": "\n".join(CPUINFO.format(n=n) for n in range(8)),
         "proc/meminfo": "MemTotal:       2147483648 kB\nMemFree: 1 kB\n",
@@ -144,16 +144,14 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
     assert facts["host_processor_model_name"] in facts["system_name"]
 
 
-@pytest.mark.parametrize("name", ["x.txt", "a b.json", ".json"])
-def test_illegal_names(name: str, tmp_path: Path) -> None:
-    with user_error("config.value", tmp_path / name):
-        write_description(tmp_path / name, {})
-
-
-def test_an_unwritable_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [*((name, "config.value") for name in ("x.txt", "a b.json", ".json")), ("file/x.json", "file.unwritable")],
+)
+def test_illegal_names_and_an_unwritable_file(name: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/x.json"):
-        write_description(tmp_path / "file" / "x.json", {})
+    with user_error(code, tmp_path / name):
+        write_description(tmp_path / name, {})
 
 
 # Templates of descriptions never pass for descriptions.

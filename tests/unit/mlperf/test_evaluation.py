@@ -31,23 +31,23 @@ ERROR, WARN = Outcome.ERROR, Outcome.WARN
 
 
 def at(samples: float, index: int) -> Edit:
-    """One evaluation at other samples."""
+    """Move one evaluation to other samples."""
     keys = ("eval_start", "eval_stop", "eval_accuracy")
     return each(*(mark(key, "epoch_num", samples, index) for key in keys))
 
 
 def ends(samples: float) -> Edit:
-    """The run ends at other samples."""
+    """End the run at other samples."""
     return each(at(samples, -1), mark("epoch_stop", "epoch_num", samples), put("train_samples", samples))
 
 
 def without(index: int) -> Edit:
-    """One evaluation left out."""
+    """Leave out one evaluation."""
     return each(*(drop(key, index) for key in ("eval_start", "eval_stop", "eval_accuracy")))
 
 
 def only(count: int) -> Edit:
-    """Only the first evaluations."""
+    """Keep only the first evaluations."""
 
     def edit(runs: list[Run]) -> None:
         seen = 0
@@ -187,7 +187,7 @@ NUM_EVALUATIONS = 20
 
 
 def step_of(counting: str, index: int, batch: int) -> int:
-    """The step after which a program evaluates for the n-th time, by its way of counting."""
+    """Return the step after which a program evaluates for the n-th time, by its way of counting."""
     steps = eval_interval(batch) / batch
     return {
         "up from the grid": math.ceil(index * steps),

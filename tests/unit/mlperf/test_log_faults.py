@@ -193,7 +193,7 @@ def test_a_fault_of_whole_logs_is_reported(name: str, ten_logs: Path, tmp_path: 
 
 @pytest.fixture
 def demo(tree_root: Path, tmp_path: Path) -> Path:
-    """The published demo's runs of this code."""
+    """Copy the published demo's runs of this code."""
     return Path(shutil.copytree(tree_root / "results/cpu_demo", tmp_path / "results/cpu_demo"))
 
 

@@ -40,7 +40,7 @@ def _log() -> str:
 
 
 def _texts() -> Texts:
-    """The four files of a good run, the JSON ones as objects."""
+    """Return the four files of a good run, the JSON ones as objects."""
     points: list[dict[str, object]] = []
     for step, (samples, seconds, accuracy) in enumerate(POINTS, start=1):
         point = {"step": step, "samples": samples, "seconds": seconds}
@@ -54,7 +54,7 @@ def _texts() -> Texts:
 
 
 def _write(folder: Path, texts: Texts) -> ResultSet:
-    """The run in a LOGDIR."""
+    """Write the run into a LOGDIR."""
     run = folder / "run_0"
     run.mkdir(parents=True)
     (folder / "result_0.txt").write_text(texts["log"])

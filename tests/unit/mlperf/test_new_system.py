@@ -20,7 +20,7 @@ SYSTEMS = sorted(path.parent.name for path in (ROOT / IMPLEMENTATIONS).glob("*/e
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The system folders, what they source, and the descriptions."""
+    """Copy the system folders, what they source, and the descriptions."""
     root = tmp_path / "a tree"
     for name in [*SYSTEMS, "pytorch/launch", "pytorch/configs"]:
         shutil.copytree(ROOT / IMPLEMENTATIONS / name, root / IMPLEMENTATIONS / name)
@@ -59,28 +59,21 @@ def test_a_chain_of_new_systems(tree: Path) -> None:
     assert "first" not in (made.folder / "env.sh").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("cpu_demo", "systems/cpu_demo.json"),
-        ("CPU_demo", "systems/cpu_demo.json"),
-        ("pytorch", "benchmarks/bert/implementations/pytorch"),
-    ],
-)
-def test_taken_names(name: str, file: str, tree: Path) -> None:
-    before = sorted(tree.rglob("*"))
-    with user_error("file.exists", tree / file):
-        new_system(name, "h200_n1", tree)
-    assert sorted(tree.rglob("*")) == before
-
-
 BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
 
 
-@pytest.mark.parametrize(("name", "subject"), [*((name, repr(name)) for name in BAD_NAMES), ("acme_1x8", "acme_1x8")])
-def test_bad_names(name: str, subject: str, tree: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "code", "subject"),
+    [
+        *((name, "config.value", repr(name)) for name in BAD_NAMES),
+        ("acme_1x8", "config.value", "acme_1x8"),
+        *((name, "file.exists", "systems/cpu_demo.json") for name in ("cpu_demo", "CPU_demo")),
+        ("pytorch", "file.exists", "benchmarks/bert/implementations/pytorch"),
+    ],
+)
+def test_bad_and_taken_names(name: str, code: str, subject: str, tree: Path) -> None:
     before = sorted(tree.rglob("*"))
-    with user_error("config.value", subject):
+    with user_error(code, subject):
         new_system(name, "h200_n1", tree)
     assert sorted(tree.rglob("*")) == before
 

@@ -32,7 +32,7 @@ def _complaining(paths: list[Path], **about: object) -> dict[str, tuple[Outcome,
 
 
 def _claim(paths: list[Path]) -> None:
-    """Makes logs this code's own: they name a recipe."""
+    """Make logs this code's own: they name a recipe."""
     for path in paths:
         edit(path, "cache_clear", '"cache_clear"', '"recipe"')
 

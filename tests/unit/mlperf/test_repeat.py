@@ -32,7 +32,7 @@ def mlbert(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run on a small set; its log."""
+    """Train a short run on a small set; return its log."""
     folder = tmp_path_factory.mktemp("trained")
     for number, name in enumerate(("train", "eval")):
         write_set(folder / "data" / name, make_rows(random_lengths(64), number))
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tampered(log: Path, folder: Path, change: float) -> Path:
-    """A copy whose last accuracy is another."""
+    """Copy a log with another last accuracy."""
     lines = log.read_text().splitlines()
     number = max(index for index, line in enumerate(lines) if '"eval_accuracy"' in line)
     fields = json.loads(lines[number].partition("MLLOG ")[2])

@@ -36,10 +36,11 @@ def test_interpolation_is_the_official_one(official: RCP_Checker, batch: int) ->
     assert point.min_mean_samples == pytest.approx(record["Min Epochs"], abs=0.5)
 
 
-def test_ends_of_the_reference_table() -> None:
+def test_ends_of_the_reference_table_and_batch_sizes() -> None:
     assert rules.reference_point(64).global_batch_size == 448
     assert rules.reference_point(16384).global_batch_size == 16384
     assert rules.reference_point(16385) is None
+    assert (rules.global_batch_size(48, 8, 2.0), rules.global_batch_size(32, 1, 1.2)) == (768, 38)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,6 @@ def test_evaluation_interval(batch: int, interval: int) -> None:
 def test_evaluation_interval_is_a_multiple_and_never_falls(batch: int) -> None:
     assert rules.eval_interval(batch) % 25_000 == 0
     assert rules.eval_interval(batch) <= rules.eval_interval(batch + 1)
-
-
-def test_global_batch_size() -> None:
-    assert rules.global_batch_size(48, 8, 2.0) == 768
-    assert rules.global_batch_size(32, 1, 1.2) == 38
 
 
 def test_olympic_mean() -> None:

@@ -143,17 +143,12 @@ def test_the_first_log_is_named_when_it_differs(tree_root: Path, tmp_path: Path)
     assert said.count(".txt: ") == 3
 
 
-def moved_accuracies(runs: list[Run]) -> None:
-    """The last three accuracies of run 3 become those of run 1."""
-    for index in (-1, -2, -3):
-        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)["value"]
-
-
 @pytest.mark.parametrize("ours", [True, False])
 def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / "results" / "cpu_demo" / "bert") if ours else simulated(5)
     runs[3][:] = [line for line in runs[3] if line is not nth(runs[3], "eval_accuracy", 1)]
-    moved_accuracies(runs)
+    for index in (-1, -2, -3):
+        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)["value"]
     outcome, said = report(runs, tmp_path)["copies"]
     assert outcome is Outcome.ERROR
     assert re.search(r"result_3\.txt: line \d+: 3 accuracies, up to line \d+, are those of result_1\.txt", said), said

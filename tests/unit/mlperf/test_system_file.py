@@ -21,14 +21,14 @@ def ours(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A log of another submitter with its description."""
+    """Return a log of another submitter with its description."""
     folder = tmp_path_factory.mktemp("published")
     subprocess.run(["tar", "-xf", PUBLISHED, "-C", folder], check=True)
     return [folder / "results/2xXE9712x4GB200/bert/result_0.txt"]
 
 
 def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]:
-    """What is told of a description with other fields; None leaves one out."""
+    """Return what is reported of a description with other fields; None leaves one out."""
     path = system_of(logs)
     before = path.read_text()
     system = {**json.loads(before), **changes}

@@ -32,7 +32,7 @@ ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
 
 
 def squeezed(factor: float, which: int = 3) -> Edit:
-    """All times since run_start by one factor."""
+    """Scale all times since run_start."""
 
     def edit(runs: list[Run]) -> None:
         begin = nth(runs[which], "run_start")["time_ms"]
@@ -44,7 +44,7 @@ def squeezed(factor: float, which: int = 3) -> Edit:
 
 
 def cut_evaluations(*ms: int) -> Edit:
-    """The evaluations take so long in turn, and what comes behind is earlier."""
+    """Let the evaluations take these times in turn, and move later lines."""
 
     def edit(runs: list[Run]) -> None:
         for index in range(sum(line["key"] == "eval_stop" for line in runs[3])):
@@ -55,14 +55,14 @@ def cut_evaluations(*ms: int) -> Edit:
 
 
 def at_once(runs: list[Run]) -> None:
-    """Everything up to the fourth evaluation at one time."""
+    """Give everything up to the fourth evaluation one time."""
     for index in range(4):
         for key in ("eval_start", "eval_stop", "eval_accuracy"):
             nth(runs[3], key, index)["time_ms"] = nth(runs[3], "block_start")["time_ms"]
 
 
 def late_start(ms: int) -> Edit:
-    """The clock, and what comes before the first evaluation, starts so long before it."""
+    """Start the clock, and what comes before the first evaluation, ``ms`` before it."""
 
     def edit(runs: list[Run]) -> None:
         end, first = runs[3].index(nth(runs[3], "eval_start")), runs[3].index(nth(runs[3], "init_stop"))
@@ -73,7 +73,7 @@ def late_start(ms: int) -> Edit:
 
 
 def later_clock(ms: int) -> Edit:
-    """Training begins, and the clock starts so much later."""
+    """Start the clock ``ms`` after training begins."""
 
     def edit(runs: list[Run]) -> None:
         line = nth(runs[3], "run_start")
@@ -86,7 +86,7 @@ def later_clock(ms: int) -> Edit:
 
 
 def tell_throughput(value: float) -> Edit:
-    """Run 3 logs how many samples a second it trains."""
+    """Let run 3 log how many samples a second it trains."""
     return lambda runs: runs[3].insert(
         runs[3].index(nth(runs[3], "eval_start")),
         nth(runs[3], "epoch_start") | {"key": "tracked_stats", "value": {"throughput": value}},
@@ -94,7 +94,7 @@ def tell_throughput(value: float) -> Edit:
 
 
 def beside(which: int) -> Edit:
-    """Run 3 starts 10 s after another one."""
+    """Start run 3 10 s after another one."""
 
     def edit(runs: list[Run]) -> None:
         gap = nth(runs[which], "run_start")["time_ms"] - nth(runs[3], "run_start")["time_ms"]
@@ -104,7 +104,7 @@ def beside(which: int) -> Edit:
 
 
 def resumed(runs: list[Run]) -> None:
-    """Run 3 logs the step of a checkpoint."""
+    """Let run 3 log the step of a checkpoint."""
     runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step", "value": 5})
 
 

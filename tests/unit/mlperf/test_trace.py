@@ -30,7 +30,7 @@ COMMITTED = [path for path in sorted(ROOT.glob("results/*/bert/result_0.txt")) i
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a short run of a sourced config, in a folder whose name the official tools could misread."""
+    """Return the log of a short run of a sourced config; the official tools could misread its folder's name."""
     folder = tmp_path_factory.mktemp("eval_accuracy_global_batch_size")
     (folder / "shape.json").write_text(json.dumps(SHAPE))
     (folder / "more.yaml").write_text("# one line\npoly_power: 2\n")

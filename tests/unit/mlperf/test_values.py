@@ -11,7 +11,7 @@ from mlbert.mlperf.findings import Outcome
 
 @pytest.fixture
 def closed(tmp_path: Path, new_log: Callable[..., Path]) -> Path:
-    """A good closed log of another program."""
+    """Return a good closed log of another program."""
     return new_log(tmp_path / "result_0.txt")
 
 
@@ -144,7 +144,7 @@ def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
-    """Changes the time of a key's lines; the first of them."""
+    """Change the time of a key's lines; return the number of the first."""
     return edit(path, key, r'"time_ms": (\d+)', lambda report: f'"time_ms": {int(report[1]) + milliseconds}')
 
 

@@ -21,7 +21,7 @@ IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"  # 
 
 
 def swap(path: Path, first: str, second: str) -> None:
-    """Exchanges the lines of two keys."""
+    """Exchange the lines of two keys."""
     lines = path.read_text().splitlines(keepends=True)
     one, two = (next(n for n, line in enumerate(lines) if f'"key": "{key}"' in line) for key in (first, second))
     lines[one], lines[two] = lines[two], lines[one]
@@ -216,7 +216,7 @@ def test_a_modified_tree_outside_of_one_is_a_warning(ours: Path) -> None:
 
 
 def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path) -> None:
-    """Of the log's commit, as `mlbert submission export` writes it."""
+    """The export is of the log's commit, as `mlbert submission export` writes it."""
     log = read_log(ours)
     export, files = tmp_path / "export", {}
     for name in {event.call_site[0] for event in log.events if event.call_site}:
