@@ -56,11 +56,16 @@ def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[
     return ["train", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
 
 
+def run(folder: Path, name: str = "out", *flags: str, **changes: object) -> int:
+    """Run ``mlbert train`` with `train_arguments` and flags, and return its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main([*train_arguments(folder, name, **changes), *flags])
+    return end.value.code
+
+
 def train(folder: Path, name: str = "out", **changes: object) -> list[dict]:
     """Train into ``folder/name`` to the last step, and return the metrics of the steps."""
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(folder, name, **changes))
-    assert end.value.code == 1
+    assert run(folder, name, **changes) == 1
     return read_metrics(folder / name)
 
 
@@ -69,6 +74,11 @@ def configuration(recipe: Recipe, **values: object) -> Configuration:
     paths = {"bert_config_file": "unused", "output_dir": "unused"}
     chosen = {**SETTINGS, **paths, "recipe": recipe.name, "average_packing_rate": 1, **values}
     return resolve(recipe, {}, given={key: (value, "test") for key, value in chosen.items()}).config
+
+
+def read_summary(folder: Path) -> dict:
+    """Return a run's summary.json."""
+    return json.loads((folder / "run_0" / "summary.json").read_text())
 
 
 def read_metrics(folder: Path, kind: str = "step") -> list[dict]:

@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,10 +18,9 @@ from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import ApexLamb, Lamb, find_fused_lamb
+from optimizer_cases import COMMON as SETTINGS
 from unsharded import unsharded
 from user_errors import user_error
-
-SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
 
 
 class StandIn(torch.optim.Optimizer):
@@ -102,17 +102,13 @@ def test_unavailable_apex_is_a_user_error(make_flat: Callable[[], FlatParameters
         unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")
 def test_missing_apex_is_reported() -> None:
-    if importlib.util.find_spec("apex") is not None:
-        pytest.skip("apex is installed")
     with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
         find_fused_lamb()
 
 
 def test_apex_without_kernels_is_reported(make_flat: Callable[[], FlatParameters]) -> None:
-    def without_kernels(*args: object, **settings: object) -> None:
-        raise RuntimeError("requires cuda extensions")
-
-    flat = make_flat()
+    flat, without_kernels = make_flat(), Mock(side_effect=RuntimeError("requires cuda extensions"))
     with pytest.raises(NativeUnavailable, match="requires cuda extensions"):
         ApexLamb(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)

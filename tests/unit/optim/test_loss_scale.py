@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlbert.cli.main import main
 from mlbert.optim.loss_scale import LARGEST, LossScale
-from training_settings import read_metrics, train_arguments
+from training_settings import train
 
 GOOD, BAD = (torch.tensor(value, dtype=torch.float64) for value in (1.0, float("nan")))
 
@@ -40,24 +39,18 @@ def test_state_is_restored() -> None:
     assert after(second, norms) == after(first, norms) == [4, 8, 8, 4]
 
 
-def run(folder: Path, name: str, **changes: object) -> list[dict]:
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(folder, name, **{"max_steps": 6, **changes}))
-    assert end.value.code == 1
-    return read_metrics(folder / name)
-
-
 @pytest.mark.parametrize(("recipe", "clipping"), [("packed_lamb", "after"), ("ddp_adam", "before")])
 def test_float16_training_is_close_to_float32(tmp_path: Path, recipe: str, clipping: str) -> None:
     settings = {"recipe": recipe, "gradient_clipping": clipping, "average_packing_rate": 1, "exchange_padding": "off"}
-    exact, half = (run(tmp_path, p, precision=p, learning_rate=0.001, **settings) for p in ("fp32", "fp16"))
+    settings |= {"max_steps": 6, "learning_rate": 0.001}
+    exact, half = (train(tmp_path, name, precision=name, **settings) for name in ("fp32", "fp16"))
     for key, tolerance in (("loss", 1e-3), ("grad_norm", 1e-2)):
         assert [m[key] for m in half] == pytest.approx([m[key] for m in exact], rel=tolerance)
 
 
 def test_steps_that_overflow_do_not_count(tmp_path: Path) -> None:
     """A scale that is too large is halved until the gradients fit; until then the learning rate does not advance."""
-    metrics = run(tmp_path, "out", precision="fp16", loss_scale=2**24, warmup_steps=100, max_steps=20)
+    metrics = train(tmp_path, precision="fp16", loss_scale=2**24, warmup_steps=100, max_steps=20)
     skipped = [m for m in metrics if not m["grad_norm"] < float("inf")]
     assert 0 < len(skipped) < len(metrics), metrics
     rates = [m["learning_rate"] for m in metrics]

@@ -35,11 +35,18 @@ SHAPES = {
 HIDDEN = [name for name, shape in SHAPES.items() if ".encoder." in name and len(shape) == 2]
 
 
+FORMS = pytest.mark.parametrize("form", ["plain", "native"])
+
+
 def make_flat() -> FlatParameters:
     numbers = torch.Generator().manual_seed(5)
     flat = FlatParameters((name, nn.Parameter(torch.randn(shape, generator=numbers))) for name, shape in SHAPES.items())
     flat.grad.copy_(torch.randn(flat.numel, generator=numbers))
     return flat
+
+
+def make(flat: FlatParameters, form: str, **changes: float | None) -> Muon:
+    return unsharded(Muon, flat, implementation=form, **COMMON | changes)
 
 
 def train(flat: FlatParameters, optimizer: Muon | AdamW, updates: int) -> dict[str, Tensor]:
@@ -57,24 +64,26 @@ def float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "product_dtype", lambda device: torch.float32)
 
 
+def iterated(values: Tensor) -> Tensor:
+    """Apply Muon's polynomial as often as `orthogonalize` does."""
+    a, b, c = muon.COEFFICIENTS
+    for _ in range(muon.ITERATIONS):
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
 @settings(max_examples=20)
 @given(rows=st.integers(1, 40), extra=st.integers(0, 40), seed=st.integers(0, 1000))
 def test_orthogonalize_applies_its_polynomial_to_the_singular_values(rows: int, extra: int, seed: int) -> None:
     matrix = torch.randn(1, rows, rows + extra, generator=torch.Generator().manual_seed(seed))
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    values = values / values.norm(dim=-1, keepdim=True)
-    a, b, c = muon.COEFFICIENTS
-    for _ in range(muon.ITERATIONS):
-        values = a * values + b * values**3 + c * values**5
+    values = iterated(values / values.norm(dim=-1, keepdim=True))
     expected = left @ (values.unsqueeze(-1) * right)
     torch.testing.assert_close(orthogonalize(matrix, torch.float32).double(), expected, rtol=0, atol=1e-3)
 
 
 def test_orthogonalize_moves_singular_values_near_1() -> None:
-    numbers = torch.linspace(0.01, 0.9999, 500, dtype=torch.float64)
-    a, b, c = muon.COEFFICIENTS
-    for _ in range(muon.ITERATIONS):
-        numbers = a * numbers + b * numbers**3 + c * numbers**5
+    numbers = iterated(torch.linspace(0.01, 0.9999, 500, dtype=torch.float64))
     assert 0.68 <= float(numbers.min()) <= float(numbers.max()) <= 1.21
 
 
@@ -82,7 +91,7 @@ def test_a_matrix_of_zeros_stays_one() -> None:
     assert not orthogonalize(torch.zeros(2, 3, 4), torch.float32).any()
 
 
-@pytest.mark.parametrize("form", ["plain", "native"])
+@FORMS
 def test_hidden_matrices_follow_torchs_muon(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """PyTorch multiplies in bfloat16, so both do here; its products are not grouped by shape."""
     monkeypatch.setattr(muon, "product_dtype", lambda device: torch.bfloat16)
@@ -91,7 +100,7 @@ def test_hidden_matrices_follow_torchs_muon(monkeypatch: pytest.MonkeyPatch, for
     peer = torch.optim.Muon(
         peers.values(), lr=0.01, weight_decay=0.05, momentum=0.9, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
-    optimizer = unsharded(Muon, flat, implementation=form, **COMMON | {"max_grad_norm": None})
+    optimizer = make(flat, form, max_grad_norm=None)
     assert optimizer.implementation == form
     start, grads = flat.data.clone(), flat.grad.clone()
     for update in range(5):
@@ -106,10 +115,10 @@ def test_hidden_matrices_follow_torchs_muon(monkeypatch: pytest.MonkeyPatch, for
         assert float(difference.norm()) <= 0.02 * float(moved.norm()), name
 
 
-@pytest.mark.parametrize("form", ["plain", "native"])
+@FORMS
 def test_other_parameters_follow_adamw(form: str) -> None:
     ours, theirs = make_flat(), make_flat()
-    found = train(ours, unsharded(Muon, ours, implementation=form, **COMMON), 4)
+    found = train(ours, make(ours, form), 4)
     expected = train(theirs, unsharded(AdamW, theirs, implementation="plain", **COMMON), 4)
     for name in SHAPES:
         is_close = torch.allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
@@ -118,26 +127,24 @@ def test_other_parameters_follow_adamw(form: str) -> None:
 
 def test_native_and_plain_agree() -> None:
     plain, native = make_flat(), make_flat()
-    expected = train(plain, unsharded(Muon, plain, implementation="plain", **COMMON), 4)
-    found = train(native, unsharded(Muon, native, implementation="native", **COMMON), 4)
+    expected, found = train(plain, make(plain, "plain"), 4), train(native, make(native, "native"), 4)
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["plain", "native"])
+@FORMS
 def test_resumed_run_equals_a_straight_one(form: str) -> None:
     straight, first, second = make_flat(), make_flat(), make_flat()
-    optimizer = unsharded(Muon, straight, implementation=form, **COMMON)
+    optimizer = make(straight, form)
     train(straight, optimizer, 2)
     expected = train(straight, optimizer, 2)
-    optimizer = unsharded(Muon, first, implementation=form, **COMMON)
+    optimizer = make(first, form)
     train(first, optimizer, 2)
     second.data.copy_(first.data)
     second.grad.copy_(first.grad)
-    resumed = unsharded(Muon, second, implementation=form, **COMMON)
-    resumed.load_state_dict(
-        {key: torch.as_tensor(x).clone() for key, x in optimizer.state_dict().items()} | {"num_updates": 2}
-    )
+    resumed = make(second, form)
+    state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}
+    resumed.load_state_dict(state | {"num_updates": 2})
     found = train(second, resumed, 2)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
@@ -154,4 +161,4 @@ def test_sharding_is_refused(sharded: str) -> None:
 
 def test_a_missing_form_is_named() -> None:
     with user_error("ops.unavailable", "triton optimizer"):
-        unsharded(Muon, make_flat(), implementation="triton", **COMMON)
+        make(make_flat(), "triton")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +83,23 @@ def test_decay_all_matches_the_published_decoupled_adamw(follows_trajectory: Cal
     """Without DECAY_ALL, biases and LayerNorm differ from the published run."""
     numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
     config = configuration(packed_lamb.RECIPE, **numbers, max_grad_norm="none", decay_all=decay_all)
-    run = "mosaic_sched_wd1e-2", PUBLISHED["mosaic_sched_wd1e-2"][1], methods.decayed(config[OptimizerConfig])
-
-    def make(flat: FlatParameters) -> FlatOptimizer:
-        return make_configured(config, flat)
-
-    if decay_all == "1":
-        follows_trajectory(make, *run)
-    else:
-        with pytest.raises(AssertionError, match=r"LayerNorm|bias"):
-            follows_trajectory(make, *run)
+    name, make = "mosaic_sched_wd1e-2", partial(make_configured, config)
+    equal = pytest.raises(AssertionError, match=r"LayerNorm|bias") if decay_all != "1" else nullcontext()
+    with equal:
+        follows_trajectory(make, name, PUBLISHED[name][1], methods.decayed(config[OptimizerConfig]))
 
 
 def make_one(method: type[AnyOptimizer], flat: FlatParameters, implementation: str, **changes: Any) -> AnyOptimizer:
     return unsharded(method, flat, implementation=implementation, **METHODS[method][0], **COMMON | changes)
 
 
-def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> None:
-    """Run updates with a different gradient each time."""
+def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> FlatOptimizer:
+    """Run updates with a different gradient each time, and return the optimizer."""
     start = flat.grad.clone()
     for update in range(updates):
         flat.grad.copy_(start.roll(update))
         optimizer.step(0.01)
+    return optimizer
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_matches_the_specification_in_float64(
     assert_follows(make_one(method, flat, implementation, **changes), reference, 4, [0.01, 0.02, 0.005])
 
 
-def test_madgrad_root_is_accurate_for_all_magnitudes(implementation: str) -> None:
+def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
     assert_madgrad_root_is_accurate(implementation)
 
 
@@ -177,9 +174,8 @@ def test_adamw_matches_torch(make_flat: MakeFlat, implementation: str) -> None:
 def test_madgrad_restores_its_initial_weights(make_flat: MakeFlat, implementation: str) -> None:
     """A state loaded into a model with other weights restores the initial weights of the first model."""
     first, second = make_flat(), make_flat()
-    optimizer = make_one(Madgrad, first, implementation)
     start = first.data.clone()
-    run(first, optimizer, 2)
+    optimizer = run(first, make_one(Madgrad, first, implementation), 2)
     second.data.copy_(first.data)
     resumed = make_one(Madgrad, second, implementation)
     assert torch.equal(resumed.start, first.data)
@@ -195,8 +191,7 @@ def test_native_is_independent_of_the_number_of_threads(make_flat: MakeFlat, met
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
             flat = make_flat()
-            optimizer = make_one(method, flat, "auto")
-            run(flat, optimizer, 3)
+            optimizer = run(flat, make_one(method, flat, "auto"), 3)
             results.append(flat.data)
     finally:
         torch.set_num_threads(before)
@@ -214,15 +209,13 @@ def test_non_finite_gradient_changes_nothing(
     make_flat: MakeFlat, method: type[CompiledOptimizer], implementation: str, bad: float
 ) -> None:
     flat = make_flat()
-    optimizer = make_one(method, flat, implementation)
-    run(flat, optimizer, 1)
+    optimizer = run(flat, make_one(method, flat, implementation), 1)
     buffers = (flat.data, *(getattr(optimizer, key) for key in method.STATE))
     before = [buffer.clone() for buffer in buffers]
     flat.grad[12345] = bad
     skipped = optimizer.step(0.01)
     assert optimizer.num_updates == 1
-    for buffer, expected in zip(buffers, before, strict=True):
-        assert torch.equal(buffer, expected)
+    assert all(map(torch.equal, buffers, before))
     flat.grad[12345] = 0.0
     assert optimizer.step(0.01).isfinite()
     assert not skipped.isfinite(), "the next update must not change the norm of this one"
@@ -249,9 +242,8 @@ def test_gradient_clipped_elsewhere_is_not_clipped_again(
 def test_without_gradient_and_decay_lamb_changes_nothing(make_flat: MakeFlat, implementation: str) -> None:
     flat = make_flat()
     before = flat.data.clone()
-    lamb = unsharded(Lamb, flat, implementation=implementation, **COMMON | {"weight_decay": 0.0})
     flat.grad.zero_()
-    lamb.step(0.01)
+    make_one(Lamb, flat, implementation, weight_decay=0.0).step(0.01)
     torch.testing.assert_close(flat.data, before, rtol=0, atol=0)
 
 
@@ -274,10 +266,8 @@ def test_resume_with_any_implementation(
 ) -> None:
     """Resuming is bit-equal with the same implementation, and close with another."""
     straight, first = make_flat(), make_flat()
-    run(straight, whole := make_one(method, straight, implementation), 2)
-    run(straight, whole, 1)
-    optimizer = make_one(method, first, implementation)
-    run(first, optimizer, 2)
+    run(straight, run(straight, make_one(method, straight, implementation), 2), 1)
+    optimizer = run(first, make_one(method, first, implementation), 2)
     state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state_dict().items()}
     for other, atol in ((implementation, 0.0), ("plain", 1e-8)):
         second = make_flat()
@@ -333,10 +323,9 @@ def test_copy_in_another_dtype(make_flat: MakeFlat, implementation: str) -> None
 def test_state_of_another_model_is_an_error(make_flat: MakeFlat) -> None:
     lamb = make_one(Lamb, make_flat(), "plain")
     other = make_one(Lamb, FlatParameters([("w", nn.Parameter(torch.zeros(3)))]), "plain")
-    with user_error("checkpoint.shape", "optimizer state"):
-        lamb.load_state_dict(other.state_dict())
-    with user_error("checkpoint.shape", "optimizer state"):
-        lamb.load_state_dict({"num_updates": 1})
+    for state in (other.state_dict(), {"num_updates": 1}):
+        with user_error("checkpoint.shape", "optimizer state"):
+            lamb.load_state_dict(state)
 
 
 def test_one_rank_does_not_copy_weights_or_state(make_flat: MakeFlat) -> None:
@@ -347,10 +336,7 @@ def test_one_rank_does_not_copy_weights_or_state(make_flat: MakeFlat) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_settings_create_each_optimizer(make_flat: MakeFlat, name: str) -> None:
-    """Settings become log entries, each logged once; the weight decay is logged as configured.
-
-    The audit finds each key in the line that logs it.
-    """
+    """Settings become log entries, each logged once by a line in which the audit finds its key."""
     flat, events, root = make_flat(), [], Path(__file__).parents[3]
     sources = Sources(root, Log(Path("result_0.txt"), ()))
 
@@ -369,8 +355,6 @@ def test_settings_create_each_optimizer(make_flat: MakeFlat, name: str) -> None:
     momentum = {"momentum": 0.9} if name in ("madgrad", "sgd") else {"beta_1": 0.9, "beta_2": 0.98}
     epsilon = {} if name == "sgd" else {"epsilon": 1e-6}
     expected = {prefix + key: value for key, value in {**momentum, **epsilon, decay: 0.01}.items()}
-    assert set(expected) - {"opt_lamb_beta_1", "opt_lamb_beta_2"} <= set(SETTINGS_OF), (
-        "the log tracer must know these keys"
-    )
+    assert set(expected) <= {*SETTINGS_OF, "opt_lamb_beta_1", "opt_lamb_beta_2"}, "the log tracer must know these keys"
     assert found == {"opt_name": name, "opt_gradient_clip_norm": 1.0, **expected}
     assert optimizer.step(0.01).isfinite()

@@ -1,15 +1,14 @@
 """The energy of a run: zeus on a RAPL tree made here, objects with its interface for GPUs, sums over machines."""
 
-import json
 import sys
 import types
 
 import pytest
 import torch
 
-from mlbert.cli.main import main
 from mlbert.runs.energy import EnergyMeter, energy_words, summarize_energy
-from training_settings import train_arguments
+from training_settings import read_summary
+from training_settings import run as run_train
 
 
 class Counters:
@@ -39,10 +38,6 @@ def measure(num_gpus):
     meter = EnergyMeter(num_gpus)
     meter.start()
     return meter, meter.stop()
-
-
-def without_seconds(numbers):
-    return [*numbers[:-2], numbers[-1]]
 
 
 def write_zone(folder, name, microjoules):
@@ -85,18 +80,12 @@ def test_zeus_reads_processors_and_memory_once(tmp_path, monkeypatch):
 
 
 def test_gpus_that_cannot_be_read_give_no_figure(counters, monkeypatch):
-    assert without_seconds(measure(2)[1]) == [
-        6e3,
-        9e3,
-        0,
-        1,
-        1,
-        0,
-        1,
-    ]  # GPUs 1 + 2 kJ, then 4 + 5; processors 9 kJ, then 18
+    _, numbers = measure(2)
+    del numbers[-2]  # seconds
+    assert numbers == [6e3, 9e3, 0, 1, 1, 0, 1], "GPUs 1 + 2 kJ, then 4 + 5; processors 9 kJ, then 18"
     monkeypatch.setattr(counters, "get_total_energy_consumption", lambda index: 1 / 0)
     meter, numbers = measure(2)
-    assert without_seconds(numbers) == [0] * 6 + [1]
+    assert [*numbers[:-2], numbers[-1]] == [0] * 6 + [1]
     assert energy_words(summarize_energy(numbers), meter.reason) == (
         "energy: not measured: ZeroDivisionError: division by zero"
     )
@@ -120,14 +109,13 @@ def test_only_what_every_machine_measured_counts(machines, parts):
     assert summarize_energy(sums) == expected
 
 
-def run(folder, capsys, **changes):
-    with pytest.raises(SystemExit):
-        main(train_arguments(folder, **changes))
-    summary = json.loads((folder / "out" / "run_0" / "summary.json").read_text())
+def run(folder, capsys):
+    run_train(folder)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("energy: ")]
     log = (folder / "out" / "result_0.txt").read_text()
     assert "power_" not in log, "MLPerf's keys are for meters of whole machines, in files of their own"
-    return lines, {name: value for name, value in summary.items() if "joules" in name or "watts" in name}
+    summary = read_summary(folder / "out").items()
+    return lines, {name: value for name, value in summary if "joules" in name or "watts" in name}
 
 
 def test_a_run_with_a_meter(tmp_path, capsys, counters):

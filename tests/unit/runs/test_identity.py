@@ -21,34 +21,18 @@ from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.runs import identity
-from mlbert.runs.identity import (
-    RunIdentity,
-    RuntimeFacts,
-    identify,
-    log_batch_size,
-    log_ends,
-    log_identity,
-    log_submission,
-)
+from mlbert.runs.identity import RunIdentity, RuntimeFacts, identify
 from mlbert.training.config import EvaluationConfig, RunConfig
 from user_errors import user_error
 
-GIVEN = {
-    "train_data": "sha256:a",
-    "eval_data": "sha256:b",
-    "max_sequence_length": 512,
-    "sequences_per_pack": 1.99,
-    "precision": "bf16",
-    "ops": "plain",
-    "ranks": 4,
-    "threads_per_rank": 8,
-    "hosts": ["a", "a", "b", "b"],
-    "gpus": {"A GPU": 2},
-    "cuda": "13.0",
-    "cudnn": "91300",
-    "nccl": "2.27.7",
-}
-TOLD = RuntimeFacts(**GIVEN)
+DATA = {"train_data": "sha256:a", "eval_data": "sha256:b", "max_sequence_length": 512, "sequences_per_pack": 1.99}
+PLACE = {"ranks": 4, "threads_per_rank": 8, "hosts": ["a", "a", "b", "b"], "gpus": {"A GPU": 2}}
+VERSIONS = {"precision": "bf16", "ops": "plain", "cuda": "13.0", "cudnn": "91300", "nccl": "2.27.7"}
+FACTS = RuntimeFacts(**DATA, **PLACE, **VERSIONS)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @pytest.fixture
@@ -63,18 +47,17 @@ def resolved(recipe, environ, tmp_path: Path):
 
 
 def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONT", "image:1")
-    monkeypatch.setenv("NEXP", "5")
-    monkeypatch.setenv("MLBERT_IMAGE_COMMIT", "c0ffee")
-    monkeypatch.setenv("MLBERT_IMAGE_DIGEST", "sha256:5eed")
-    made = identify(resolved, TOLD)
+    exports = {"CONT": "image:1", "MLBERT_IMAGE_COMMIT": "c0ffee", "MLBERT_IMAGE_DIGEST": "sha256:5eed", "NEXP": "5"}
+    for name, value in exports.items():
+        monkeypatch.setenv(name, value)
+    made = identify(resolved, FACTS)
     assert (made.image, made.image_commit, made.image_digest) == ("image:1", "c0ffee", "sha256:5eed")
     config, site = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "env.sh"
-    assert (made.config_file, made.config_file_sha256) == (str(config), hashlib.sha256(config.read_bytes()).hexdigest())
-    assert made.config_parents == {str(site): hashlib.sha256(site.read_bytes()).hexdigest()}
-    assert made.model_shape_sha256 == hashlib.sha256(b"{}").hexdigest()
+    assert (made.config_file, made.config_file_sha256) == (str(config), sha256(config.read_bytes()))
+    assert made.config_parents == {str(site): sha256(site.read_bytes())}
+    assert made.model_shape_sha256 == sha256(b"{}")
     assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)
-    assert {**GIVEN, "hosts": ["a", "b"]}.items() <= asdict(made).items()
+    assert {**DATA, **PLACE, **VERSIONS, "hosts": ["a", "b"]}.items() <= asdict(made).items()
     assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "none", "none")
     assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
@@ -83,16 +66,16 @@ def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_shape_that_is_gone(resolved, tmp_path: Path) -> None:
     (tmp_path / "shape.json").unlink()
     with user_error("file.unreadable", tmp_path / "shape.json"):
-        identify(resolved, TOLD)
+        identify(resolved, FACTS)
 
 
 def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> None:
     logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
     config = resolved.config
-    log_submission(logger.event, config[SubmissionConfig])
-    log_identity(logger.event, identify(resolved, TOLD), resolved)
-    log_batch_size(logger.event, config[DataConfig], 16)
-    log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    identity.log_submission(logger.event, config[SubmissionConfig])
+    identity.log_identity(logger.event, identify(resolved, FACTS), resolved)
+    identity.log_batch_size(logger.event, config[DataConfig], 16)
+    identity.log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     source = Path(identity.__file__).read_text().splitlines()
     log = read_log(logger.path)
     assert {item.name for item in fields(RunIdentity)} | {"configuration"} <= {event.key for event in log.events}
@@ -110,14 +93,14 @@ def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path:
     (tmp_path / "weights/model.safetensors").write_bytes(b"x")
     model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
     config = resolved.config.replace(model)
-    made = identify(replace(resolved, config=config), TOLD)
-    assert (made.starting_weights, made.starting_weights_sha256) == ("weights", hashlib.sha256(b"x").hexdigest())
+    made = identify(replace(resolved, config=config), FACTS)
+    assert (made.starting_weights, made.starting_weights_sha256) == ("weights", sha256(b"x"))
 
 
 def test_passwords_are_not_logged(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
     corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
     hidden = replace(resolved, config=resolved.config.replace(corpus))
-    assert identify(hidden, TOLD).command == "mlbert train data_remote=s3://***@host/x 'a b'"
+    assert identify(hidden, FACTS).command == "mlbert train data_remote=s3://***@host/x 'a b'"
     assert hidden.as_configuration()["DATA_REMOTE"]["value"] == "s3://***@host/x"
     assert "secret" not in hidden.as_json()

@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlbert.cli.main import main
 from mlbert.runs import monitor as module
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, TrainState
-from training_settings import read_metrics, train_arguments
+from training_settings import train
 from user_errors import user_error
 
 LIMITS = Limits(target_accuracy=0.5, max_steps=100, max_samples=10_000, max_seconds=None, max_skipped_steps=2)
 
 
-def watch(path, terminal, append=False, every=10):
+def watch(path, terminal=False, append=False, every=10):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=150)
     return Monitor(path, LIMITS, every, console, append), out
@@ -41,15 +40,8 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
     monitor.close()
     text = out.getvalue()
-    for piece in (
-        "step 50",
-        "250 samples/s",
-        "loss 6.250",
-        "accuracy 0.1250",
-        "loss 5.5000",
-        "left",
-        "evaluation at 500 samples",
-    ):
+    pieces = ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "left")
+    for piece in (*pieces, "evaluation at 500 samples", "loss 5.5000"):
         assert piece in text
     slowest = "slowest: rank 1 on n2, 0.750 s a step (median 0.500, least 0.250)"
     assert terminal or slowest in text.replace("\n", " ")
@@ -59,7 +51,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
 
 
 def test_other_ranks_are_silent(tmp_path):
-    monitor, out = watch(None, False)
+    monitor, out = watch(None)
     monitor.open(TrainState())
     monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
     monitor.say("something")
@@ -69,57 +61,59 @@ def test_other_ranks_are_silent(tmp_path):
 
 @pytest.mark.parametrize(("every", "points"), [(10, [1, 10, 20]), (0, [])])
 def test_log_points(tmp_path, every, points):
-    monitor, _ = watch(tmp_path / "m", False, every=every)
+    monitor, _ = watch(tmp_path / "m", every=every)
     assert [step for step in range(1, 25) if monitor.should_log(step)] == points
+
+
+def resume(path):
+    """Open the metrics of a run that resumes after step 1, and return what is printed."""
+    monitor, out = watch(path, append=True)
+    monitor.open(TrainState(step=1))
+    monitor.close()
+    return out.getvalue()
 
 
 def test_resuming_drops_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first, second = (f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}' for n in (1, 2))
     path.write_text(f'{first}\n{second}\n{{"kind": "st')
-    monitor, out = watch(path, False, append=True)
-    monitor.open(TrainState(step=1))
-    monitor.close()
+    out = resume(path)
     assert path.read_text() == f"{first}\n"
-    assert out.getvalue() == ""
+    assert out == ""
 
 
-FOREIGN = st.sampled_from(
-    [b'{"step": 1}', b'{"kind": "step", "step": "1"}', b"[" * 9999, b"NaN", b"3", b'{"kind": []}']
-)
+FOREIGN = [b'{"step": 1}', b'{"kind": "step", "step": "1"}', b"[" * 9999, b"NaN", b"3", b'{"kind": []}']
+BINARY = st.binary(max_size=30).filter(lambda line: b"\n" not in line)
 
 
 @settings(max_examples=30)
-@given(st.lists(FOREIGN | st.binary(max_size=30).filter(lambda line: b"\n" not in line), min_size=1, max_size=4))
+@given(st.lists(st.sampled_from(FOREIGN) | BINARY, min_size=1, max_size=4))
 def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
     path = tmp_path_factory.getbasetemp() / "metrics.jsonl"
     own = b'{"kind": "skipped", "step": 1, "samples": 4}\n'
     path.write_bytes(own + b"".join(line + b"\n" for line in lines) + own)
-    monitor, out = watch(path, False, append=True)
-    monitor.open(TrainState(step=1))
-    monitor.close()
+    out = resume(path)
     assert path.read_bytes() == own + own
-    assert f"{len(lines)} lines that are not metrics of a run" in out.getvalue()
+    assert f"{len(lines)} lines that are not metrics of a run" in out
 
 
-def test_unwritable_folder_is_one_error(tmp_path):
-    monitor, _ = watch(tmp_path / "no" / "metrics.jsonl", False)
-    with user_error("file.unwritable", tmp_path / "no/metrics.jsonl"):
-        monitor.open(TrainState())
-
-
-def test_seconds_do_not_count_a_checkpoints_time_twice(tmp_path):
-    monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
+def test_seconds_do_not_count_a_checkpoints_time_twice_and_without_time_there_is_no_rate(tmp_path):
+    monitor, _ = watch(tmp_path / "metrics.jsonl", every=1)
     state = TrainState(elapsed_seconds=100.0)
     monitor.open(state)
-    state.elapsed_seconds = 150.0  # a checkpoint writes the time so far into the state
+    state.elapsed_seconds, state.samples = 150.0, 5  # a checkpoint writes the time so far into the state
     monitor.step(state, 1.0, 0.1, 1.0)
     monitor.close()
-    assert 100.0 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] < 120.0
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert 100.0 <= line["seconds"] < 120.0
+    assert line["samples_per_second"] == 0.0, "no time was spent on training"
 
 
-def test_full_disk_is_one_error_that_names_the_file():
-    monitor, _ = watch(Path("/dev/full"), False, every=1)
+def test_a_missing_folder_and_a_full_disk_are_one_error_that_names_the_file(tmp_path):
+    monitor, _ = watch(tmp_path / "no/metrics.jsonl")
+    with user_error("file.unwritable", tmp_path / "no/metrics.jsonl"):
+        monitor.open(TrainState())
+    monitor, _ = watch(Path("/dev/full"), every=1)
     monitor.open(TrainState())
     with user_error("file.unwritable", "full"):
         monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
@@ -128,17 +122,7 @@ def test_full_disk_is_one_error_that_names_the_file():
 def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
     clock = SimpleNamespace(monotonic=itertools.count(0.0, 0.25).__next__)
     monkeypatch.setattr("mlbert.training.loop.time", clock)
-    with pytest.raises(SystemExit):
-        main(train_arguments(tmp_path, ops="plain", max_steps=3))
-    lines = read_metrics(tmp_path / "out")
+    lines = train(tmp_path, ops="plain", max_steps=3)
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:  # a quarter of a second between two looks at the clock, and two looks a step
         assert line["samples_per_second"] == round(line["samples"] / (0.25 * line["step"]), 1)
-
-
-def test_there_is_no_rate_without_time(tmp_path):
-    monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
-    monitor.open(TrainState())
-    monitor.step(TrainState(step=1, samples=5), 1.0, 0.1, 1.0)
-    monitor.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["samples_per_second"] == 0.0
