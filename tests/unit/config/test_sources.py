@@ -15,11 +15,8 @@ def test_exports_of_a_config_and_its_parent(tmp_path: Path) -> None:
     (tmp_path / "config_common.sh").write_text("export LR=1e-3\nexport NEXP=10\n")
     config = tmp_path / "config_a_1x1x8x2.sh"
     config.write_text(
-        "# a comment\n"
-        'source "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"\n'
-        "\n"
-        "export LR=2e-3\n"
-        'export WALLTIME="$((5 + NEXP * 12))"\n'
+        '# a comment\nsource "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"\n\n'
+        'export LR=2e-3\nexport WALLTIME="$((5 + NEXP * 12))"\n'
     )
     found = {name: (export.text, Path(export.place).name) for name, export in check_exports(config).items()}
     assert found == {
@@ -69,11 +66,9 @@ def test_bad_lines_are_named_with_their_number(line: str, code: str, subject: st
     config.write_text(f"export LR=1\n{line}\n")
     with user_error(code, subject):
         check_exports(config)
-
-
-def test_an_absent_config(tmp_path: Path) -> None:
-    with user_error("file.unreadable", tmp_path / "config_a.sh"):
-        check_exports(tmp_path / "config_a.sh")
+    config.unlink()
+    with user_error("file.unreadable", config):
+        check_exports(config)
 
 
 def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
@@ -105,9 +100,5 @@ def test_nearest() -> None:
     ],
 )
 def test_a_config_name_is_parsed(name: str, parts: tuple | None) -> None:
-    reported = parse_config_name(name)
-    if parts is None:
-        assert reported is None
-    else:
-        assert reported is not None
-        assert (*vars(reported).values(), reported.shape) == parts
+    found = parse_config_name(name)
+    assert (found and (*vars(found).values(), found.shape)) == parts
