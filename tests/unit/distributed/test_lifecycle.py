@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,6 +48,10 @@ def divide_by_zero_after(call: Callable[[str], object], argument: str) -> None:
     _ = 1 / 0
 
 
+def keys(log: MLPerfLogger) -> list[str]:
+    return [event["key"] for event in events(log.path)]
+
+
 def test_an_exception_is_logged_once_and_passed_on(run: Lifecycle, log: MLPerfLogger) -> None:
     with pytest.raises(ZeroDivisionError), run.guard():
         divide_by_zero_after(log.start, "run_start")
@@ -64,15 +69,12 @@ def test_nothing_is_logged_before_run_start_or_after_the_finish(run: Lifecycle, 
     log.start("run_start")
     with pytest.raises(ZeroDivisionError), run.guard():
         divide_by_zero_after(run.finish, "success")
-    assert [event["key"] for event in events(log.path)] == ["run_start", "run_stop"]
+    assert keys(log) == ["run_start", "run_stop"]
     assert events(log.path)[-1]["metadata"]["status"] == "success"
 
 
 def test_a_log_that_cannot_be_closed_hides_no_reason() -> None:
-    def full_disk(status: str, reason: str | None) -> None:
-        raise OSError("no space left")
-
-    run = Lifecycle(World(), full_disk)
+    run = Lifecycle(World(), Mock(side_effect=OSError("no space left")))
     with pytest.raises(ZeroDivisionError), run.guard():
         _ = 1 / 0
     with pytest.raises(OSError, match="no space"), run.guard():
@@ -101,7 +103,7 @@ def test_a_warning_ends_the_run_only_where_it_cannot_save(run: Lifecycle, log: M
         os.kill(os.getpid(), signal.SIGUSR1)
         assert run.warned
         time.sleep(0.1)
-    assert [event["key"] for event in events(log.path)] == ["run_start"]
+    assert keys(log) == ["run_start"]
 
 
 def test_a_warned_run_leaves_as_sigusr1(run: Lifecycle, log: MLPerfLogger) -> None:
@@ -132,7 +134,7 @@ def test_a_signal_that_the_caller_handles_does_not_end_the_run(number: int, run:
     finally:
         signal.signal(number, before)
     assert caught == [number]
-    assert [event["key"] for event in events(log.path)] == ["run_start"]
+    assert keys(log) == ["run_start"]
 
 
 WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
@@ -147,14 +149,7 @@ WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
         (1, ValueError("no"), None, False),
     ],
 )
-def test_a_rank_leaves_a_mistake_to_rank_0(
-    rank: int,
-    error: Exception,
-    status: int | None,
-    printed: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_a_rank_leaves_a_mistake_to_rank_0(rank, error, status, printed, monkeypatch, capsys) -> None:
     here, other = socket.socketpair()
     monkeypatch.setattr(health, "connect", lambda world: {1 - rank: Channel(here)})
     monkeypatch.setattr(health, "CAUSE_SECONDS", 0.0)
@@ -200,21 +195,16 @@ HANG = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mut
 
 
 def default_signals() -> None:
-    """A suite that runs in the background or under nohup hands ignored signals on to its children."""
-    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    """Undo the ignored signals that a child inherits from a suite in the background or under nohup."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def start(tmp_path: Path, body: str) -> tuple[subprocess.Popen, Path]:
     path = tmp_path / "result_0.txt"
-    code = RUN.format(root=str(ROOT), body=body)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=default_signals,
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-c", RUN.format(root=str(ROOT), body=body), str(path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, preexec_fn=default_signals)
     assert process.stdout.readline() == b"ready\n"
     return process, path
 
@@ -229,8 +219,8 @@ def test_a_signal_ends_the_run_as_aborted(name: str, tmp_path: Path) -> None:
         assert process.returncode in (-number, 128 + number, 1)
     else:
         assert (process.returncode, errors) == (128 + number, b"")
-    keys = [(event["key"], event["metadata"].get("status")) for event in events(path)]
-    assert keys == [("run_start", None), ("run_stop", "aborted")]
+    statuses = [(event["key"], event["metadata"].get("status")) for event in events(path)]
+    assert statuses == [("run_start", None), ("run_stop", "aborted")]
     assert events(path)[-1]["metadata"]["reason"] == name
 
 

@@ -43,10 +43,6 @@ def test_a_single_process_keeps_its_gradient() -> None:
 def test_norm_is_that_of_float64(numel: int) -> None:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(1))
     assert float(norm_of(x)) == pytest.approx(float(x.double().norm()), rel=1e-7)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_norm_of_non_finite_gradients(bad: float) -> None:
-    x = torch.ones(5000)
-    x[4500] = bad
-    assert not norm_of(x).isfinite()
+    for bad in (torch.nan, torch.inf):
+        x[numel * 9 // 10 : numel * 9 // 10 + 1] = bad
+        assert norm_of(x).isfinite() == (numel == 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
-import socket
 
 import pytest
 import torch
@@ -12,59 +11,36 @@ import torch
 from mlbert.distributed.place import expand_hostlist, expand_tasks_per_node
 from mlbert.distributed.rendezvous import default_join_seconds, raise_open_files_limit
 from mlbert.distributed.world import World
+from programs import free_ports, words_as_dict
 from user_errors import user_error
 
-SRUN = {
-    "SLURM_JOB_ID": "1234",
-    "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "localhost,no-such-host-here",
-    "SLURM_STEP_TASKS_PER_NODE": "4,3",
-    "SLURM_NTASKS": "7",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-}
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "head",
-    "MASTER_PORT": "1234",
-}
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "MASTER_ADDR": "head",
-}
-
-
-TWO_TASKS = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+SRUN = words_as_dict(
+    "SLURM_JOB_ID=1234 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4,3"
+    " SLURM_STEP_NODELIST=localhost,no-such-host-here SLURM_NTASKS=7 SLURM_NODEID=1 SLURM_PROCID=5 SLURM_LOCALID=1"
+)
+TWO_TASKS = words_as_dict("SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1")
+TORCHRUN = words_as_dict(
+    "TORCHELASTIC_RUN_ID=none RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=head MASTER_PORT=1234"
+)
+OPENMPI = words_as_dict(
+    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    " MASTER_ADDR=head"
+)
+VARIABLES = words_as_dict("RANK=1 WORLD_SIZE=2")
+MPICH = words_as_dict("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 IDENTITIES = {
     "nothing set": ({}, World(0, 0, 1, 1, "single")),
     "torchrun": (TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
     "torchrun inside srun": (SRUN | TWO_TASKS | TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
-    "plain variables on one machine": (
-        {"RANK": "1", "WORLD_SIZE": "2"},
-        World(1, 1, 2, 2, "variables", "127.0.0.1", 29500),
-    ),
+    "plain variables on one machine": (VARIABLES, World(1, 1, 2, 2, "variables", "127.0.0.1", 29500)),
     "Open MPI": (OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
     "mpirun inside Slurm": (SRUN | TWO_TASKS | OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
-    "MPICH": (
-        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        World(1, 1, 2, 2, "mpirun"),
-    ),
+    "MPICH": (MPICH, World(1, 1, 2, 2, "mpirun")),
 }
 
 
-@pytest.mark.parametrize("case", IDENTITIES)
-def test_identity(case: str) -> None:
-    environ, world = IDENTITIES[case]
+@pytest.mark.parametrize(("environ", "world"), IDENTITIES.values(), ids=IDENTITIES)
+def test_identity(environ: dict[str, str], world: World) -> None:
     assert World.identify(environ) == world
 
 
@@ -76,17 +52,6 @@ def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
         World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
-def test_plain_variables_on_several_machines_need_a_local_rank() -> None:
-    with user_error("distributed.identity", "process identity"):
-        World.identify({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head"})
-
-
-def test_several_machines_need_an_address() -> None:
-    environ = {key: value for key, value in OPENMPI.items() if key != "MASTER_ADDR"}
-    with user_error("distributed.identity", "MASTER_ADDR"):
-        World.identify(environ)
-
-
 def test_srun_task() -> None:
     world = World.identify(SRUN)
     assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 7, 3)
@@ -95,7 +60,7 @@ def test_srun_task() -> None:
     assert World.identify(SRUN | {"SLURM_STEP_ID": "3"}).master_port != world.master_port
 
 
-def test_srun_task_where_the_first_host_has_no_address() -> None:
+def test_srun_task_if_the_first_host_has_no_address() -> None:
     environ = SRUN | {"SLURM_STEP_NODELIST": "no-such-host-here[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
     assert World.identify(environ).master_addr == "10.0.0.7"
     assert World.identify(environ | {"MASTER_ADDR": "head"}).master_addr == "head"
@@ -131,10 +96,12 @@ def test_pmi_of_srun_takes_local_ranks_from_slurm() -> None:
         ({"RANK": "0"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "2"}, "RANK"),
         ({"LOCAL_RANK": "0"}, "RANK and WORLD_SIZE"),
-        ({"RANK": "two", "WORLD_SIZE": "2"}, "RANK"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "process identity"),
+        (VARIABLES | {"RANK": "two"}, "RANK"),
+        (VARIABLES | {"RANK": "-1"}, "RANK"),
+        (VARIABLES | {"RANK": "2"}, "process identity"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "process identity"),
+        (VARIABLES | {"MASTER_ADDR": "head"}, "process identity"),  # several machines need a local rank
+        ({key: value for key, value in OPENMPI.items() if key != "MASTER_ADDR"}, "MASTER_ADDR"),
         (TORCHRUN | {"LOCAL_RANK": "2"}, "process identity"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "process identity"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
@@ -186,21 +153,15 @@ def test_collectives_of_a_single_process_do_nothing() -> None:
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = World(0, 0, 3, 3, "variables", "127.0.0.1", port)
+    world = World(0, 0, 3, 3, "variables", "127.0.0.1", *free_ports(1))
     world.rendezvous.set_join_timeout(1.0)
     with user_error("distributed.join", wording=False) as error:  # the port differs
         world.start()
     assert error.value.problem.startswith("rank 1, 2 did not join")
 
 
-def test_the_default_join_timeout_grows_with_the_ranks() -> None:
+def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_collectives() -> None:
     assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [120, 121, 240, 360, 600]
-
-
-def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
     world = World(0, 0, 2048, 8, "variables")
     assert world.collective_timeout.total_seconds() == 360
     world.rendezvous.set_join_timeout(5.0)
