@@ -16,19 +16,15 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("benchmarks/bert/implementations/pytorch/mlbert", "benchmarks/bert/implementations/tensorflow2/tf2_bert")
 
 
-def codes_in_use() -> set[str]:
-    """First arguments of every call of UserError and Contradiction, and of what names codes elsewhere."""
-    found = set()
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ERROR_CODES:
-                    found.add((node.value, path.name == "error_codes.py"))
-    return {code for code, is_list in found if not is_list}
+def string_constants() -> set[str]:
+    """Return the strings in our code, except in the list of codes."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "error_codes.py"]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def test_every_code_is_used() -> None:
-    assert set(ERROR_CODES) == codes_in_use()
+    assert set(ERROR_CODES) <= string_constants()
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)

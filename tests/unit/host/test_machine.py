@@ -1,4 +1,4 @@
-"""Processors and GPU driver as Linux tells of them, from recorded files."""
+"""Processors and the GPU driver as Linux reports them, from recorded files."""
 
 from __future__ import annotations
 

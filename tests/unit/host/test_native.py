@@ -7,12 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch  # noqa: F401  (brings the OpenMP runtime that the libraries share)
 
 from mlbert.host import native
+from programs import run_quietly
 
 SOURCE = """
 #include <omp.h>
@@ -24,6 +27,12 @@ int threads_seen(int wanted) {
 }
 """
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
+    "empty": lambda content: b"",
+    "text": lambda content: b"not a library",
+}
 
 
 @pytest.fixture
@@ -32,15 +41,20 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "tiny.c").write_text(SOURCE)
-    monkeypatch.setattr(native, "SOURCE_FOLDER", folder)
-    monkeypatch.setattr(native, "_loaded", {})
-    monkeypatch.setattr(native, "_messages", {})
+    for name, value in (("SOURCE_FOLDER", folder), ("_loaded", {}), ("_messages", {})):
+        monkeypatch.setattr(native, name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 
 def cached(sources: Path) -> list[Path]:
     return sorted((sources.parent / "cache" / "mlbert").glob("*.so"))
+
+
+LOAD = (
+    "import sys, pathlib; from mlbert.host import native; native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])"
+    "; tiny = native.load('tiny', ['tiny.c'])"
+)
 
 
 def load_again() -> ctypes.CDLL:
@@ -71,20 +85,13 @@ def test_changed_source_and_header_make_a_new_library(sources: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text"])
-def test_damaged_library_is_built_again(sources: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_library_is_built_again(sources: Path, damage: Callable[[bytes], bytes]) -> None:
     load_again()
     (library,) = cached(sources)
     content = library.read_bytes()
-    broken = {
-        "truncated": content[: len(content) // 2],
-        "flipped": content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
-        "empty": b"",
-        "text": b"not a library",
-    }[damage]
-    # A new file: the one that this process has mapped must not change under it.
-    library.unlink()
-    library.write_bytes(broken)
+    library.unlink()  # this process has mapped that file, so it must not change
+    library.write_bytes(damage(content))
     assert load_again().threads_seen(2) == 2
     assert "compiled into" in native.status()
     assert library.read_bytes() == content
@@ -115,9 +122,7 @@ def test_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @needs_compiler
 def test_library_without_openmp_needs_no_runtime(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise native.NativeUnavailable("no OpenMP runtime")
-
+    missing = Mock(side_effect=native.NativeUnavailable("no OpenMP runtime"))
     monkeypatch.setattr(native, "_share_openmp_runtime", missing)
     (sources / "tiny.c").write_text("int seven(void) { return 7; }\n")
     assert native.load("tiny", ["tiny.c"], openmp=False).seven() == 7
@@ -126,27 +131,16 @@ def test_library_without_openmp_needs_no_runtime(sources: Path, monkeypatch: pyt
 
 
 @needs_compiler
-def test_source_that_does_not_compile(sources: Path) -> None:
+def test_source_that_does_not_compile_or_is_missing(sources: Path) -> None:
     (sources / "tiny.c").write_text("int broken( {\n")
-    with pytest.raises(native.NativeUnavailable, match=r"tiny\.c:1"):
-        load_again()
-
-
-@needs_compiler
-def test_missing_source(sources: Path) -> None:
-    with pytest.raises(native.NativeUnavailable, match=r"absent\.c"):
-        native.load("absent", ["absent.c"])
+    for name, words in (("tiny", r"tiny\.c:1"), ("absent", r"absent\.c")):
+        with pytest.raises(native.NativeUnavailable, match=words):
+            native.load(name, [f"{name}.c"])
 
 
 @needs_compiler
 def test_processes_compile_at_the_same_time(sources: Path) -> None:
-    program = (
-        "import sys, pathlib\n"
-        "from mlbert.host import native\n"
-        "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])\n"
-        "print(native.load('tiny', ['tiny.c']).threads_seen(2))\n"
-    )
-    command = [sys.executable, "-c", program, str(sources)]
+    command = [sys.executable, "-c", f"{LOAD}; print(tiny.threads_seen(2))", str(sources)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [out.strip() for out, _ in outputs] == ["2"] * 3, outputs
@@ -160,13 +154,5 @@ def test_kernels_share_the_openmp_runtime_of_torch(sources: Path) -> None:
     load_again()
     assert "/torch/" in native.openmp_runtime()
     pytest.importorskip("sklearn")
-    program = (
-        "import sys, pathlib, sklearn.metrics\n"
-        "import torch\n"
-        "from mlbert.host import native\n"
-        "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])\n"
-        "native.load('tiny', ['tiny.c']).threads_seen(2)\n"
-        "print(native.openmp_runtime())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(sources)], capture_output=True, text=True, check=True)
-    assert "/torch/" in done.stdout
+    program = f"import sklearn.metrics, torch; {LOAD}; tiny.threads_seen(2); print(native.openmp_runtime())"
+    assert "/torch/" in run_quietly(sys.executable, "-c", program, sources).stdout

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,9 +27,6 @@ from user_errors import user_error
 s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
 KEY, SECRET = "AKIAMADEUPFORTESTS", "made/up+secret/for/tests"
-OPTIONS = (
-    "hidden_act=gelu_erf vocab_size=15 position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0"
-)
 ADDRESS = "s3://bucket/model.safetensors"
 CONTENT = random.Random(0).randbytes(20_000_000)
 
@@ -70,9 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
         self.send_response_only(status)
-        left_out = ("connection", "transfer-encoding", "content-length")
         for name, value in headers.items():
-            if name.lower() not in left_out:
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                 self.send_header(name, value)
         length = headers.get("Content-Length") if self.command == "HEAD" else None
         self.send_header("Content-Length", length or str(len(content)))
@@ -91,10 +87,10 @@ def proxy() -> Iterator[Proxy]:
     proxy = Proxy(server.get_host_and_port()[1])
     thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
     thread.start()
-    environ = {"AWS_ENDPOINT_URL": proxy.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    environ = {"ENDPOINT_URL": proxy.url, "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (environ | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
-            patch.setenv(name, value)
+        for name, value in (environ | {"DEFAULT_REGION": "us-east-1"}).items():
+            patch.setenv(f"AWS_{name}", value)
         patch.setattr(files, "PAUSES_SECONDS", (0.01, 0.02, 0.03))
         store = s3fs.S3FileSystem()
         store.mkdir("bucket")
@@ -194,38 +190,33 @@ def test_a_copy_is_not_made_without_what_belongs_to_it(proxy: Proxy) -> None:
     assert local_copy(source).with_name("vocab.txt").read_bytes() == b"[PAD]"
 
 
-def test_a_transfer_that_only_begins_again_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(self: Handler, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
-        usual(self, status, headers | {"ETag": str(self.server.reads)}, content, end)
+def change_headers(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    answer = Handler.answer
+    changed = lambda self, status, headers, content, end: answer(self, status, change(headers), content, end)  # noqa: E731
+    monkeypatch.setattr(Handler, "answer", changed)
 
-    usual = Handler.answer
-    monkeypatch.setattr(Handler, "answer", answer)
+
+def test_a_transfer_that_only_begins_again_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_headers(monkeypatch, lambda headers: headers | {"ETag": str(proxy.reads)})
     proxy.always = "cut"
     with pytest.raises(AddressError):
         read_address(address("http"))
     assert 4 <= proxy.reads <= 8
 
 
-def without_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the headers that name a file's version."""
-
-    def answer(self: Handler, status: int, headers: dict[str, str], content: bytes, end: int | None) -> None:
-        kept = {name: value for name, value in headers.items() if name.lower() not in ("etag", "last-modified")}
-        usual(self, status, kept, content, end)
-
-    usual = Handler.answer
-    monkeypatch.setattr(Handler, "answer", answer)
+def without_version(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in ("etag", "last-modified")}
 
 
-def test_files_without_a_version_are_told_apart_by_query(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_version(monkeypatch)
+def test_files_without_a_version_are_distinguished_by_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_headers(monkeypatch, without_version)
     assert len({local_copy(f"{address('http')}&number={number}") for number in range(2)}) == 2
 
 
-def test_files_without_a_version_are_told_apart_by_content(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other weights at the same address are never taken for the ones in the cache."""
+def test_files_without_a_version_are_distinguished_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other weights at the same address are never mistaken for the ones in the cache."""
     store, source = s3fs.S3FileSystem(), address("http")
-    without_version(monkeypatch)
+    change_headers(monkeypatch, without_version)
     first = local_copy(source)
     store.pipe(ADDRESS, CONTENT[::-1])
     local_copy.cache_clear()
@@ -241,9 +232,9 @@ def test_files_without_a_version_are_told_apart_by_content(proxy: Proxy, monkeyp
 def test_main_trains_from_a_store_and_logs_no_secret(proxy: Proxy, tmp_path: Path, tree_root: Path) -> None:
     """Texts and starting weights in a store that fails now and then."""
     make_texts(tmp_path, tree_root)
-    shape = BertConfig.from_json(CONFIGS / "tiny.json").with_options(
-        f"{OPTIONS} {SHAPE.replace(': ', '=').replace(',', '')}"
-    )
+    options = f"{SHAPE.replace(': ', '=').replace(',', '')} vocab_size=15 hidden_act=gelu_erf gated_mlp=true"
+    options += " position_embedding_type=alibi attention_probs_dropout_prob=0"
+    shape = BertConfig.from_json(CONFIGS / "tiny.json").with_options(options)
     model = BertForMaskedLM(shape)
     model.initialize(1)
     write_weights(model, tmp_path / "start", {}, None)

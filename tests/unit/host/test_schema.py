@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from mlbert.host.errors import UserError
 from mlbert.host.schema import Count, Document, FileName, Sha256, parse_model, read_model
+from programs import run_quietly
 from user_errors import user_error
 
 
@@ -98,6 +98,6 @@ def test_anything_else_is_one_line(values: dict) -> None:
 
 
 def test_reading_json_does_not_import_pydantic() -> None:
-    modules = "mlbert.host.native, mlbert.host.provenance, mlbert.host.json_files, mlbert.host.json_files"
+    modules = "mlbert.host.native, mlbert.host.provenance, mlbert.host.json_files"
     code = f"import sys, {modules}; sys.exit('pydantic' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_quietly(sys.executable, "-c", code).returncode == 0
