@@ -150,17 +150,11 @@ def test_options_take_the_place_of_the_files_values():
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("num_hidden_layer=2", "config.unknown-name"),
-        ("max_position_embedding=512", "config.unknown-name"),
-        ("xyz=1", "config.unknown-name"),
-        ("gated_mlp", "config.value"),
-        ("gated_mlp=yep", "config.value"),
-        ("hidden_size=3.5", "config.value"),
-        ("hidden_dropout_prob=x", "config.value"),
-        ("hidden_dropout_prob=nan", "config.value"),
-        ("hidden_size=30", "model.shape"),
+        *((text, "config.unknown-name") for text in ("num_hidden_layer=2", "max_position_embedding=512", "xyz=1")),
+        *((text, "config.value") for text in ("gated_mlp", "gated_mlp=yep", "hidden_size=3.5")),
+        *((text, "config.value") for text in ("hidden_dropout_prob=x", "hidden_dropout_prob=nan")),
+        *((text, "model.shape") for text in ("hidden_size=30", "position_embedding_type=rope")),
         ("hidden_size=64 hidden_size=32", "config.duplicate"),
-        ("position_embedding_type=rope", "model.shape"),
     ],
 )
 def test_bad_options_are_one_line(text, code):

@@ -1,12 +1,9 @@
 """Loading a configuration: precedence, strictness, and what each error says."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -32,17 +29,18 @@ def _resolve(recipe, environ, flags=None, yaml_files=(), overrides=()):
     return resolve(recipe, environ, CommandLine(flags or {}, yaml_files, overrides))
 
 
-def test_recipe_yaml_environment_flag_win_in_this_order(recipe, environ, tmp_path: Path) -> None:
+def test_recipe_yaml_environment_argument_win_in_this_order(recipe, environ, tmp_path):
     parent, child = tmp_path / "parent.yaml", tmp_path / "child.yaml"
     parent.write_text("max_steps: 1\nlog_freq: 1\nexperiment: 1\neval_batch_size: 1\n")
     child.write_text("extends: parent.yaml\nlog_freq: 2\nexperiment: 2\neval_batch_size: 2\n")
-    environ |= {"EXPERIMENT": "3", "EVAL_BATCH_SIZE": "3"}
-    resolved = _resolve(recipe, environ, {"eval_batch_size": "4"}, [child])
+    environ |= {"EXPERIMENT": "3", "EVAL_BATCH_SIZE": "3", "LR": "1"}
+    resolved = _resolve(recipe, environ, {"eval_batch_size": "4"}, [child], ["learning_rate=2e-3"])
     expected = {
         "max_steps": (1, f"{parent}:1"),
         "log_freq": (2, f"{child}:2"),
         "experiment": (3, "environment EXPERIMENT"),
         "eval_batch_size": (4, "flag --eval_batch_size"),
+        "learning_rate": (2e-3, "argument learning_rate="),
         "train_batch_size": (8, "recipe packed_lamb"),
         "seed": (None, "recipe packed_lamb"),
     }
@@ -51,7 +49,7 @@ def test_recipe_yaml_environment_flag_win_in_this_order(recipe, environ, tmp_pat
     assert resolved.files == [child, parent]
 
 
-def test_an_export_is_traced_to_its_line(recipe, environ, tmp_path: Path) -> None:
+def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_path):
     (tmp_path / "env.sh").write_text('if true; then\n    export LOGDIR="${tree_dir}/runs" # site\nfi\n')
     (tmp_path / "config_common.sh").write_text("export LR=2e-3\nexport MAX_STEPS=5\n")
     config = tmp_path / "config_x_1x1x8x2.sh"
@@ -72,28 +70,18 @@ def test_an_export_is_traced_to_its_line(recipe, environ, tmp_path: Path) -> Non
     }
     assert {name: resolved.origin[name] for name in wanted} == wanted
     assert resolved.files == [config, tmp_path / "env.sh", tmp_path / "config_common.sh"]
-
-
-def test_a_bad_export_is_reported_with_its_line(recipe, environ, tmp_path: Path) -> None:
-    config = tmp_path / "config_x_1x1x8x2.sh"
     config.write_text("\nexport LR=fast\n")
     with user_error("config.value"):
         _resolve(recipe, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
 
 
-def test_key_value_words_win_over_the_environment(recipe, environ) -> None:
-    resolved = _resolve(recipe, environ | {"LR": "1"}, overrides=["learning_rate=2e-3"])
-    assert resolved.config[ScheduleConfig].learning_rate == 2e-3
-    assert resolved.origin["learning_rate"] == "argument learning_rate="
-
-
-def test_an_empty_or_none_export_of_an_optional_setting_is_none(environ) -> None:
+def test_an_empty_or_none_export_of_an_optional_setting_is_none(environ):
     for text, seed in (("", None), ("none", None), ("7", 7)):
         resolved = _resolve(simple_recipe(seed=5), environ | {"SEED": text})
         assert resolved.config[RunConfig].seed == seed
 
 
-def test_scientific_numbers_in_yaml(recipe, environ, tmp_path: Path) -> None:
+def test_scientific_numbers_in_yaml(recipe, environ, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("learning_rate: 1e-3\nwarmup_steps: 0\nresume: true\nmax_seconds: null\n")
     config = _resolve(recipe, environ, yaml_files=[path]).config
@@ -101,7 +89,7 @@ def test_scientific_numbers_in_yaml(recipe, environ, tmp_path: Path) -> None:
     assert (schedule.learning_rate, schedule.warmup_steps, run.resume, run.max_seconds) == (1e-3, 0, True, None)
 
 
-def test_warmup_from_a_proportion(recipe, environ) -> None:
+def test_warmup_from_a_proportion(recipe, environ):
     config = _resolve(recipe, environ | {"WARMUP_STEPS": "0", "WARMUP_PROPORTION": "0.25"}).config
     assert config[ScheduleConfig].num_warmup_steps == 25
 
@@ -124,8 +112,7 @@ NEAR = "is exported but is not a setting; did you mean"
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_doubtful_exports_are_warnings(recipe, environ, exports, warnings) -> None:
-    """A former setting, near misses, other systems' words, and a warm-up that is longer than the training."""
+def test_doubtful_exports_are_warnings(recipe, environ, exports, warnings):
     assert sorted(_resolve(recipe, environ | exports).warnings) == warnings
 
 
@@ -172,7 +159,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("values", "code", "subject"), BAD.values(), ids=BAD)
-def test_a_bad_configuration_is_reported_in_one_line(values, code, subject, recipe, environ, tmp_path: Path) -> None:
+def test_a_bad_configuration_is_reported_in_one_line(values, code, subject, recipe, environ, tmp_path):
     exports = {name: value for name, value in (environ | values).items() if name.isupper() and value is not None}
     flags = {name.removeprefix("--"): value for name, value in values.items() if name.startswith("--")}
     yaml_files = []
@@ -185,25 +172,23 @@ def test_a_bad_configuration_is_reported_in_one_line(values, code, subject, reci
     assert caught.value.subject.endswith(subject) or caught.value.subject.startswith(f"{subject}{origin}")
 
 
-def test_a_missing_value_names_the_file_to_edit(recipe, environ) -> None:
-    del environ["EVALDIR"]
+def test_all_missing_values_come_in_one_error_that_names_the_file_to_edit(recipe, environ):
     with user_error("config.missing", "EVALDIR"):
-        _resolve(recipe, environ | {"CONFIG_FILE": "config_a.sh"})
-
-
-def test_all_missing_values_come_in_one_error(recipe, environ) -> None:
+        _resolve(
+            recipe, {name: environ[name] for name in environ if name != "EVALDIR"} | {"CONFIG_FILE": "config_a.sh"}
+        )
     gone = ["EVALDIR", "LOGDIR"]
     with user_error("config.missing", "LOGDIR (--output_dir), EVALDIR (--eval_dir)") as caught:
         _resolve(recipe, {name: value for name, value in environ.items() if name not in gone})
     assert all(name in str(caught.value) for name in gone)
 
 
-def test_a_wrong_recipe_default_is_an_error_of_ours() -> None:
+def test_a_wrong_recipe_default_is_an_error_of_ours():
     with pytest.raises(AssertionError, match="NO_SUCH_SETTING"):
         Recipe("x", COMMON, lambda config: None, "", overrides={"NO_SUCH_SETTING": 1})
 
 
-def test_command_line_words_are_sorted() -> None:
+def test_command_line_words_are_sorted():
     words = "--learning-rate 1e-3 --resume --max_steps=5 log_freq=2 --config a.yaml --start_warmup_step -5 --ops plain"
     line = split_arguments([*words.split(), "--synthetic_data", "0"])
     numbers = {"learning_rate": "1e-3", "max_steps": "5", "start_warmup_step": "-5"}
@@ -222,12 +207,12 @@ def test_command_line_words_are_sorted() -> None:
         (["--max_steps=1", "--max-steps=2"], "config.duplicate", "--max-steps"),
     ],
 )
-def test_bad_command_lines(words: list[str], code: str, subject: str) -> None:
+def test_bad_command_lines(words, code, subject):
     with user_error(code, subject):
         split_arguments(words)
 
 
-def test_the_recipe_can_be_read_before_its_defaults(tmp_path: Path) -> None:
+def test_the_recipe_can_be_read_before_its_defaults(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("recipe: from_yaml\n")
     assert peek("recipe", {}) is None
@@ -236,7 +221,7 @@ def test_the_recipe_can_be_read_before_its_defaults(tmp_path: Path) -> None:
     assert peek("recipe", {"RECIPE": "from_export"}, CommandLine({"recipe": "from_flag"})) == "from_flag"
 
 
-def test_printing_and_saving(recipe, environ) -> None:
+def test_printing_and_saving(recipe, environ):
     resolved = _resolve(recipe, environ)
     rows = resolved.as_table()
     assert len(rows) == len(settings_by_key())
@@ -250,7 +235,7 @@ def test_printing_and_saving(recipe, environ) -> None:
     assert logged["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
 
 
-def test_the_process_environment_is_the_default() -> None:
+def test_the_process_environment_is_the_default():
     code = (
         "from simple_recipe import resolve, settings_by_key, simple_recipe\n"
         "print(resolve(simple_recipe(), None).config.get(settings_by_key()['train_batch_size']))"
@@ -259,30 +244,21 @@ def test_the_process_environment_is_the_default() -> None:
     assert run_quietly(sys.executable, "-c", code, env=os.environ | exports).stdout == "6\n"
 
 
-def _limit(setting: Setting, name: str) -> float | None:
-    """A limit of a setting as pydantic keeps it: ge, gt, le or lt."""
-    metadata = setting.section.model_fields[setting.field].metadata
-    return next((getattr(limit, name) for limit in metadata if hasattr(limit, name)), None)
-
-
 def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
-    """Values that a setting allows, by its own limits."""
-    at_least, above, at_most, below = (_limit(setting, name) for name in ("ge", "gt", "le", "lt"))
+    """Return the values that a setting's own limits allow."""
+    limits = {}
+    for limit in setting.section.model_fields[setting.field].metadata:  # as pydantic keeps them
+        limits |= {name: getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
+    least, most = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
     if setting.choices:
         values: st.SearchStrategy[object] = st.sampled_from(setting.choices)
     elif setting.kind is bool:
         values = st.booleans()
     elif setting.kind is int:
-        values = st.integers(None if at_least is None else int(at_least), None if at_most is None else int(at_most))
+        values = st.integers(least, most)
     elif setting.kind is float:
-        values = st.floats(
-            min_value=above if at_least is None else at_least,
-            max_value=below if at_most is None else at_most,
-            exclude_min=above is not None,
-            exclude_max=below is not None,
-            allow_nan=False,
-            allow_infinity=False,
-        )
+        finite = {"allow_nan": False, "allow_infinity": False}
+        values = st.floats(least, most, exclude_min="gt" in limits, exclude_max="lt" in limits, **finite)
     else:
         letters = st.characters(codec="utf-8", categories=["L", "N", "P"])
         values = st.text(letters, min_size=1).filter(lambda text: text.lower() not in ("none", "null"))
@@ -295,7 +271,7 @@ ALL = Recipe("all", SECTIONS, lambda config: None, "")
 
 @hypothesis_settings(max_examples=40)
 @given(st.fixed_dictionaries({key: _legal_values(setting) for key, setting in settings_by_key().items()}))
-def test_any_legal_configuration_survives_a_round_trip_as_text(values: dict[str, Any]) -> None:
+def test_any_legal_configuration_survives_a_round_trip_as_text(values):
     values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
     values |= {"init_checkpoint": None, "average_packing_rate": 1.0, "bin_counts": None}
     values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
@@ -313,7 +289,7 @@ UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
 @pytest.mark.parametrize(
     ("text", "counts"), [("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)]
 )
-def test_numbers_of_the_bins(recipe, environ, text, counts) -> None:
+def test_numbers_of_the_bins(recipe, environ, text, counts):
     config = resolve(recipe, {**environ, **UNPACKED, "BIN_COUNTS": text}).config
     assert config[DataConfig].counts_of_bins == counts
 
@@ -327,14 +303,14 @@ def test_numbers_of_the_bins(recipe, environ, text, counts) -> None:
         ({"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"}, "config.conflict"),
     ],
 )
-def test_numbers_of_the_bins_that_do_not_fit(recipe, environ, changes, code) -> None:
+def test_numbers_of_the_bins_that_do_not_fit(recipe, environ, changes, code):
     with user_error(code, "BIN_COUNTS"):
         resolve(recipe, {**environ, **UNPACKED, **changes})
 
 
 @example("average_packing_rate", "0\n")
 @given(st.sampled_from(sorted(settings_by_key())), st.text() | st.floats() | st.integers() | st.booleans())
-def test_any_value_is_accepted_or_refused_in_one_line(key: str, value: object) -> None:
+def test_any_value_is_accepted_or_refused_in_one_line(key, value):
     setting = settings_by_key()[key]
     recipe = simple_recipe(sections=SECTIONS, tokenizer="t", masking_rate=0.1)
     try:
@@ -347,7 +323,7 @@ def test_any_value_is_accepted_or_refused_in_one_line(key: str, value: object) -
 
 @hypothesis_settings(max_examples=40)
 @given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.integers(), min_size=1))
-def test_an_unknown_flag_is_always_named(flags: dict[str, int]) -> None:
+def test_an_unknown_flag_is_always_named(flags):
     unknown = [name for name in flags if name not in settings_by_key()]
     if not unknown:
         return
@@ -355,7 +331,7 @@ def test_an_unknown_flag_is_always_named(flags: dict[str, int]) -> None:
         resolve(ALL, {}, CommandLine({unknown[0]: "1"}))
 
 
-def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_sourced_config(tmp_path: Path) -> None:
+def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_sourced_config(tmp_path):
     readers = list(RECIPES.values())
     config, yaml_file = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "x.yaml"
     config.write_text("export TASK=qnli\n")
@@ -368,7 +344,7 @@ def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_source
         assert "only by classification" in caught.value.problem
 
 
-def test_a_setting_the_recipe_does_not_read_is_a_warning_in_the_environment(recipe: Recipe) -> None:
+def test_a_setting_the_recipe_does_not_read_is_a_warning_in_the_environment(recipe):
     resolved = resolve(recipe, FOLDERS | {"TASK": "qnli"}, readers=list(RECIPES.values()))
     assert resolved.warnings == ["TASK is not read by RECIPE=packed_lamb, only by classification"]
     assert resolved.as_configuration()["TASK"] == {"value": None, "origin": "not set"}
@@ -377,16 +353,16 @@ def test_a_setting_the_recipe_does_not_read_is_a_warning_in_the_environment(reci
 @pytest.mark.parametrize(
     "words", ["task=none", "drop_last=", "deterministic=1", "masking_rate=none", "steps_per_loop=200"]
 )
-def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe: Recipe, words: str) -> None:
+def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe, words):
     assert resolve(recipe, FOLDERS, CommandLine(overrides=[words])).warnings == []
 
 
-def test_a_setting_of_a_section_that_the_recipe_does_not_read() -> None:
+def test_a_setting_of_a_section_that_the_recipe_does_not_read():
     with user_error("config.not-read", "MODEL_IMPLEMENTATION (flag --model_implementation)"):
         resolve(packed_lamb.RECIPE, FOLDERS, CommandLine({"model_implementation": "huggingface"}))
 
 
-def test_a_recipe_may_require_what_its_section_allows_to_be_none() -> None:
+def test_a_recipe_may_require_what_its_section_allows_to_be_none():
     values = {"tokenizer": "t", "masking_rate": 0.1, "max_seq_length": None}
     given = {key: (value, "test") for key, value in {**NUMBERS, **values}.items() if key != "bert_config_file"}
     given |= {"bert_config_file": ("b.json", "test"), "max_sequences_per_pack": (2, "test")}
@@ -394,7 +370,7 @@ def test_a_recipe_may_require_what_its_section_allows_to_be_none() -> None:
         resolve(masked_lm_text.RECIPE, FOLDERS, given=given)
 
 
-def test_masked_lm_is_one_of_two_recipes() -> None:
+def test_masked_lm_is_one_of_two_recipes():
     assert find("masked_lm", lambda key: None) is masked_lm_stored.RECIPE
     assert find("masked_lm", lambda key: "none") is masked_lm_stored.RECIPE
     assert find("masked_lm", lambda key: "vocab.txt") is masked_lm_text.RECIPE
@@ -404,14 +380,14 @@ def test_masked_lm_is_one_of_two_recipes() -> None:
         find("tensorflow2", lambda key: None)
 
 
-def test_no_default_is_declared_in_two_files() -> None:
+def test_no_default_is_declared_in_two_files():
     for recipe in RECIPES.values():
         for setting in (one for section in recipe.sections for one in settings_of(section)):
             if setting.env in recipe.overrides and not setting.required:
                 assert recipe.overrides[setting.env] != setting.default, f"{recipe.name}: {setting.env}"
 
 
-def test_benchmark_recipes_require_the_settings_of_a_submission() -> None:
+def test_benchmark_recipes_require_the_settings_of_a_submission():
     needed = {"OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "WEIGHT_DECAY_RATE", "PACKING_FACTOR", "MLPERF_SUBMISSION_ORG"}
     for recipe in (packed_lamb.RECIPE, ddp_adam.RECIPE):
         required = {one.env for one in settings_by_key().values() if recipe.requires(one)}

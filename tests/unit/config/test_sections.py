@@ -1,7 +1,5 @@
 """Every setting is declared once, with limits and a meaning, by the room that owns it."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path
@@ -26,18 +24,16 @@ from user_errors import user_error
 PACKAGE = Path(mlbert.__file__).parent
 
 
-def test_every_setting_has_a_flag_an_export_and_a_meaning() -> None:
+def test_every_setting_has_a_flag_an_export_and_a_meaning():
     for key, setting in settings_by_key().items():
         assert setting.flag == f"--{key}"
         assert setting.env.isupper()
         assert setting.meaning.endswith(".")
-
-
-def test_names_are_unique_over_program_and_launchers() -> None:
+    # Names are unique over the program and the launchers.
     assert len(settings_by_env()) == len(settings_by_key()) + len(settings_of(LaunchConfig))
 
 
-def test_optional_types_are_recognised() -> None:
+def test_optional_types_are_recognised():
     known = settings_by_key()
     assert known["seed"].optional
     assert known["seed"].kind is int
@@ -46,7 +42,7 @@ def test_optional_types_are_recognised() -> None:
     assert known["precision"].choices[:2] == ("auto", "fp32")
 
 
-def test_no_number_is_without_bounds() -> None:
+def test_no_number_is_without_bounds():
     for setting in settings_by_env().values():
         if setting.kind in (int, float):
             limits = setting.section.model_fields[setting.field].metadata
@@ -54,7 +50,7 @@ def test_no_number_is_without_bounds() -> None:
                 assert any(hasattr(limit, name) for limit in limits for name in names), setting.env
 
 
-def test_a_config_module_imports_only_sections_and_the_standard_library() -> None:
+def test_a_config_module_imports_only_sections_and_the_standard_library():
     files = [path for path in PACKAGE.glob("**/config.py") if path.parent != PACKAGE]
     assert len(files) >= 7
     for path in files:
@@ -65,19 +61,19 @@ def test_a_config_module_imports_only_sections_and_the_standard_library() -> Non
             assert foreign <= {"mlbert.config.section"}, path
 
 
-def test_settings_import_no_torch() -> None:
+def test_settings_import_no_torch():
     code = "import sys, mlbert.config.resolution, mlbert.recipes.registry; sys.exit('torch' in sys.modules)"
     assert run_quietly(sys.executable, "-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_is_frozen_and_strict(section: type) -> None:
+def test_a_section_is_frozen_and_strict(section):
     assert section.model_config["frozen"]
     assert section.model_config["strict"]
     assert section.model_config["extra"] == "forbid"
 
 
-def test_a_resumed_run_keeps_the_fixed_settings() -> None:
+def test_a_resumed_run_keeps_the_fixed_settings():
     kept = simple_configuration(seed=3).fixed_on_resume()
     assert kept["OPT_LAMB_BETA_1"] == 0.9
     assert kept["GRADIENT_STEPS"] == 2
@@ -86,7 +82,7 @@ def test_a_resumed_run_keeps_the_fixed_settings() -> None:
     assert "GRADIENT_STEPS" not in simple_configuration(auto_micro_batch=True).fixed_on_resume()
 
 
-def test_a_section_is_replaced_in_a_copy() -> None:
+def test_a_section_is_replaced_in_a_copy():
     config = simple_configuration()
     changed = config.replace(config[DataConfig].model_copy(update={"gradient_accumulation_steps": 4}))
     assert changed[DataConfig].gradient_accumulation_steps == 4
@@ -94,7 +90,7 @@ def test_a_section_is_replaced_in_a_copy() -> None:
     assert changed[ComputeConfig] is config[ComputeConfig]
 
 
-def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag() -> None:
+def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag():
     ours = {name_shape(word) for row in settings_by_key().values() for word in (row.flag, row.key)}
     assert not ours & set(_OTHERS)
     for shape in _OTHERS:
@@ -113,13 +109,13 @@ def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag() -> Non
         ("--seeed=1", "The nearest known one is --seed"),
     ],
 )
-def test_a_word_of_another_tool_gets_our_name_for_it(word: str, said: str) -> None:
+def test_a_word_of_another_tool_gets_our_name_for_it(word, said):
     with user_error("config.unknown-name") as caught:
         split_arguments([word])
     assert said in str(caught.value)
 
 
-def test_a_default_names_the_recipes_that_differ() -> None:
+def test_a_default_names_the_recipes_that_differ():
     known = settings_by_key()
     a = Recipe("a", COMMON, lambda config: None, "", overrides={"LR": 1.0})
     b = Recipe("b", COMMON, lambda config: None, "")

@@ -1,7 +1,5 @@
 """Reading exports of a config_*.sh and finding the nearest known name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from mlbert.host.errors import nearest
 from user_errors import user_error
 
 
-def test_exports_of_a_config_and_its_parent(tmp_path: Path) -> None:
+def test_exports_of_a_config_and_its_parent(tmp_path):
     (tmp_path / "config_common.sh").write_text("export LR=1e-3\nexport NEXP=10\n")
     config = tmp_path / "config_a_1x1x8x2.sh"
     config.write_text(
@@ -26,7 +24,7 @@ def test_exports_of_a_config_and_its_parent(tmp_path: Path) -> None:
     }
 
 
-def test_a_site_file_may_hold_logic(tmp_path: Path) -> None:
+def test_a_site_file_may_hold_logic(tmp_path):
     (tmp_path / "env.sh").write_text("if true; then\n  export CONT=a#b:1 # image\nfi\nexport OTHER=1\n")
     config = tmp_path / "config_a.sh"
     config.write_text(". ./env.sh\nexport LR=1\n")
@@ -47,7 +45,7 @@ def test_a_site_file_may_hold_logic(tmp_path: Path) -> None:
         ("a.b", "acb", False),
     ],
 )
-def test_whether_an_export_gave_a_value(text: str, value: str, gives: bool) -> None:
+def test_whether_an_export_gave_a_value(text, value, gives):
     assert Export(text, "x:1").gives(value) is gives
 
 
@@ -61,7 +59,7 @@ def test_whether_an_export_gave_a_value(text: str, value: str, gives: bool) -> N
         ("source config_a.sh", "config.file", "config_a.sh"),
     ],
 )
-def test_bad_lines_are_named_with_their_number(line: str, code: str, subject: str, tmp_path: Path) -> None:
+def test_bad_lines_are_named_with_their_number(line, code, subject, tmp_path):
     config = tmp_path / "config_a.sh"
     config.write_text(f"export LR=1\n{line}\n")
     with user_error(code, subject):
@@ -71,7 +69,7 @@ def test_bad_lines_are_named_with_their_number(line: str, code: str, subject: st
         check_exports(config)
 
 
-def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
+def test_two_parents_and_the_later_wins(tmp_path):
     (tmp_path / "a.yaml").write_text("max_steps: 1\nlog_freq: 1\n")
     (tmp_path / "b.yaml").write_text("max_steps: 2\n")
     (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nexperiment: 3\n")
@@ -84,7 +82,7 @@ def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
     assert files == [tmp_path / name for name in ("c.yaml", "a.yaml", "b.yaml")]
 
 
-def test_nearest() -> None:
+def test_nearest():
     assert nearest("batch-size", ["BATCHSIZE", "MAX_STEPS"]) == "BATCHSIZE"
     assert nearest("qqq", ["BATCHSIZE", "MAX_STEPS"]) is None
 
@@ -99,6 +97,6 @@ def test_nearest() -> None:
         ("env.sh", None),
     ],
 )
-def test_a_config_name_is_parsed(name: str, parts: tuple | None) -> None:
+def test_a_config_name_is_parsed(name, parts):
     found = parse_config_name(name)
     assert (found and (*vars(found).values(), found.shape)) == parts

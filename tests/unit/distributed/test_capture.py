@@ -1,18 +1,15 @@
 """What surrounds a CUDA graph's capture, with PyTorch's graphs replaced: there is no GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from unittest import mock
 
-import pytest
 import torch
 
 from mlbert.distributed.capture import CudaCapture
 
 
-def test_nothing_of_a_warm_up_is_alive_in_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_warm_up_is_alive_in_the_capture(monkeypatch):
     """A cycle, such as a traceback and its frame, keeps a backward graph alive until it is collected."""
     for name in ("Stream", "CUDAGraph", "graph_pool_handle"):
         monkeypatch.setattr(torch.cuda, name, mock.Mock())

@@ -1,7 +1,5 @@
 """How a run ends: its last line is written once, and the exit status is that of the cause."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -52,7 +50,7 @@ def keys(log: MLPerfLogger) -> list[str]:
     return [event["key"] for event in events(log.path)]
 
 
-def test_an_exception_is_logged_once_and_passed_on(run: Lifecycle, log: MLPerfLogger) -> None:
+def test_an_exception_is_logged_once_and_passed_on(run, log):
     with pytest.raises(ZeroDivisionError), run.guard():
         divide_by_zero_after(log.start, "run_start")
     *_, last = events(log.path)
@@ -62,7 +60,7 @@ def test_an_exception_is_logged_once_and_passed_on(run: Lifecycle, log: MLPerfLo
     assert "log.run_stop(status" in source
 
 
-def test_nothing_is_logged_before_run_start_or_after_the_finish(run: Lifecycle, log: MLPerfLogger) -> None:
+def test_nothing_is_logged_before_run_start_or_after_the_finish(run, log):
     with pytest.raises(ZeroDivisionError), run.guard():
         _ = 1 / 0
     assert events(log.path) == []
@@ -73,7 +71,7 @@ def test_nothing_is_logged_before_run_start_or_after_the_finish(run: Lifecycle, 
     assert events(log.path)[-1]["metadata"]["status"] == "success"
 
 
-def test_a_log_that_cannot_be_closed_hides_no_reason() -> None:
+def test_a_log_that_cannot_be_closed_hides_no_reason():
     run = Lifecycle(World(), Mock(side_effect=OSError("no space left")))
     with pytest.raises(ZeroDivisionError), run.guard():
         _ = 1 / 0
@@ -81,19 +79,19 @@ def test_a_log_that_cannot_be_closed_hides_no_reason() -> None:
         run.finish("success")
 
 
-def test_one_process_needs_no_watch(run: Lifecycle) -> None:
+def test_one_process_needs_no_watch(run):
     with run.guard():
         assert list(run.watch.each([1, 2], 0, Stage.COMPUTE, Stage.REDUCE)) == [1, 2]
 
 
-def test_handlers_are_restored(run: Lifecycle) -> None:
+def test_handlers_are_restored(run):
     before = [signal.getsignal(number) for number in SIGNALS]
     with run.guard():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_warning_ends_the_run_only_where_it_cannot_save(run: Lifecycle, log: MLPerfLogger) -> None:
+def test_a_warning_ends_the_run_only_where_it_cannot_save(run, log):
     with pytest.raises(Terminated, match="SIGUSR1"), run.guard():
         os.kill(os.getpid(), signal.SIGUSR1)
     with run.guard():
@@ -106,7 +104,7 @@ def test_a_warning_ends_the_run_only_where_it_cannot_save(run: Lifecycle, log: M
     assert keys(log) == ["run_start"]
 
 
-def test_a_warned_run_leaves_as_sigusr1(run: Lifecycle, log: MLPerfLogger) -> None:
+def test_a_warned_run_leaves_as_sigusr1(run, log):
     with pytest.raises(Terminated) as ended, run.guard():  # noqa: PT012
         log.start("run_start")
         run.leave()
@@ -114,16 +112,18 @@ def test_a_warned_run_leaves_as_sigusr1(run: Lifecycle, log: MLPerfLogger) -> No
     assert events(log.path)[-1]["metadata"]["reason"] == "SIGUSR1"
 
 
-def test_statuses_and_times_are_the_published_ones() -> None:
+def test_statuses_and_times_are_the_published_ones():
     numbers = (lifecycle.SUCCEEDED, lifecycle.FAILED, lifecycle.WRONG_INPUT, LOST_RANK, lifecycle.INTERRUPTED)
     assert numbers == (0, 1, 2, 3, 130)
+    statuses = [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)]
+    assert statuses == [0, 0, 1, 0], "only rank 0 reports a missed target"
     page = (ROOT / "docs" / "how_a_run_ends.md").read_text()
     assert f"a rank is silent for {HANG_SECONDS:.0f} s" in page
     assert f"A process that hangs in a collective {lifecycle.UNWIND_SECONDS:.0f} s after a signal" in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_the_caller_handles_does_not_end_the_run(number: int, run: Lifecycle, log: MLPerfLogger) -> None:
+def test_a_signal_that_the_caller_handles_does_not_end_the_run(number, run, log):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
@@ -149,7 +149,7 @@ WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
         (1, ValueError("no"), None, False),
     ],
 )
-def test_a_rank_leaves_a_mistake_to_rank_0(rank, error, status, printed, monkeypatch, capsys) -> None:
+def test_a_rank_leaves_a_mistake_to_rank_0(rank, error, status, printed, monkeypatch, capsys):
     here, other = socket.socketpair()
     monkeypatch.setattr(health, "connect", lambda world: {1 - rank: Channel(here)})
     monkeypatch.setattr(health, "CAUSE_SECONDS", 0.0)
@@ -162,16 +162,12 @@ def test_a_rank_leaves_a_mistake_to_rank_0(rank, error, status, printed, monkeyp
     assert ("mlbert: error: rank 0 on h failed after step 0: ValueError: no." in capsys.readouterr().err) == printed
 
 
-def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run: Lifecycle) -> None:
+def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run):
     """Launchers end all ranks when the first one exits."""
     run.watch._report_failure = lambda error: os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(UserError) as left, run.guard():
         raise WRONG
     assert left.value is WRONG
-
-
-def test_only_rank_0_reports_a_missed_target() -> None:
-    assert [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)] == [0, 0, 1, 0]
 
 
 RUN = """
@@ -210,7 +206,7 @@ def start(tmp_path: Path, body: str) -> tuple[subprocess.Popen, Path]:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
-def test_a_signal_ends_the_run_as_aborted(name: str, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_as_aborted(name, tmp_path):
     process, path = start(tmp_path, SLEEP)
     number = getattr(signal, name)
     process.send_signal(number)
@@ -224,7 +220,7 @@ def test_a_signal_ends_the_run_as_aborted(name: str, tmp_path: Path) -> None:
     assert events(path)[-1]["metadata"]["reason"] == name
 
 
-def test_the_line_is_there_although_the_main_thread_hangs(tmp_path: Path) -> None:
+def test_the_line_is_there_although_the_main_thread_hangs(tmp_path):
     process, path = start(tmp_path, HANG)
     try:
         time.sleep(0.2)
@@ -239,7 +235,7 @@ def test_the_line_is_there_although_the_main_thread_hangs(tmp_path: Path) -> Non
         process.communicate()
 
 
-def test_a_process_that_hangs_ends_by_itself(tmp_path: Path) -> None:
+def test_a_process_that_hangs_ends_by_itself(tmp_path):
     process, path = start(tmp_path, f"lifecycle.UNWIND_SECONDS = 0.3; {HANG}")
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)

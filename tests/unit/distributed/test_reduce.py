@@ -1,7 +1,5 @@
 """How the flat gradient is cut into buckets; what needs several ranks is in tests/dist."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,13 +10,13 @@ from mlbert.distributed.reduce import GradientReducer, cut_buckets, norm_of
 from mlbert.distributed.world import World
 
 
-def test_buckets_are_cut_from_the_end() -> None:
+def test_buckets_are_cut_from_the_end():
     buckets = cut_buckets([0, 10, 20, 25], 30, 10)
     assert [(b.start, b.stop, list(b.parameters)) for b in buckets] == [(20, 30, [2, 3]), (10, 20, [1]), (0, 10, [0])]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
-def test_buckets_cover_every_element_and_parameter_once(lengths: list[int], least: int) -> None:
+def test_buckets_cover_every_element_and_parameter_once(lengths, least):
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]
     buckets = cut_buckets(offsets, sum(lengths), least)
     assert [i for b in reversed(buckets) for i in b.parameters] == list(range(len(lengths)))
@@ -27,7 +25,7 @@ def test_buckets_cover_every_element_and_parameter_once(lengths: list[int], leas
     assert all(b.stop - b.start >= least for b in buckets[:-1])
 
 
-def test_a_single_process_keeps_its_gradient() -> None:
+def test_a_single_process_keeps_its_gradient():
     parameter = nn.Parameter(torch.ones(3))
     grad = torch.zeros(3)
     parameter.grad = grad
@@ -40,7 +38,7 @@ def test_a_single_process_keeps_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 4095, 4096, 10_000, 1 << 20])
-def test_norm_is_that_of_float64(numel: int) -> None:
+def test_norm_is_that_of_float64(numel):
     x = torch.randn(numel, generator=torch.Generator().manual_seed(1))
     assert float(norm_of(x)) == pytest.approx(float(x.double().norm()), rel=1e-7)
     for bad in (torch.nan, torch.inf):

@@ -1,7 +1,5 @@
 """The layout of shards: every element belongs to one rank, and blocks are as large as asked for."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
@@ -21,7 +19,7 @@ def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
 
 
 @given(units=st.integers(1, 40), size=st.integers(1, 8), block_elements=st.integers(1, 3000))
-def test_every_element_belongs_to_one_rank(units: int, size: int, block_elements: int) -> None:
+def test_every_element_belongs_to_one_rank(units, size, block_elements):
     unit = size * PART_MULTIPLE if size > 1 else 1
     numel, buffer = units * unit, torch.arange(units * unit)
     ranks = layouts(numel, size, block_elements)
@@ -43,7 +41,7 @@ def test_every_element_belongs_to_one_rank(units: int, size: int, block_elements
     assert torch.equal(torch.cat([layout.take(buffer) for layout in ranks]).sort().values, buffer)
 
 
-def test_blocks_are_cut_from_the_end() -> None:
+def test_blocks_are_cut_from_the_end():
     assert PART_MULTIPLE * torch.float32.itemsize == 128
     first, second = layouts(10 * 64, 2, 200)
     assert first.blocks == [(0, 128), (128, 384), (384, 640)]
@@ -53,7 +51,7 @@ def test_blocks_are_cut_from_the_end() -> None:
     assert ShardLayout.whole(7).blocks == [(0, 7)]
 
 
-def test_buckets_hold_the_parameters_that_overlap_them() -> None:
+def test_buckets_hold_the_parameters_that_overlap_them():
     """Parameters 0-127, 128-129, 130-383, 384-600 and 601-639: one ends where a block ends, one spans two."""
     layout = layouts(10 * 64, 2, 200)[1]
     found = [(bucket.start, bucket.stop, list(bucket.parameters)) for bucket in layout.buckets([0, 128, 130, 384, 601])]
@@ -64,7 +62,7 @@ def test_buckets_hold_the_parameters_that_overlap_them() -> None:
 
 @pytest.mark.parametrize("inside", [1, 2])
 @pytest.mark.parametrize("between", [1, 2])
-def test_only_a_sum_of_two_collectives_has_steps(inside: int, between: int) -> None:
+def test_only_a_sum_of_two_collectives_has_steps(inside, between):
     layout = ShardLayout(64, ShardGroups(RankGroup(0, inside), RankGroup(0, between)), 64)
     world = SimpleNamespace(world_size=inside * between)
     reducer = ShardedReducer([nn.Parameter(torch.zeros(64))], torch.zeros(64), [0], world, layout, clip_before=None)

@@ -1,7 +1,5 @@
 """Which rank a process is, for the environments that launchers make."""
 
-from __future__ import annotations
-
 import multiprocessing
 import resource
 
@@ -40,11 +38,11 @@ IDENTITIES = {
 
 
 @pytest.mark.parametrize(("environ", "world"), IDENTITIES.values(), ids=IDENTITIES)
-def test_identity(environ: dict[str, str], world: World) -> None:
+def test_identity(environ, world):
     assert World.identify(environ) == world
 
 
-def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
+def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round():
     restarts = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
     World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "False"})
     World.identify({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -52,24 +50,21 @@ def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
         World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
-def test_srun_task() -> None:
-    world = World.identify(SRUN)
-    assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 7, 3)
-    assert (world.launcher, world.master_addr) == ("slurm", "localhost")
+def test_srun_task_with_and_without_pmi():
+    for world in (World.identify(SRUN), World.identify(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "7"})):
+        assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 7, 3)
+        assert (world.launcher, world.master_addr) == ("slurm", "localhost")
     assert 15000 <= world.master_port < 32768
     assert World.identify(SRUN | {"SLURM_STEP_ID": "3"}).master_port != world.master_port
 
 
-def test_srun_task_if_the_first_host_has_no_address() -> None:
+def test_address_of_the_first_rank_of_srun():
     environ = SRUN | {"SLURM_STEP_NODELIST": "no-such-host-here[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
     assert World.identify(environ).master_addr == "10.0.0.7"
     assert World.identify(environ | {"MASTER_ADDR": "head"}).master_addr == "head"
-
-
-def test_srun_on_one_machine_uses_the_loopback() -> None:
     environ = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0"}
     world = World.identify(environ)
-    assert (world.local_world_size, world.master_addr) == (7, "127.0.0.1")
+    assert (world.local_world_size, world.master_addr) == (7, "127.0.0.1"), "one machine"
 
 
 @pytest.mark.parametrize(
@@ -81,13 +76,8 @@ def test_srun_on_one_machine_uses_the_loopback() -> None:
         {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
     ],
 )
-def test_shell_of_an_allocation_is_a_single_process(environ: dict[str, str]) -> None:
+def test_shell_of_an_allocation_is_a_single_process(environ):
     assert World.identify(environ).world_size == 1
-
-
-def test_pmi_of_srun_takes_local_ranks_from_slurm() -> None:
-    world = World.identify(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "7"})
-    assert (world.rank, world.local_rank, world.launcher) == (5, 1, "slurm")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +100,7 @@ def test_pmi_of_srun_takes_local_ranks_from_slurm() -> None:
         (OPENMPI | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, "process identity"),
     ],
 )
-def test_partial_or_contradictory_identity_is_refused(environ: dict[str, str], subject: str) -> None:
+def test_partial_or_contradictory_identity_is_refused(environ, subject):
     with user_error("distributed.identity", subject):
         World.identify(environ)
 
@@ -124,23 +114,23 @@ def test_partial_or_contradictory_identity_is_refused(environ: dict[str, str], s
         ("r[1-2]n[09-10]-ib", ["r1n09-ib", "r1n10-ib", "r2n09-ib", "r2n10-ib"]),
     ],
 )
-def test_hostlist(text: str, hosts: list[str]) -> None:
+def test_hostlist(text, hosts):
     assert expand_hostlist(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "n[3-1]", "n[a-b]", "n[1-2"])
-def test_invalid_hostlists_are_refused(text: str) -> None:
+def test_invalid_hostlists_are_refused(text):
     with user_error("distributed.identity", "SLURM_JOB_NODELIST"):
         expand_hostlist(text)
 
 
-def test_tasks_per_node() -> None:
+def test_tasks_per_node():
     assert expand_tasks_per_node("4(x2),3") == [4, 4, 3]
     with user_error("distributed.identity", "SLURM_STEP_TASKS_PER_NODE"):
         expand_tasks_per_node("four")
 
 
-def test_collectives_of_a_single_process_do_nothing() -> None:
+def test_collectives_of_a_single_process_do_nothing():
     world = World()
     world.start()
     world.barrier()
@@ -152,7 +142,7 @@ def test_collectives_of_a_single_process_do_nothing() -> None:
     world.stop()
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
+def test_a_rank_that_never_comes_is_named():
     world = World(0, 0, 3, 3, "variables", "127.0.0.1", *free_ports(1))
     world.rendezvous.set_join_timeout(1.0)
     with user_error("distributed.join", wording=False) as error:  # the port differs
@@ -160,7 +150,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert error.value.problem.startswith("rank 1, 2 did not join")
 
 
-def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_collectives() -> None:
+def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_collectives():
     assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [120, 121, 240, 360, 600]
     world = World(0, 0, 2048, 8, "variables")
     assert world.collective_timeout.total_seconds() == 360
@@ -180,7 +170,7 @@ def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_
         pytest.param(1500, 400, 1500, id="raised to the hard limit"),
     ],
 )
-def test_limit_on_open_files_grows_with_the_ranks(hard: int, ranks: int, raised: int) -> None:
+def test_limit_on_open_files_grows_with_the_ranks(hard, ranks, raised):
     """In another process, because a process cannot raise its hard limit again; tests/dist has one that is too low."""
     context = multiprocessing.get_context("fork")
     found = context.SimpleQueue()

@@ -1,7 +1,5 @@
 """Errors have codes: each is listed once, used somewhere, and survives the way between processes."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re
@@ -23,23 +21,23 @@ def string_constants() -> set[str]:
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def test_every_code_is_used() -> None:
+def test_every_code_is_used():
     assert set(ERROR_CODES) <= string_constants()
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)
-def test_a_code_is_a_short_name_with_a_sentence_of_help(code: str) -> None:
+def test_a_code_is_a_short_name_with_a_sentence_of_help(code):
     assert re.fullmatch(r"[a-z]+\.[a-z-]+", code)
     assert ERROR_CODES[code].endswith(".")
     assert ERROR_CODES[code][0].isupper()
 
 
-def test_an_unknown_code_is_an_error_of_ours() -> None:
+def test_an_unknown_code_is_an_error_of_ours():
     with pytest.raises(AssertionError, match=r"no\.such-code"):
         UserError("no.such-code", "x", "is wrong")
 
 
-def test_the_line_of_an_error_and_its_way_through_a_process_pool() -> None:
+def test_the_line_of_an_error_and_its_way_through_a_process_pool():
     error = UserError("file.missing", Path("a\nb"), "there is\nno such file.", "Name another.")
     assert error.as_line() == "a b: there is no such file. Name another. [file.missing]"
     again = pickle.loads(pickle.dumps(error))

@@ -1,10 +1,7 @@
 """Files are written as a whole or not at all, and for others than their owner too."""
 
-from __future__ import annotations
-
 import hashlib
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ def parts_of(tensors: dict[str, torch.Tensor]) -> Tensors:
     return [(name, str(one.dtype), tuple(one.shape), contents[name]) for name, one in tensors.items()]
 
 
-def test_tensors_are_written_byte_for_byte_as_by_the_library(tmp_path: Path) -> None:
+def test_tensors_are_written_byte_for_byte_as_by_the_library(tmp_path):
     kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
     kinds += [torch.bool, torch.int8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2]
     tensors = {f"{number % 3}{kind}": torch.arange(5).to(kind) for number, kind in enumerate(kinds)}
@@ -32,7 +29,7 @@ def test_tensors_are_written_byte_for_byte_as_by_the_library(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_a_file_of_tensors_gets_the_mode_of_any_new_file(umask: int, mode: int, tmp_path: Path) -> None:
+def test_a_file_of_tensors_gets_the_mode_of_any_new_file(umask, mode, tmp_path):
     path = tmp_path / "model.safetensors"
     before = os.umask(umask)
     try:
@@ -42,7 +39,7 @@ def test_a_file_of_tensors_gets_the_mode_of_any_new_file(umask: int, mode: int, 
     assert path.stat().st_mode & 0o777 == mode
 
 
-def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path: Path) -> None:
+def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path):
     tensors = {"b": torch.arange(3.0), "a": torch.zeros(2, 0), "ä": torch.tensor(1.5)}
     parts = parts_of(tensors)
     for name, order in (("x", parts), ("y", parts[::-1])):
@@ -53,14 +50,14 @@ def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path: Path) -> None:
         assert all(torch.equal(file.get_tensor(name), one) for name, one in tensors.items())
 
 
-def test_writing_into_a_missing_folder(tmp_path: Path) -> None:
+def test_writing_into_a_missing_folder(tmp_path):
     with user_error("file.unwritable", tmp_path / "absent/file"):
         write_atomically(tmp_path / "absent" / "file", b"")
     with pytest.raises(OSError, match="No such file"):
         write_tensors(tmp_path / "absent" / "file", parts_of({"a": torch.zeros(2)}))
 
 
-def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path):
     def write_half() -> None:
         with whole_file(tmp_path / "file") as file:
             file.write(b"half")

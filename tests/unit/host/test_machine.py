@@ -1,9 +1,5 @@
 """Processors and the GPU driver as Linux reports them, from recorded files."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from mlbert.host.machine import gpu_driver, processor_name, read_processors
@@ -30,7 +26,7 @@ ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
         (ARM, "", "Arm Neoverse V2"),
     ],
 )
-def test_processors_and_their_generations(cpuinfo: str, machine: str, name: str, tmp_path: Path) -> None:
+def test_processors_and_their_generations(cpuinfo, machine, name, tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
     (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
@@ -47,7 +43,7 @@ def test_processors_and_their_generations(cpuinfo: str, machine: str, name: str,
         ("", "none"),
     ],
 )
-def test_the_driver(text: str, version: str, tmp_path: Path) -> None:
+def test_the_driver(text, version, tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(text)
     assert gpu_driver(tmp_path) == version

@@ -1,13 +1,10 @@
 """Compilation at first use: cache, damage, concurrency, and every way it can fail."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -63,7 +60,7 @@ def load_again() -> ctypes.CDLL:
 
 
 @needs_compiler
-def test_compiles_once_and_keeps_the_library(sources: Path) -> None:
+def test_compiles_once_and_keeps_the_library(sources):
     assert native.load("tiny", ["tiny.c"]).threads_seen(2) == 2
     assert "compiled into" in native.status()
     (library,) = cached(sources)
@@ -75,7 +72,7 @@ def test_compiles_once_and_keeps_the_library(sources: Path) -> None:
 
 
 @needs_compiler
-def test_changed_source_and_header_make_a_new_library(sources: Path) -> None:
+def test_changed_source_and_header_make_a_new_library(sources):
     load_again()
     (sources / "tiny.c").write_text(SOURCE + "int other(void) { return 7; }\n")
     assert load_again().other() == 7
@@ -86,7 +83,7 @@ def test_changed_source_and_header_make_a_new_library(sources: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_library_is_built_again(sources: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_library_is_built_again(sources, damage):
     load_again()
     (library,) = cached(sources)
     content = library.read_bytes()
@@ -98,7 +95,7 @@ def test_damaged_library_is_built_again(sources: Path, damage: Callable[[bytes],
 
 
 @needs_compiler
-def test_cache_that_cannot_be_written(sources: Path) -> None:
+def test_cache_that_cannot_be_written(sources):
     (sources.parent / "cache").write_text("a file where the folder should be")
     assert load_again().threads_seen(2) == 2
     assert "for this process only" in native.status()
@@ -106,14 +103,14 @@ def test_cache_that_cannot_be_written(sources: Path) -> None:
 
 @needs_compiler
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_read_only_cache(sources: Path) -> None:
+def test_read_only_cache(sources):
     folder = sources.parent / "cache"
     folder.mkdir(mode=0o500)
     assert load_again().threads_seen(2) == 2
     assert "for this process only" in native.status()
 
 
-def test_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_compiler(sources, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(native.NativeUnavailable, match="no C compiler"):
         load_again()
@@ -121,7 +118,7 @@ def test_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @needs_compiler
-def test_library_without_openmp_needs_no_runtime(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_without_openmp_needs_no_runtime(sources, monkeypatch):
     missing = Mock(side_effect=native.NativeUnavailable("no OpenMP runtime"))
     monkeypatch.setattr(native, "_share_openmp_runtime", missing)
     (sources / "tiny.c").write_text("int seven(void) { return 7; }\n")
@@ -131,7 +128,7 @@ def test_library_without_openmp_needs_no_runtime(sources: Path, monkeypatch: pyt
 
 
 @needs_compiler
-def test_source_that_does_not_compile_or_is_missing(sources: Path) -> None:
+def test_source_that_does_not_compile_or_is_missing(sources):
     (sources / "tiny.c").write_text("int broken( {\n")
     for name, words in (("tiny", r"tiny\.c:1"), ("absent", r"absent\.c")):
         with pytest.raises(native.NativeUnavailable, match=words):
@@ -139,7 +136,7 @@ def test_source_that_does_not_compile_or_is_missing(sources: Path) -> None:
 
 
 @needs_compiler
-def test_processes_compile_at_the_same_time(sources: Path) -> None:
+def test_processes_compile_at_the_same_time(sources):
     command = [sys.executable, "-c", f"{LOAD}; print(tiny.threads_seen(2))", str(sources)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate(timeout=120) for process in processes]
@@ -149,7 +146,7 @@ def test_processes_compile_at_the_same_time(sources: Path) -> None:
 
 
 @needs_compiler
-def test_kernels_share_the_openmp_runtime_of_torch(sources: Path) -> None:
+def test_kernels_share_the_openmp_runtime_of_torch(sources):
     """Whatever was loaded before, in this process or in another, torch.set_num_threads holds for the kernels."""
     load_again()
     assert "/torch/" in native.openmp_runtime()

@@ -1,7 +1,5 @@
 """Data sets and weights at addresses: a real S3 server, behind a proxy that drops, refuses and cuts answers."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import random
@@ -9,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -116,9 +115,22 @@ def address(kind: str) -> str:
     return ADDRESS if kind == "s3" else s3fs.S3FileSystem().sign(ADDRESS)
 
 
+@contextmanager
+def other_content(content: bytes) -> Iterator[None]:
+    """Replace the weights in the store; the process forgets its copies."""
+    store = s3fs.S3FileSystem()
+    store.pipe(ADDRESS, content)
+    local_copy.cache_clear()
+    try:
+        yield
+    finally:
+        store.pipe(ADDRESS, CONTENT)
+        local_copy.cache_clear()
+
+
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("seed", range(3))
-def test_content_is_right_whatever_fails(proxy: Proxy, kind: str, seed: int, tmp_path: Path) -> None:
+def test_content_is_right_whatever_fails(proxy, kind, seed, tmp_path):
     draw = random.Random(seed)
     proxy.faults = [draw.choice(["drop", "503", "cut"]) for _ in range(3)]
     fetch_file(address(kind), tmp_path / "file")
@@ -127,7 +139,7 @@ def test_content_is_right_whatever_fails(proxy: Proxy, kind: str, seed: int, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_interrupted_transfer_is_continued(proxy: Proxy) -> None:
+def test_an_interrupted_transfer_is_continued(proxy):
     proxy.faults = ["cut"]
     assert read_address(address("http")) == CONTENT
     assert (proxy.reads, proxy.sent) == (2, len(CONTENT))
@@ -135,7 +147,7 @@ def test_an_interrupted_transfer_is_continued(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("fault", ["drop", "503"])
-def test_attempts_are_limited_and_secrets_masked(proxy: Proxy, kind: str, fault: str) -> None:
+def test_attempts_are_limited_and_secrets_masked(proxy, kind, fault):
     proxy.always = fault
     with pytest.raises(AddressError) as failed:
         read_address(address(kind))
@@ -146,7 +158,7 @@ def test_attempts_are_limited_and_secrets_masked(proxy: Proxy, kind: str, fault:
     assert 4 <= proxy.reads <= 8  # the libraries repeat a request once
 
 
-def test_what_will_not_change_is_not_tried_again(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_will_not_change_is_not_tried_again(proxy, monkeypatch):
     for wrong in ("s3://bucket/x.pt", "s3://no-such-bucket/x.pt", f"{proxy.url}/bucket/x.pt"):
         proxy.reads = 0
         with pytest.raises(AddressError) as failed:
@@ -158,7 +170,7 @@ def test_what_will_not_change_is_not_tried_again(proxy: Proxy, monkeypatch: pyte
         read_address("s3a://other/x.pt")
 
 
-def test_weights_are_fetched_once_with_what_belongs_to_them(proxy: Proxy, tmp_path: Path) -> None:
+def test_weights_are_fetched_once_with_what_belongs_to_them(proxy, tmp_path):
     store = s3fs.S3FileSystem()
     store.pipe("bucket/vocab.txt", b"[PAD]")
     proxy.faults = ["503", "cut", "drop"]
@@ -173,15 +185,11 @@ def test_weights_are_fetched_once_with_what_belongs_to_them(proxy: Proxy, tmp_pa
     local_copy.cache_clear()
     assert weights_file(ADDRESS) == file
     assert proxy.sent - before < 1000
-    store.pipe(ADDRESS, CONTENT[:1000])
-    local_copy.cache_clear()
-    try:
+    with other_content(CONTENT[:1000]):
         assert weights_file(ADDRESS).read_bytes() == CONTENT[:1000]
-    finally:
-        store.pipe(ADDRESS, CONTENT)
 
 
-def test_a_copy_is_not_made_without_what_belongs_to_it(proxy: Proxy) -> None:
+def test_a_copy_is_not_made_without_what_belongs_to_it(proxy):
     s3fs.S3FileSystem().pipe("bucket/vocab.txt", b"[PAD]")
     source = address("http")
     proxy.faults = ["", *["503"] * 4]
@@ -196,7 +204,7 @@ def change_headers(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, 
     monkeypatch.setattr(Handler, "answer", changed)
 
 
-def test_a_transfer_that_only_begins_again_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_only_begins_again_is_given_up(proxy, monkeypatch):
     change_headers(monkeypatch, lambda headers: headers | {"ETag": str(proxy.reads)})
     proxy.always = "cut"
     with pytest.raises(AddressError):
@@ -208,29 +216,23 @@ def without_version(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in ("etag", "last-modified")}
 
 
-def test_files_without_a_version_are_distinguished_by_query(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_a_version_are_distinguished_by_query(monkeypatch):
     change_headers(monkeypatch, without_version)
     assert len({local_copy(f"{address('http')}&number={number}") for number in range(2)}) == 2
 
 
-def test_files_without_a_version_are_distinguished_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_a_version_are_distinguished_by_content(monkeypatch):
     """Other weights at the same address are never mistaken for the ones in the cache."""
-    store, source = s3fs.S3FileSystem(), address("http")
+    source = address("http")
     change_headers(monkeypatch, without_version)
     first = local_copy(source)
-    store.pipe(ADDRESS, CONTENT[::-1])
-    local_copy.cache_clear()
-    try:
+    with other_content(CONTENT[::-1]):
         assert local_copy(source).read_bytes() == CONTENT[::-1]
-    finally:
-        store.pipe(ADDRESS, CONTENT)
-    local_copy.cache_clear()
     assert local_copy(source) == first
 
 
 @pytest.mark.slow
-def test_main_trains_from_a_store_and_logs_no_secret(proxy: Proxy, tmp_path: Path, tree_root: Path) -> None:
-    """Texts and starting weights in a store that fails now and then."""
+def test_main_trains_from_a_store_and_logs_no_secret(proxy, tmp_path, tree_root):
     make_texts(tmp_path, tree_root)
     options = f"{SHAPE.replace(': ', '=').replace(',', '')} vocab_size=15 hidden_act=gelu_erf gated_mlp=true"
     options += " position_embedding_type=alibi attention_probs_dropout_prob=0"

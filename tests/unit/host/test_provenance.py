@@ -1,7 +1,5 @@
 """Where a run's code came from."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -28,7 +26,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_commit_and_dirt(checkout: Path) -> None:
+def test_commit_and_dirt(checkout):
     commit, dirty = provenance.git_state(checkout)
     assert len(commit) == 40
     assert not dirty
@@ -39,28 +37,23 @@ def test_commit_and_dirt(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("results/result_0.txt", False),
-        ("systems/mine.json", False),
-        ("notes.txt", False),
-        ("benchmarks/system/hosts", False),
-        ("benchmarks/system/README.md", False),
-        ("benchmarks/system/model.pt", False),
-        ("benchmarks/system/new folder/mine.py", True),
-        ("benchmarks/system/config_x.sh", True),
+        *((name, False) for name in ("results/result_0.txt", "systems/mine.json", "notes.txt")),
+        *((f"benchmarks/system/{name}", False) for name in ("hosts", "README.md", "model.pt")),
+        *((f"benchmarks/system/{name}", True) for name in ("new folder/mine.py", "config_x.sh")),
     ],
 )
-def test_only_code_and_settings_are_a_change(name: str, counts: bool, checkout: Path) -> None:
+def test_only_code_and_settings_are_a_change(name, counts, checkout):
     (checkout / name).parent.mkdir(exist_ok=True)
     (checkout / name).write_text("b\n")
     assert provenance.git_state(checkout)[1] == counts
 
 
-def test_an_export_states_its_commit(tmp_path: Path) -> None:
+def test_an_export_states_its_commit(tmp_path):
     (tmp_path / provenance.SOURCE_STATEMENT).write_text(json.dumps({"commit": "abc", "dirty": True}))
     assert provenance.git_state(tmp_path) == ("abc", True)
 
 
-def test_files_name_themselves_where_nothing_else_does(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_name_themselves_where_nothing_else_does(checkout, monkeypatch):
     inner = checkout / "inner"
     package = inner / provenance.PACKAGE_HOME
     package.mkdir(parents=True)
@@ -78,13 +71,13 @@ def test_files_name_themselves_where_nothing_else_does(checkout: Path, monkeypat
     assert provenance.git_state(checkout)[0].startswith("tree:sha256:")
 
 
-def test_only_installed_packages_have_a_version() -> None:
+def test_only_installed_packages_have_a_version():
     versions = provenance.package_versions()
     assert {"torch", "numpy", "mlperf-logging"} <= set(versions)
     assert "unknown" not in versions.values()
 
 
-def test_names_in_the_tree(tmp_path: Path) -> None:
+def test_names_in_the_tree(tmp_path):
     module = Path(provenance.__file__)
     home = provenance.tree_root() / "benchmarks/bert/implementations/pytorch/mlbert/host"
     assert (home / "provenance.py").samefile(module)

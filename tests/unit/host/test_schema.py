@@ -1,10 +1,7 @@
 """Documents as models: the one line for what is wrong, and any damage is such a line."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -55,13 +52,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
-def test_a_wrong_entry_is_named(tmp_path: Path, text: str) -> None:
+def test_a_wrong_entry_is_named(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with user_error("file.json", tmp_path / "a.json"):
         read_model(Card, tmp_path / "a.json", "Give another")
 
 
-def test_a_document_comes_back(tmp_path: Path) -> None:
+def test_a_document_comes_back(tmp_path):
     values = {"size": 1, "share": 0.25, "words": ["a"], "parts": [{"file": "a.h5", "bytes": 0, "more": [1]}]}
     (tmp_path / "a.json").write_text(json.dumps(values))
     found = read_model(Card, tmp_path / "a.json", "Give another")
@@ -69,7 +66,7 @@ def test_a_document_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "/a", "a\0", "a" * 256])
-def test_a_file_name_leads_nowhere_else(name: str) -> None:
+def test_a_file_name_leads_nowhere_else(name):
     with user_error("file.json", "subject", wording=False):
         parse_model(Part, {"file": name, "bytes": 1}, "subject", "Give another")
 
@@ -86,7 +83,7 @@ JUNK = st.recursive(
     | st.builds(lambda part: {"size": 1, "parts": [part]}, st.dictionaries(st.sampled_from(["file", "bytes"]), JUNK))
 )
 @settings(max_examples=150)
-def test_anything_else_is_one_line(values: dict) -> None:
+def test_anything_else_is_one_line(values):
     line = "subject: "
     try:
         parse_model(Card, values, "subject", "Give another")
@@ -97,7 +94,7 @@ def test_anything_else_is_one_line(values: dict) -> None:
     assert len(line) < 500
 
 
-def test_reading_json_does_not_import_pydantic() -> None:
+def test_reading_json_does_not_import_pydantic():
     modules = "mlbert.host.native, mlbert.host.provenance, mlbert.host.json_files"
     code = f"import sys, {modules}; sys.exit('pydantic' in sys.modules)"
     assert run_quietly(sys.executable, "-c", code).returncode == 0
