@@ -16,14 +16,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.optimizer import norm_64
 
-SHAPE = BertConfig(
-    vocab_size=120,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=32,
-)
+SHAPE = BertConfig(120, 32, 2, 2, 64, max_position_embeddings=32)
 SETTINGS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
 
 

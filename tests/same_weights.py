@@ -1,11 +1,21 @@
-"""Compare weights bit by bit."""
+"""Draw weights at random and compare them bit by bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
+
+def randomize(model: AnyModel, std: float = 0.2) -> AnyModel:
+    """Draw every parameter of the model, so that each one matters, and return the model."""
+    for seed, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, 0.0, std, generator=torch.Generator().manual_seed(seed))
+    return model
 
 
 def assert_same_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

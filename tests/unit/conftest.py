@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlbert.config.recipe import Recipe
 from mlbert.ops import precision
@@ -66,6 +67,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: with small tensors, several threads mostly wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,17 +1,20 @@
-"""Models of the tests are small."""
-
-from __future__ import annotations
+"""All models of these tests are small."""
 
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from mlbert.ops import api as ops
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors on several threads spend their time waiting."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _one_thread(one_thread: None) -> None:
+    pass
+
+
+@pytest.fixture(params=["plain", "auto"])
+def chosen_ops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test with the plain ops and with those of this machine."""
+    ops.select(request.param)
     yield
-    torch.set_num_threads(before)
+    ops.select("auto")

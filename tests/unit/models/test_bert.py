@@ -14,9 +14,16 @@ from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
 from mlbert.models.weights.weight_files import load_state
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of
+from same_weights import randomize
 
 SHAPE = BertConfig(163, 48, 3, 4, 96, max_position_embeddings=64)
-NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+NO_DROPOUT = SHAPE.with_options("hidden_dropout_prob=0 attention_probs_dropout_prob=0")
+
+
+def made(shape=SHAPE, dtype=torch.float32, seed=1, **options):
+    model = BertForPreTraining(shape, dtype, **options)
+    model.initialize(seed)
+    return model
 
 
 def micro_batches(accumulation=1, packs=8, seed=3):
@@ -25,11 +32,7 @@ def micro_batches(accumulation=1, packs=8, seed=3):
 
 def peer_model(shape):
     values = {k: v for k, v in huggingface_config(shape).items() if k not in ("model_type", "architectures")}
-    torch.manual_seed(5)
-    peer = PeerModel(PeerConfig(**values))
-    for parameter in peer.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.1)
-    return peer.eval()
+    return randomize(PeerModel(PeerConfig(**values)), 0.1).eval()
 
 
 def step_loss(model, batches, dropout=None):
@@ -49,8 +52,7 @@ def step_loss(model, batches, dropout=None):
 def test_equals_hugging_face(activation, sparse):
     shape = dataclasses.replace(NO_DROPOUT, hidden_act=activation)
     peer = peer_model(shape)
-    model = BertForPreTraining(shape, sparse_last_layer=sparse)
-    model.initialize(seed=0)
+    model = made(shape, sparse_last_layer=sparse)
     report = load_state(model, peer.state_dict(), "peer")
     assert report.missing == {}
     assert "no such parameter" not in report.dropped.values()
@@ -70,27 +72,21 @@ def test_equals_hugging_face(activation, sparse):
 
 
 def test_last_layer_at_the_heads_only_is_the_same_with_dropout():
-    outputs = []
-    for sparse in (True, False):
-        model = BertForPreTraining(SHAPE, sparse_last_layer=sparse)
-        model.initialize(seed=2)
-        outputs.append(step_loss(model, micro_batches(), (1, 1)))
-    assert outputs[0][0] == pytest.approx(outputs[1][0], abs=2e-6)
-    for name, gradient in outputs[0][1].items():
-        torch.testing.assert_close(gradient, outputs[1][1][name], atol=2e-6, rtol=1e-4, msg=name)
+    found, expected = (step_loss(made(sparse_last_layer=sparse), micro_batches(), (1, 1)) for sparse in (True, False))
+    assert found[0] == pytest.approx(expected[0], abs=2e-6)
+    for name, gradient in found[1].items():
+        torch.testing.assert_close(gradient, expected[1][name], atol=2e-6, rtol=1e-4, msg=name)
 
 
 def test_dropout_depends_on_seed_and_step_only():
-    model = BertForPreTraining(SHAPE)
-    model.initialize(seed=1)
+    model = made()
     losses = {state: step_loss(model, micro_batches(), state)[0] for state in [(1, 0), (1, 1), (2, 0)]}
     assert len(set(losses.values())) == 3
     assert step_loss(model, micro_batches(), (1, 1))[0] == losses[1, 1]
 
 
 def test_other_sequences_do_not_leak_into_a_sequence():
-    model = BertForPreTraining(NO_DROPOUT)
-    model.initialize(seed=1)
+    model = made(NO_DROPOUT)
     batch = micro_batches()[0]
     end = int(batch.cu_seqlens[1])
     tampered = batch.input_ids.clone()
@@ -102,8 +98,7 @@ def test_other_sequences_do_not_leak_into_a_sequence():
 
 
 def test_vocabulary_padding_is_never_predicted_nor_trained():
-    model = BertForPreTraining(NO_DROPOUT)
-    model.initialize(seed=1)
+    model = made(NO_DROPOUT)
     assert model.bert.embeddings.word_embeddings.weight.shape[0] == 168
     _, gradients = step_loss(model, micro_batches())
     assert gradients["bert.embeddings.word_embeddings.weight"][163:].abs().max() == 0
@@ -111,17 +106,13 @@ def test_vocabulary_padding_is_never_predicted_nor_trained():
 
 
 def test_bfloat16_stays_near_float32():
-    losses = []
-    for dtype in (torch.float32, torch.bfloat16):
-        model = BertForPreTraining(SHAPE, dtype)
-        model.initialize(seed=1)
-        losses.append(step_loss(model, micro_batches(), (3, 3))[0])
-    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    dtypes = (torch.float32, torch.bfloat16)
+    exact, found = (step_loss(made(dtype=dtype), micro_batches(), (3, 3))[0] for dtype in dtypes)
+    assert found == pytest.approx(exact, rel=5e-3)
 
 
 def test_query_key_and_value_are_contiguous():
-    model = BertForPreTraining(SHAPE)
-    model.initialize(seed=1)
+    model = made()
     FlatParameters(model.ordered_parameters())
     part = model.bert.encoder.layer[1].attention.self
     size = SHAPE.hidden_size**2 * 4
@@ -131,10 +122,7 @@ def test_query_key_and_value_are_contiguous():
 
 
 def test_initialisation_is_the_reference_one():
-    model = BertForPreTraining(SHAPE)
-    model.initialize(seed=9)
-    again = BertForPreTraining(SHAPE)
-    again.initialize(seed=9)
+    model, again = made(seed=9), made(seed=9)
     weight = model.bert.encoder.layer[0].intermediate.dense.weight
     assert torch.equal(weight, again.bert.encoder.layer[0].intermediate.dense.weight)
     assert weight.abs().max() <= 2 * SHAPE.initializer_range

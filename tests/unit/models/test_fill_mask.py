@@ -1,7 +1,5 @@
 """Guesses for [MASK]: those of transformers on the exported copy, and clear words for what has no answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.fill_mask import fill, open_masked_lm
 from mlbert.models.weights.export import write_weights
+from same_weights import randomize
 from user_errors import user_error
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]
@@ -22,27 +21,25 @@ SHAPE = BertConfig(len(WORDS), 32, 2, 2, 64, max_position_embeddings=16)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    model = BertForMaskedLM(SHAPE)
-    model.initialize(1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.1)
-    write_weights(model, tmp_path, {}, tmp_path / "vocab.txt")
+    write_weights(randomize(BertForMaskedLM(SHAPE), 0.1), tmp_path, {}, tmp_path / "vocab.txt")
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["huggingface", "weights", "."])
-def test_guesses_are_those_of_transformers(folder: Path, name: str) -> None:
-    model, tokenizer = open_masked_lm(folder / name)
-    found = fill(model, tokenizer, "The cats [MASK] on the mat.", top=5)
-    theirs = transformers.pipeline("fill-mask", model=str(folder / "huggingface"), top_k=5)
-    expected = theirs("The cats [MASK] on the mat.")
+def assert_same_guesses(folder: Path, peer: Path, text: str) -> None:
+    found = fill(*open_masked_lm(folder), text, top=5)
+    expected = transformers.pipeline("fill-mask", model=str(peer), top_k=5)(text)
     assert [token for token, _ in found] == [guess["token_str"] for guess in expected]
     torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in expected], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["huggingface", "weights", "."])
+def test_guesses_are_those_of_transformers(folder, name):
+    assert_same_guesses(folder / name, folder / "huggingface", "The cats [MASK] on the mat.")
+
+
 @pytest.mark.parametrize("is_lower", [True, False])
-def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bool) -> None:
-    """Which has a tokenizer.json and no vocab.txt."""
+def test_a_folder_that_transformers_saved_is_enough(tmp_path, is_lower):
+    """It has a tokenizer.json and no vocab.txt."""
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "The"]) + "\n")
     fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
     theirs = transformers.PreTrainedTokenizerFast(
@@ -53,11 +50,7 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bo
     config = transformers.BertConfig(vocab_size=len(WORDS) + 1, num_attention_heads=2, **shape)
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "peer")
     assert not (tmp_path / "peer/vocab.txt").exists()
-    text = "The the [MASK] sat ."
-    guesses = transformers.pipeline("fill-mask", model=str(tmp_path / "peer"), top_k=5)(text)
-    found = fill(*open_masked_lm(tmp_path / "peer"), text, top=5)
-    assert [token for token, _ in found] == [guess["token_str"] for guess in guesses]
-    torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in guesses], atol=1e-5, rtol=0)
+    assert_same_guesses(tmp_path / "peer", tmp_path / "peer", "The the [MASK] sat .")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +63,12 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bo
         ("[MASK]", 15, "config.range", "top 15"),
     ],
 )
-def test_questions_without_an_answer_are_reported(folder: Path, text: str, top: int, code: str, subject: str) -> None:
+def test_questions_without_an_answer_are_reported(folder, text, top, code, subject):
     with user_error(code, subject):
         fill(*open_masked_lm(folder), text, top)
 
 
-def test_a_folder_without_a_model_is_reported(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_reported(folder, tmp_path):
     with user_error("file.missing", tmp_path / "none"):
         open_masked_lm(tmp_path / "none")
     with user_error("checkpoint.missing", Path(__file__).parent):

@@ -1,6 +1,4 @@
-"""A small BERT in FP8: it follows the bfloat16 loss curve, its kernels equal their plain twins, no pass is wasted."""
-
-from __future__ import annotations
+"""A small BERT in FP8: it follows the bfloat16 loss curve, its kernels equal the plain ops, no pass is wasted."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from capturable import SETTINGS
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
@@ -40,9 +39,7 @@ def model_and_batch(products: Products | None, seed: int = 3) -> tuple[BertForPr
 def losses(products: Products | None, seed: int = 3) -> list[float]:
     """Sixty updates on the same few samples, which the model learns by heart, with dropout."""
     model, flat, batch = model_and_batch(products, seed)
-    optimizer = Lamb(
-        flat, ShardLayout.whole(flat.numel), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
-    )
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **SETTINGS)
     curve = []
     for step in range(STEPS):
         flat.zero_grad()
@@ -76,11 +73,8 @@ def two_steps(products: Products, seed: int = 3) -> list[Tensor]:
     return found
 
 
-def test_kernels_equal_their_plain_twins(use_triton: None) -> None:
-    """All of the model: what the fused passes round, the plain forms round at the same points.
-
-    Sums in another order move a few numbers over a rounding step.
-    """
+def test_kernels_equal_their_plain_twins(use_triton):
+    """The plain ops round where the fused ones do; sums in another order move a few numbers over a rounding step."""
     results = {}
     for choice in ("triton", "plain"):
         ops.select(choice)
@@ -91,7 +85,7 @@ def test_kernels_equal_their_plain_twins(use_triton: None) -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_gradients_in_the_flat_buffer_are_autograds(micro_batches: int) -> None:
+def test_gradients_in_the_flat_buffer_are_autograds(micro_batches):
     """The bits that autograd's accumulation gives, after a step that left something else there."""
     results = []
     for is_flat in (True, False):
@@ -125,7 +119,7 @@ class _Counting:
         return counted
 
 
-def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_a_step(monkeypatch):
     """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
     model, _, batch = model_and_batch(Products())
     scaling, layers, micro_batches = model.bert.linears, SHAPE.num_hidden_layers, 2
@@ -167,7 +161,7 @@ def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(scaling.amax, magnitudes, rtol=0.1, atol=0)
 
 
-def test_linear_layers_are_switched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_layers_are_switched_one_by_one(monkeypatch):
     """Three products a layer of each kind that is on."""
     for linears in ((True, False, False, False), (False, True, True, False), (False,) * 4):
         model, _, batch = model_and_batch(Products(linears=linears))
@@ -177,7 +171,7 @@ def test_linear_layers_are_switched_one_by_one(monkeypatch: pytest.MonkeyPatch) 
             assert counting.calls["fp8_product"] == 3 * SHAPE.num_hidden_layers * sum(linears)
 
 
-def test_the_model_exports_no_derived_tensors() -> None:
+def test_the_model_exports_no_derived_tensors():
     """Recording leaves no trace, scales travel with a checkpoint, and one of another precision is passed over."""
     model, _, batch = model_and_batch(Products())
     assert not model.is_calibrated

@@ -1,9 +1,6 @@
 """All heads, a decoder of its own and LayerNorm before the sublayers against Hugging Face's models."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -12,36 +9,25 @@ from torch import Tensor
 
 from host_batches import filled, made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch, StaticShape
+from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.models.bert import BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
 from model_loss import loss_of
+from same_weights import randomize
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    163,
-    48,
-    2,
-    4,
-    96,
-    max_position_embeddings=64,
-    hidden_act="gelu_erf",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+DROPPING = BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64, hidden_act="gelu_erf")
+SHAPE = DROPPING.with_options("hidden_dropout_prob=0 attention_probs_dropout_prob=0")
 
 
-def batch_of(labels: list[float] | None = None) -> Batch:
-    batch = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64)[0].to("cpu")
-    if labels is None:
-        return batch
-    return dataclasses.replace(batch, labels=torch.tensor([labels[i % len(labels)] for i in range(batch.num_samples)]))
+def batches(accumulation: int = 1) -> list[HostBatch]:
+    return made_up_batches(6, seed=3, vocab_size=163, max_tokens=64, accumulation=accumulation)
 
 
-def test_the_classifier_drops_out() -> None:
-    """Only the head's mask changes here: keys of another step, no dropout in the encoder but for its own."""
-    shape = dataclasses.replace(SHAPE, hidden_dropout_prob=0.1)
-    model, batch = BertForSequenceClassification(shape, 2), batch_of([0.0, 1.0])
+def test_the_classifier_drops_out():
+    """Only the head's key changes here."""
+    model = BertForSequenceClassification(SHAPE.with_options("hidden_dropout_prob=0.1"), 2)
+    batch = batches()[0].to("cpu")
     model.initialize(1)
     keys = model.dropout_keys(1, 0).tolist()
     first = model(batch, keys).labels
@@ -54,17 +40,10 @@ def test_the_classifier_drops_out() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("positions", ["absolute", "alibi"])
-def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str, positions: str) -> None:
+def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions):
     """With dropout: a step in one batch, in three and filled up to fixed sizes has one loss and one gradient."""
-    shape = dataclasses.replace(
-        SHAPE,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1,
-        gated_mlp=gated,
-        norm_position=norm,
-        position_embedding_type=positions,
-    )
-    model = BertForPreTraining(shape)
+    options = {"gated_mlp": gated, "norm_position": norm, "position_embedding_type": positions}
+    model = BertForPreTraining(dataclasses.replace(DROPPING, **options))
     model.initialize(2)
 
     def step(batches: list[Batch]) -> tuple[float, list[Tensor]]:
@@ -74,8 +53,7 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str
             loss.backward()
         return sum(float(loss.detach()) for loss in losses), [p.grad.clone() for p in model.parameters()]
 
-    (whole,) = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64)
-    thirds = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64, accumulation=3)
+    (whole,), thirds = batches(), batches(accumulation=3)
     counts = whole.num_masked, whole.num_samples
     sizes = StaticShape(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
     loss, gradients = step([whole.to("cpu")])
@@ -87,16 +65,13 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse: bool) -> None:
+def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse):
     shape = dataclasses.replace(SHAPE, norm_position="pre")
     model = BertForPreTraining(shape, sparse_last_layer=sparse)
     model.initialize(1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.1)
-    values = huggingface_config(SHAPE)
-    config = transformers.RobertaPreLayerNormConfig(
-        **{k: v for k, v in values.items() if k not in ("model_type", "architectures")}, attn_implementation="eager"
-    )
+    randomize(model, 0.1)
+    values = {k: v for k, v in huggingface_config(SHAPE).items() if k not in ("model_type", "architectures")}
+    config = transformers.RobertaPreLayerNormConfig(**values, attn_implementation="eager")
     peer = transformers.RobertaPreLayerNormModel(config, add_pooling_layer=False).eval()
     own = {name.removeprefix("bert."): p.detach() for name, p in model.named_parameters() if name.startswith("bert.")}
     own["embeddings.word_embeddings.weight"] = own["embeddings.word_embeddings.weight"][: shape.vocab_size]
@@ -105,13 +80,11 @@ def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse: bool) -> None:
     missing, unexpected = peer.load_state_dict(state, strict=False)
     assert unexpected == []
     assert all("position_ids" in name or "token_type_ids" in name for name in missing)
-    batch = batch_of()
+    batch = batches()[0].to("cpu")
     inputs = padded_inputs(batch)
-    width = inputs["input_ids"].shape[1]
-    hidden = peer(
-        **{name: inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask")},
-        position_ids=torch.arange(width).expand(len(inputs["input_ids"]), -1),
-    ).last_hidden_state
+    inputs = {name: inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    positions = torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"])
+    hidden = peer(**inputs, position_ids=positions).last_hidden_state
     used = inputs["attention_mask"].bool()
     torch.testing.assert_close(model.bert(batch, None, None), hidden[used], atol=1e-5, rtol=1e-5)
 
@@ -119,6 +92,6 @@ def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse: bool) -> None:
 @pytest.mark.parametrize(
     "change", [{"gated_mlp": True}, {"norm_position": "pre"}, {"position_embedding_type": "alibi"}]
 )
-def test_shapes_that_hugging_face_lacks_are_refused(change: dict[str, Any]) -> None:
+def test_shapes_that_hugging_face_lacks_are_refused(change):
     with user_error("model.unsupported", "Hugging Face"):
         huggingface_config(dataclasses.replace(SHAPE, **change))

@@ -1,7 +1,5 @@
 """Hugging Face's classes behind our protocol: their published numbers, our own model's on the same weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
@@ -30,15 +28,13 @@ from mlbert.recipes.assembly import Compute, choose_compute, make_masked_lm
 from mlbert.recipes.classification_build import make_classifier
 from model_loss import loss_of
 from padded_batches import unpadded
-from same_weights import assert_same_parameters
+from same_weights import assert_same_parameters, randomize
 from training_settings import configuration
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
-SHAPE = BertConfig(
-    163, 48, 2, 4, 96, max_position_embeddings=64, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
-)
+SHAPE = BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64)
 PRE_TRAINING = BertConfig(160, 32, 2, 4, 80, max_position_embeddings=48, hidden_act="gelu_erf")
 MASKED_LM = BertConfig(197, 48, 2, 6, 96, max_position_embeddings=64, hidden_act="gelu_erf")
 MASKED_LM_BATCH = ASSETS.parent / "mosaicbert/batch.npz"
@@ -58,20 +54,19 @@ def batches(accumulation: int = 1) -> list[Batch]:
     return [b.to("cpu") for b in made_up_batches(6, 3, 163, 64, accumulation=accumulation)]
 
 
-def test_the_published_logits_of_the_pre_training_model() -> None:
+def test_the_published_logits_of_the_pre_training_model():
     """At the fixed length of the published batch, and at the longest of the batch."""
     batch, wanted = unpadded(ASSETS / "pre_training_batch.npz"), outputs("pre_training")
     for pad_to in (48, None):
         model = loaded(HuggingFaceForMaskedLM(PRE_TRAINING, pad_to=pad_to), "pre_training")
         torch.testing.assert_close(model(batch, None).masked, wanted["masked_logits"], atol=1e-5, rtol=0)
-        sums = MaskedLM("step").sums(model, batch).tolist()
-        metrics = MaskedLM("step").metrics(sums, None)
+        metrics = MaskedLM("step").metrics(MaskedLM("step").sums(model, batch).tolist(), None)
         assert metrics["loss"] == pytest.approx(EXPECTED["pre_training"]["mlm_loss"], abs=1e-5)
         assert metrics["mlm_accuracy"] == pytest.approx(EXPECTED["pre_training"]["mlm_accuracy"], abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [HuggingFaceForMaskedLM, BertForMaskedLM])
-def test_published_masked_lm_gradients(kind: Any) -> None:
+def test_published_masked_lm_gradients(kind):
     """Theirs and ours: id 0 is a label as any other for both."""
     model, batch, wanted = loaded(kind(MASKED_LM), "masked_lm"), unpadded(MASKED_LM_BATCH), outputs("masked_lm")
     torch.testing.assert_close(model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0)
@@ -96,22 +91,19 @@ def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
     for loss in losses:
         loss.backward()
     gradients = {name: p.grad for name, p in ours.named_parameters()}
-    names = [name for name, _ in theirs.named_parameters()]
-    assert sorted(names) == sorted(gradients)
+    assert {name for name, _ in theirs.named_parameters()} == gradients.keys()
     for name, p in theirs.named_parameters():
         torch.testing.assert_close(p.grad, gradients[name][: len(p)], atol=1e-6, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("pad_to", [None, 64])
-def test_masked_lm_equals_ours(tmp_path: Path, tied: bool, pad_to: int | None) -> None:
+def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
     """Ours starts from the weights that theirs leaves, and the other way round."""
     shape = dataclasses.replace(SHAPE, tie_word_embeddings=tied)
     theirs, ours = HuggingFaceForMaskedLM(shape, pad_to=pad_to), BertForMaskedLM(shape)
     theirs.initialize(1)
-    for p in theirs.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.1)
-    write_weights(theirs, tmp_path, {}, None)
+    write_weights(randomize(theirs, 0.1), tmp_path, {}, None)
     assert load_weights(ours, tmp_path / "weights").missing == {}
     same_step(theirs, ours, MaskedLM("step"), batches()[0])
     write_weights(ours, tmp_path / "back", {}, None)
@@ -124,11 +116,9 @@ def test_masked_lm_equals_ours(tmp_path: Path, tied: bool, pad_to: int | None) -
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_a_classifier_equals_ours(num_labels: int) -> None:
-    theirs, ours = (
-        HuggingFaceForSequenceClassification(SHAPE, num_labels),
-        BertForSequenceClassification(SHAPE, num_labels),
-    )
+def test_a_classifier_equals_ours(num_labels):
+    kinds = (HuggingFaceForSequenceClassification, BertForSequenceClassification)
+    theirs, ours = (kind(SHAPE, num_labels) for kind in kinds)
     theirs.initialize(1)
     assert load_state(ours, theirs.state_dict(), "theirs").missing == {}
     batch = batches()[0]
@@ -137,18 +127,17 @@ def test_a_classifier_equals_ours(num_labels: int) -> None:
     same_step(theirs, ours, objective, dataclasses.replace(batch, labels=labels))
 
 
-@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForSequenceClassification"])
-def test_weights_are_those_that_the_class_draws(kind: str) -> None:
-    model: Any = (
-        HuggingFaceForMaskedLM(SHAPE) if kind == "BertForMaskedLM" else HuggingFaceForSequenceClassification(SHAPE, 2)
-    )
+@pytest.mark.parametrize(
+    "model", [HuggingFaceForMaskedLM(SHAPE), HuggingFaceForSequenceClassification(SHAPE, 2)], ids=["mlm", "classifier"]
+)
+def test_weights_are_those_that_the_class_draws(model):
     before = torch.get_rng_state()
     model.initialize(7)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(7)
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     sizes = {name: getattr(SHAPE, name) for name in (*names, "max_position_embeddings")}
-    peer = getattr(transformers, kind)(transformers.BertConfig(**sizes))
+    peer = getattr(transformers, model.architecture)(transformers.BertConfig(**sizes))
     for name, p in peer.named_parameters():
         assert torch.equal(dict(model.named_parameters())[name], p), name
     words = model.bert.embeddings.word_embeddings.weight.detach()
@@ -157,7 +146,7 @@ def test_weights_are_those_that_the_class_draws(kind: str) -> None:
     assert not words[0].any()
 
 
-def test_dropout_follows_the_step_and_the_micro_batch() -> None:
+def test_dropout_follows_the_step_and_the_micro_batch():
     """The same step draws the same masks, whatever was drawn in between; no other does; evaluation drops nothing."""
     model = HuggingFaceForMaskedLM(SHAPE)
     model.initialize(1)
@@ -180,7 +169,7 @@ def test_dropout_follows_the_step_and_the_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_is_close(dtype: torch.dtype) -> None:
+def test_low_precision_is_close(dtype):
     theirs, exact = HuggingFaceForMaskedLM(SHAPE, dtype), HuggingFaceForMaskedLM(SHAPE)
     for model in (theirs, exact):
         model.initialize(1)
@@ -188,13 +177,12 @@ def test_low_precision_is_close(dtype: torch.dtype) -> None:
     found = theirs(batch, None).masked
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), exact(batch, None).masked, atol=0.02, rtol=0)
-    loss = loss_of(theirs, batch, objective=MaskedLM("step"))
-    loss.backward()
+    loss_of(theirs, batch, objective=MaskedLM("step")).backward()
     assert {p.grad.dtype for p in theirs.parameters()} == {torch.float32}
 
 
-def test_all_positions_go_through_the_whole_vocabulary() -> None:
-    """What makes it the baseline: S W rows of logits are computed, though the objective reads M."""
+def test_all_positions_go_through_the_whole_vocabulary():
+    """This makes it the baseline: it computes S W rows of logits, although the objective reads M."""
     model, rows = HuggingFaceForMaskedLM(SHAPE, pad_to=64), []
     model.cls.predictions.decoder.register_forward_hook(lambda _, __, out: rows.append(tuple(out.shape)))
     batch = batches()[0]
@@ -203,7 +191,7 @@ def test_all_positions_go_through_the_whole_vocabulary() -> None:
     assert model.training_flops(batch) == BertForMaskedLM(SHAPE).training_flops(batch)
 
 
-def test_padded_vocabularies_are_accepted() -> None:
+def test_padded_vocabularies_are_accepted():
     """NVIDIA's checkpoints have rows up to a multiple of 8."""
     start = BertForPreTraining(SHAPE)
     start.initialize(3)
@@ -211,23 +199,19 @@ def test_padded_vocabularies_are_accepted() -> None:
     assert state["cls.predictions.bias"].shape == (168,)
     model = HuggingFaceForMaskedLM(SHAPE)
     load_state(model, state, "start")
-    assert torch.equal(
-        model.bert.embeddings.word_embeddings.weight, state["bert.embeddings.word_embeddings.weight"][:163]
-    )
+    words = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(model.get_parameter(words), state[words][:163])
 
 
-def settings_of(implementation: str = "huggingface", **changes: object) -> Configuration:
-    return configuration(masked_lm_stored.RECIPE, schedule="constant", model_implementation=implementation, **changes)
-
-
-def compute_of(config: Configuration) -> Compute:
-    return choose_compute(config, torch.device("cpu"), print)
+def chosen(implementation: str = "huggingface", **changes: object) -> tuple[Configuration, Compute]:
+    changes |= {"schedule": "constant", "model_implementation": implementation}
+    config = configuration(masked_lm_stored.RECIPE, **changes)
+    return config, choose_compute(config, torch.device("cpu"), print)
 
 
 @pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])
-def test_the_setting_chooses(implementation: str) -> None:
-    config = settings_of(implementation)
-    compute = compute_of(config)
+def test_the_setting_chooses(implementation):
+    config, compute = chosen(implementation)
     model = make_masked_lm(config, SHAPE, compute)
     classifier = make_classifier(config[ModelConfig], 32, SHAPE, 3, compute)
     is_theirs = implementation == "huggingface"
@@ -238,13 +222,12 @@ def test_the_setting_chooses(implementation: str) -> None:
     assert model.architecture == "BertForMaskedLM"
 
 
-def test_unsupported_options_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings_of()
-    compute = compute_of(settings_of())
+def test_unsupported_options_are_refused_in_one_line(monkeypatch):
+    config, compute = chosen()
     with user_error("model.unsupported", "MODEL_IMPLEMENTATION=huggingface"):
         make_masked_lm(config, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
     with user_error("config.conflict", "PRECISION=fp8"):
-        compute_of(settings_of(precision="fp8"))
+        chosen(precision="fp8")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with user_error("package.missing", "MODEL_IMPLEMENTATION=huggingface"):
         make_masked_lm(config, SHAPE, compute)

@@ -1,7 +1,5 @@
 """Ceilings of the passes that a step makes beside its kernels; `step_counts` says what is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -24,8 +22,6 @@ pytestmark = pytest.mark.usefixtures("use_triton")
 
 LAYERS = 4
 SHAPE = BertConfig(200, 64, LAYERS, 2, 128, max_position_embeddings=64)
-
-
 LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 
@@ -68,7 +64,7 @@ def counts_of(products: Products | None, packs: int, least: int | None = None) -
 
 
 @pytest.mark.parametrize("products", [None, Products()])
-def test_no_pass_over_a_hidden_state_is_wasted(products: Products | None) -> None:
+def test_no_pass_over_a_hidden_state_is_wasted(products):
     """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are added by the norm.
 
     What is left does not grow with the layers: the last one's rows go back among all tokens (a fill each for context
@@ -82,7 +78,7 @@ def test_no_pass_over_a_hidden_state_is_wasted(products: Products | None) -> Non
     }
 
 
-def test_no_pass_over_a_weight_is_wasted() -> None:
+def test_no_pass_over_a_weight_is_wasted():
     """Products read the optimizer's copy, or their own in FP8, and write their gradients where they are kept.
 
     What is left does not grow with the layers: the gradients of both embedding tables are cleared, summed, and added;
