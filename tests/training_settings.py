@@ -11,41 +11,21 @@ from mlbert.cli.main import main
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
+from programs import words_as_dict
 
-SHAPE = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-SETTINGS = {
-    "recipe": "packed_lamb",
-    "input_dir": "unused",
-    "eval_dir": "unused",
-    "synthetic_data": "1",
-    "train_batch_size": "4",
-    "gradient_accumulation_steps": "2",
-    "average_packing_rate": "1.5",
-    "learning_rate": "0.01",
-    "max_steps": "12",
-    "max_samples_termination": "1000000",
-    "opt_lamb_beta_1": "0.9",
-    "opt_lamb_beta_2": "0.98",
-    "weight_decay_rate": "0.01",
-    # Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code 1.
-    "eval_iter_start_samples": "1000000",
-    "eval_iter_samples": "1000000",
-    "target_mlm_accuracy": "0.999",
-    "seed": "5",
-    "cpu_threads": "1",
-    "precision": "fp32",  # for equal results on all processors: auto is bfloat16 on CPUs with a matrix unit
-    "log_freq": "1",
-    "submission_org": "test",
-    "submission_platform": "test",
-    "submission_division": "open",
-}
+SHAPE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
+# Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code 1.
+# Only fp32 gives equal results on all processors: auto is bfloat16 on CPUs with a matrix unit.
+SETTINGS = words_as_dict("""
+    recipe=packed_lamb input_dir=unused eval_dir=unused synthetic_data=1
+    train_batch_size=4 gradient_accumulation_steps=2 average_packing_rate=1.5
+    learning_rate=0.01 opt_lamb_beta_1=0.9 opt_lamb_beta_2=0.98 weight_decay_rate=0.01
+    max_steps=12 max_samples_termination=1000000 target_mlm_accuracy=0.999
+    eval_iter_start_samples=1000000 eval_iter_samples=1000000
+    seed=5 cpu_threads=1 precision=fp32 log_freq=1
+    submission_org=test submission_platform=test submission_division=open
+""")
 
 
 def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:

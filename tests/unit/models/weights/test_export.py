@@ -1,7 +1,5 @@
 """Weights written at the end of a run: `transformers` reads and trains every shape, and ours come back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -19,7 +17,7 @@ from mlbert.models.weights.convert import torch_to_huggingface
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import padded_inputs, read_config, to_huggingface
 from mlbert.models.weights.load import load_weights
-from same_weights import assert_same_parameters, assert_same_tensors
+from same_weights import assert_same_parameters, assert_same_tensors, randomize
 
 SHAPE = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 FREE = dataclasses.replace(SHAPE, tie_word_embeddings=False)
@@ -29,13 +27,6 @@ ROTARY = dataclasses.replace(
     MOSAIC, position_embedding_type="rotary", norm_position="pre", rope_theta=500.0, tie_word_embeddings=False
 )
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "end", "of", "a", "long", "day"]
-
-
-def made(model: Any) -> Any:
-    """Return the model with all parameters drawn."""
-    for seed, parameter in enumerate(model.parameters()):
-        torch.nn.init.normal_(parameter, 0.0, 0.2, generator=torch.Generator().manual_seed(seed))
-    return model
 
 
 def loaded(kind: Any, folder: Path) -> Any:
@@ -62,8 +53,8 @@ def loaded(kind: Any, folder: Path) -> Any:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any, kind: Any) -> None:
-    write_weights(made(model), tmp_path, {"steps": 3}, None)
+def test_hugging_face_reads_its_copy(tmp_path, model, kind):
+    write_weights(randomize(model), tmp_path, {"steps": 3}, None)
     assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
     torch_to_huggingface(tmp_path / "weights", tmp_path / "converted")
     for name in ("config.json", "model.safetensors"):
@@ -83,7 +74,7 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any, kind: Any) -> N
 
 
 @pytest.mark.parametrize("shape", [FREE, MOSAIC, dataclasses.replace(MOSAIC, norm_position="pre"), ROTARY])
-def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
+def test_our_weights_come_back(tmp_path, shape):
     model = BertForPreTraining(shape)
     model.initialize(1)
     assert sum(p.numel() for p in model.parameters()) == shape.num_parameters
@@ -96,11 +87,11 @@ def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
 
 
 @pytest.mark.parametrize("shape", [MOSAIC, dataclasses.replace(ROTARY, tie_word_embeddings=True)])
-def test_a_shape_of_ours_is_trained_by_transformers(tmp_path: Path, shape: BertConfig) -> None:
+def test_a_shape_of_ours_is_trained_by_transformers(tmp_path, shape):
     """As sentence-transformers and `Trainer` use a model: embeddings of padded text, masked-LM steps, a new head."""
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(WORDS))
-    write_weights(made(BertForPreTraining(shape)), tmp_path, {}, vocabulary)
+    write_weights(randomize(BertForPreTraining(shape)), tmp_path, {}, vocabulary)
     folder = tmp_path / "huggingface"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     encoder = loaded(transformers.AutoModel, folder)
@@ -113,16 +104,9 @@ def test_a_shape_of_ours_is_trained_by_transformers(tmp_path: Path, shape: BertC
             torch.testing.assert_close(pooled, alone[1][0], atol=1e-5, rtol=0)
 
     model = loaded(transformers.AutoModelForMaskedLM, folder)
-    arguments = transformers.TrainingArguments(
-        str(tmp_path / "trained"),
-        max_steps=12,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        report_to=[],
-        use_cpu=True,
-        logging_steps=4,
-        disable_tqdm=True,
-    )
+    method = {"max_steps": 12, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "use_cpu": True}
+    output = {"report_to": [], "logging_steps": 4, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(tmp_path / "trained"), **method, **output)
     rows = [dict(tokenizer(texts[1])) for _ in range(8)]
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5)
     trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collator)
@@ -145,16 +129,12 @@ def test_a_shape_of_ours_is_trained_by_transformers(tmp_path: Path, shape: BertC
 
 @pytest.mark.parametrize("of_data", [None, True, False])
 @pytest.mark.parametrize("words", [None, {"do_lower_case": True}, {"do_lower_case": False}])
-def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(
-    tmp_path: Path, words: dict[str, bool] | None, of_data: bool | None
-) -> None:
+def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(tmp_path, words, of_data):
     vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]))
+    vocabulary.write_text("\n".join(WORDS[:7]))
     if words is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
-    model = BertForMaskedLM(SHAPE)
-    model.initialize(1)
-    write_weights(model, tmp_path / "run", {}, vocabulary, lower_case=of_data)
+    write_weights(randomize(BertForMaskedLM(SHAPE)), tmp_path / "run", {}, vocabulary, lower_case=of_data)
     peer = transformers.BertTokenizer.from_pretrained(tmp_path / "run/huggingface")
     ours = load_tokenizer(tmp_path / "run/weights")
     is_lower = of_data if of_data is not None else words is None or words["do_lower_case"]

@@ -1,11 +1,7 @@
 """Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back; its start."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,46 +15,21 @@ from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import padded_inputs, read_config
 from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
+from same_weights import randomize
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    99,
-    48,
-    3,
-    3,
-    40,
-    max_position_embeddings=64,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    layer_norm_eps=1e-5,
-    position_embedding_type="rotary",
-    rope_theta=500.0,
-    norm_position="pre",
-    gated_mlp=True,
+SHAPE = BertConfig(99, 48, 3, 3, 40, max_position_embeddings=64).with_options(
+    "hidden_dropout_prob=0 attention_probs_dropout_prob=0 layer_norm_eps=1e-5"
+    " position_embedding_type=rotary rope_theta=500 norm_position=pre gated_mlp=true"
 )
 LOOK_LENGTH = 96
-
-
-def made(shape: BertConfig) -> BertForMaskedLM:
-    """A model in which every parameter matters."""
-    model = BertForMaskedLM(shape)
-    for seed, parameter in enumerate(model.parameters()):
-        torch.nn.init.normal_(parameter, 0.0, 0.2, generator=torch.Generator().manual_seed(seed))
-    return model
-
-
-@pytest.fixture(params=["plain", "auto"])
-def chosen_ops(request: pytest.FixtureRequest) -> Any:
-    ops.select(request.param)
-    yield
-    ops.select("auto")
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"hidden_act": "gelu_erf", "rope_theta": 160_000.0}, {"tie_word_embeddings": False}]
 )
-def test_hugging_face_reads_its_copy(tmp_path: Path, chosen_ops: None, options: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(SHAPE, **options))
+def test_hugging_face_reads_its_copy(tmp_path, chosen_ops, options):
+    model = randomize(BertForMaskedLM(dataclasses.replace(SHAPE, **options)))
     write_weights(model, tmp_path, {}, None)
     found, loading = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "huggingface", output_loading_info=True, attn_implementation="eager"
@@ -72,12 +43,10 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, chosen_ops: None, options: 
     theirs = theirs[inputs["labels"] != -100]
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     # The same loss gives the same gradient of the embeddings, through every layer.
+    weights = model.bert.embeddings.word_embeddings.weight, found.model.embeddings.tok_embeddings.weight
     gradients = [
         torch.autograd.grad(torch.nn.functional.cross_entropy(logits, batch.masked_labels), weight)[0][:99]
-        for logits, weight in (
-            (ours, model.bert.embeddings.word_embeddings.weight),
-            (theirs, found.model.embeddings.tok_embeddings.weight),
-        )
+        for logits, weight in zip((ours, theirs), weights, strict=True)
     ]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
     assert read_config(tmp_path / "huggingface/config.json") == model.config
@@ -90,8 +59,8 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, chosen_ops: None, options: 
 @pytest.mark.parametrize(
     ("name", "value"), [("global_attn_every_n_layers", 3), ("attention_bias", False), ("hidden_activation", "silu")]
 )
-def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    write_weights(made(SHAPE), tmp_path, {}, None)
+def test_another_modernbert_is_refused(tmp_path, name, value):
+    write_weights(randomize(BertForMaskedLM(SHAPE)), tmp_path, {}, None)
     config = tmp_path / "huggingface/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
     with user_error("model.unsupported", config) as caught:
@@ -103,21 +72,20 @@ def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object)
     "options",
     [{"norm_position": "post"}, {"gated_mlp": False}, {"num_attention_heads": 16}, {"rope_theta": 1.0}],
 )
-def test_a_shape_that_is_not_of_the_form(options: dict[str, Any]) -> None:
+def test_a_shape_that_is_not_of_the_form(options):
     with user_error("model.shape", "bert_config"):
         dataclasses.replace(SHAPE, **options)
 
 
 @pytest.mark.parametrize(("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)])
-def test_heads_look_at_neighbours(head_size: int, theta: float) -> None:
+def test_heads_look_at_neighbours(head_size, theta):
     shape = dataclasses.replace(SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta)
     model = BertForMaskedLM(shape)
     model.initialize(1)
     part = model.bert.encoder.layers[0].attention.self
     qkv = torch.stack([part.query.bias, part.key.bias, part.value.bias]).view(1, 3, 8, head_size)
-    turned = ops.rotary(
-        qkv.expand(LOOK_LENGTH, 3, 8, head_size), ops.rotations(torch.arange(LOOK_LENGTH), head_size, theta)
-    )
+    rotations = ops.rotations(torch.arange(LOOK_LENGTH), head_size, theta)
+    turned = ops.rotary(qkv.expand(LOOK_LENGTH, 3, 8, head_size), rotations)
     scores = torch.einsum("inh,jnh->nij", turned[:, 0], turned[:, 1]) * head_size**-0.5
     weights = scores.softmax(-1).detach()
     for head, distance in enumerate(DISTANCES):
@@ -128,7 +96,7 @@ def test_heads_look_at_neighbours(head_size: int, theta: float) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_words_are_as_likely_as_they_are_frequent(tied: bool) -> None:
+def test_words_are_as_likely_as_they_are_frequent(tied):
     model = BertForMaskedLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied))
     model.initialize(1)
     counts = np.arange(99) ** 2
