@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Container, Iterable, Mapping
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
+
+RunMlbert = Callable[..., tuple[int, str, str]]  # the fixture run_mlbert
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -26,6 +30,17 @@ def write_files(folder: Path, files: Mapping[str, str]) -> Path:
     return folder
 
 
+def write_mlbert(folder: Path, python: str | Path = sys.executable) -> Path:
+    """Write a program `mlbert` that runs the package with this Python."""
+    return write_program(folder / "mlbert", f'#!/bin/sh\nexec "{python}" -m mlbert "$@"\n')
+
+
+def user_environ(**exports: object) -> dict[str, str]:
+    """Return what every user's shell exports, and these exports."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "XDG_CACHE_HOME") if name in os.environ}
+    return kept | {name: str(value) for name, value in exports.items()}
+
+
 def copy_files(paths: Iterable[Path], tree_root: Path, root: Path, without: Container[str] = ()) -> None:
     """Copy files of the tree, except top-level folders."""
     for path in paths:
@@ -35,15 +50,21 @@ def copy_files(paths: Iterable[Path], tree_root: Path, root: Path, without: Cont
             shutil.copy2(path, root / name)
 
 
-def run_quietly(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+def run_quietly(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command and return its status and output, whatever they are."""
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
 
 
+def run_checked(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed and return its output."""
+    done = run_quietly(*words, **options)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done
+
+
 def exports_of(config: Path) -> dict[str, str]:
     """Return the environment after sourcing a file in an otherwise empty one."""
-    done = run_quietly("bash", "-c", 'source "$0" && env -0', config, env={"PATH": "/usr/bin:/bin"})
-    assert done.returncode == 0, done.stderr
+    done = run_checked("bash", "-c", 'source "$0" && env -0', config, env={"PATH": "/usr/bin:/bin"})
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from programs import write_program
+from programs import run_checked, write_program
+
+PROGRAM = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
     """A stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
-    for cpu in range(32):
-        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{cpu % 16},{cpu % 16 + 16}\n")
-    for node, cpus in enumerate(("0-7,16-23", "8-15,24-31")):
-        folder = tmp_path / f"devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cpus}\n")
-    for gpu, node in enumerate((1, 1, 0, 0)):
-        folder = tmp_path / f"bus/pci/devices/0000:{gpu + 1}b:00.0"
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text(f"{node}\n")
+    system, pci = tmp_path / "devices/system", tmp_path / "bus/pci/devices"
+    files = {system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}" for n in range(32)}
+    files |= {system / f"node/node{node}/cpulist": cpus for node, cpus in enumerate(("0-7,16-23", "8-15,24-31"))}
+    files |= {pci / f"0000:{gpu + 1}b:00.0/numa_node": str(node) for gpu, node in enumerate((1, 1, 0, 0))}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{text}\n")
     write_program(
         tmp_path / "bin/nvidia-smi",
         '#!/bin/bash\necho called >>"${0}.notes"\n'
@@ -36,18 +32,12 @@ def server(tmp_path: Path) -> Path:
 
 def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
     """Return the binding that bind.sh chooses for each of four ranks."""
-    program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
     path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
     lines = []
     for rank in range(4):
         environment = {"PATH": path, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, **exports}
-        done = subprocess.run(
-            [program, "--sysfs", server, "--allowed", allowed, "--show", "x"],
-            env={name: str(value) for name, value in environment.items()},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        flags = ("--sysfs", server, "--allowed", allowed, "--show", "x")
+        done = run_checked(tree_root / PROGRAM, *flags, env={name: str(value) for name, value in environment.items()})
         lines.append(done.stdout.strip().partition(": ")[2])
     return lines
 
@@ -67,11 +57,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_are_bound(tree_root: Path, server: Path, case: str) -> None:
-    allowed, gpus, exports, expected = CASES[case]
+@pytest.mark.parametrize(("allowed", "gpus", "exports", "expected"), CASES.values(), ids=CASES)
+def test_ranks_are_bound(
+    tree_root: Path, server: Path, allowed: str, gpus: bool, exports: dict[str, object], expected: list[str]
+) -> None:
     found = bind_lines(tree_root, server, allowed, gpus=gpus, **exports)
-    assert found == [line.replace(": ", " cpus ") for line in (f"node {line}" for line in expected)]
+    assert found == [f"node {line.replace(': ', ' cpus ')}" for line in expected]
     if gpus:
         assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
 
@@ -84,13 +75,8 @@ def test_hyper_threads_are_bound_in_pairs(tree_root: Path, server: Path) -> None
 
 
 def test_bound_rank_runs_on_its_cpus_and_exports_its_thread_count(tree_root: Path) -> None:
-    program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
-    done = subprocess.run(
-        [program, "bash", "-c", "grep Cpus_allowed_list /proc/self/status; echo $CPU_THREADS"],
-        env={"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environ = {"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    script = "grep Cpus_allowed_list /proc/self/status; echo $CPU_THREADS"
+    done = run_checked(tree_root / PROGRAM, "bash", "-c", script, env=environ)
     assert "Cpus_allowed_list" in done.stdout
     assert int(done.stdout.split()[-1]) >= 1

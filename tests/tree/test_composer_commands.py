@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from mds_samples import write_mds
@@ -22,42 +20,25 @@ from mlbert.config.sections import settings_by_key
 from mlbert.mlperf import official
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.findings import Outcome
-from mlbert.mlperf.logs import Log, read_log
-from mlbert.models.bert import BertForPreTraining
+from mlbert.mlperf.logs import read_log
 from mlbert.models.config import ModelConfig
-from mlbert.models.weights.checkpoint_names import VOCABULARY
-from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert import ReadCheckpoint, torch_to_nvidia, write_own
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored
-from programs import assert_refused, words_as_dict, write_program
+from programs import assert_refused, run_quietly, user_environ, words_as_dict, write_program
+from same_weights import assert_same_tensors
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths
+from tiny_bert import write_tiny_bert
 
 HOME = Path("benchmarks/bert/implementations")
 CONFIGS = {"baseline": "huggingface", "methods": "mlbert"}
 MILESTONES = (400, 600, 650, 800, 850, 900, 950, 1000, 1100, 1150, 1200, 1225, 1250, 1275, 1300, 1325, 1350, 1375, 1400)
-PUBLISHED = {
-    "recipe": "masked_lm",
-    "gradient_accumulation_steps": 1,
-    "learning_rate": 1e-4,
-    "opt_lamb_beta_1": 0.9,
-    "opt_lamb_beta_2": 0.98,
-    "opt_epsilon": 1e-6,
-    "weight_decay_rate": 1e-5,
-    "decay_all": True,
-    "max_grad_norm": None,
-    "optimizer": "decoupled_adamw",
-    "warmup_steps": 80,
-    "lr_gamma": 0.9,
-    "max_steps": 6000,
-    "eval_iter_start_samples": 24_640,
-    "eval_iter_samples": 24_640,
-    "num_eval_examples": 10_000,
-    "target_mlm_accuracy": 0.72,
-    "precision": "fp16",
-    "submission_division": "open",
-}
+PUBLISHED = words_as_dict("""
+    recipe=masked_lm precision=fp16 optimizer=decoupled_adamw learning_rate=1e-4 warmup_steps=80 lr_gamma=0.9
+    opt_lamb_beta_1=0.9 opt_lamb_beta_2=0.98 opt_epsilon=1e-6 weight_decay_rate=1e-5 decay_all=yes max_grad_norm=none
+    gradient_accumulation_steps=1 train_batch_size=56 eval_batch_size=56 max_steps=6000 eval_iter_start_samples=24640
+    eval_iter_samples=24640 num_eval_examples=10000 target_mlm_accuracy=0.72 submission_division=open
+""")  # 448 = 8 x 56
 TINY = words_as_dict("""
     LR=0.1 MAX_SEQ_LENGTH=32 BATCHSIZE=8 MAX_STEPS=12 WARMUP_STEPS=0 LR_MILESTONES=8,10 TARGET_MLM_ACCURACY=0.9
     NUM_EVAL_EXAMPLES=64 EVAL_ITER_START_SAMPLES=32 EVAL_ITER_SAMPLES=32 EVAL_BATCH_SIZE=8 PRECISION=fp32
@@ -67,20 +48,14 @@ TINY = words_as_dict("""
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create MDS sets train/ and eval/ (two labels, 19 to 1), and weights with their shape in nvidia/ and own/."""
+    """Create MDS sets train/ and eval/ (two labels, 19 to 1), and weights with their shape in phase1/ and own/."""
     folder = tmp_path_factory.mktemp("inputs")
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
         labels = np.where(np.arange(len(rows.masked_labels)) % 20, 7, 8).astype(np.uint16)
         write_mds(folder / name, dataclasses.replace(rows, masked_labels=labels))
-    shape = BertConfig(VOCAB_SIZE, 16, 1, 2, 32, max_position_embeddings=32)
-    model = BertForPreTraining(shape)
-    model.initialize(5)
-    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    state = {name: value[:VOCAB_SIZE] if name in VOCABULARY else value for name, value in state.items()}
-    write_own(ReadCheckpoint(shape, state, Report(), folder), folder / "own")
-    torch_to_nvidia(folder / "own", folder / "nvidia/model.ckpt-28252.pt")
-    shutil.copy2(folder / "own/bert_config.json", folder / "nvidia/bert_config.json")
+    write_tiny_bert(folder, VOCAB_SIZE)
+    shutil.copy2(folder / "own/bert_config.json", folder / "phase1")
     return folder
 
 
@@ -96,11 +71,8 @@ class Tree:
         self.exports = data | {"BERT_CONFIG": inputs / "own/bert_config.json", "PYTHON": sys.executable}
 
     def run(self, *words: object, cwd: str = "composer", **exports: object) -> subprocess.CompletedProcess[str]:
-        kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "XDG_CACHE_HOME") if name in os.environ}
-        own = {"PYTHONPATH": self.home / "pytorch", **self.exports, **exports}
-        environ = kept | {name: str(value) for name, value in own.items()}
-        command = [str(word) for word in words]
-        return subprocess.run(command, cwd=self.home / cwd, env=environ, capture_output=True, text=True, check=False)
+        environ = user_environ(PYTHONPATH=self.home / "pytorch", **{**self.exports, **exports})
+        return run_quietly(*words, cwd=self.home / cwd, env=environ)
 
 
 @pytest.fixture
@@ -108,21 +80,13 @@ def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> Tree:
     return Tree(tmp_path, tree_root, inputs)
 
 
-def passes_compliance(log: Log, scratch: Path) -> bool:
-    return official.run(official.compliance_checker(log.path, log.path.name))[0].outcome is Outcome.PASS
-
-
-def settings(log: Log) -> dict[str, object]:
-    return {name: entry["value"] for name, entry in log.value("configuration").items()}
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 def test_configs_have_the_published_values(config: str, tree_root: Path) -> None:
     path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
     site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
     found = resolve(masked_lm_stored.RECIPE, site, CommandLine(yaml_files=[path])).config
-    published = PUBLISHED | {"train_batch_size": 448 // 8, "eval_batch_size": 448 // 8}
-    assert {key: found.get(settings_by_key()[key]) for key in published} == published
+    published = {settings_by_key()[key]: value for key, value in PUBLISHED.items()}
+    assert {row.key: found.get(row) for row in published} == {row.key: row.parse(v) for row, v in published.items()}
     model, schedule_settings = found[ModelConfig], found[ScheduleConfig]
     assert model.model_implementation == CONFIGS[config]
     assert found[SubmissionConfig].submission_platform == f"8xA100_80GB-{config}"
@@ -137,12 +101,11 @@ def test_configs_have_the_published_values(config: str, tree_root: Path) -> None
 
 @pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])
 def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs: Path) -> None:
-    flags = ("--pt_checkpoint", inputs / "nvidia/model.ckpt-28252.pt", "--save_checkpoint", tree.root / "made")
+    flags = ("--pt_checkpoint", inputs / "phase1/model.ckpt-28252.pt", "--save_checkpoint", tree.root / "made")
     done = tree.run(sys.executable, f"scripts/{program}", *flags)
     assert done.returncode == 0, done.stderr
     expected, found = (load_file(folder / "model.safetensors") for folder in (inputs / "own", tree.root / "made"))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_same_tensors(found, expected)
     assert_refused(tree.run(sys.executable, f"scripts/{program}"), "")
 
 
@@ -161,12 +124,13 @@ def test_runs_are_collected_as_results(
     assert sorted(path.name for path in folder.iterdir()) == [f"result_{i}.txt" for i in range(runs)]
     logs = [read_log(folder / f"result_{i}.txt") for i in range(runs)]
     for index, log in enumerate(logs):
-        assert passes_compliance(log, tree.root)
+        (compliance, *_) = official.run(official.compliance_checker(log.path, log.path.name))
+        assert compliance.outcome is Outcome.PASS
         assert (log.status, log.value("seed"), log.value("ranks")) == ("success", 70 + index, ranks)
         assert log.value("global_batch_size") == 8
         assert log.value("config_file").endswith(f"8xA100_80GB-{config}/config.yaml")
         assert log.value("submission_platform") == f"8xA100_80GB-{config}"
-        logged = settings(log)
+        logged = {name: entry["value"] for name, entry in log.value("configuration").items()}
         assert (logged["MODEL_IMPLEMENTATION"], logged["DECAY_ALL"], logged["LR"]) == (CONFIGS[config], True, 0.1)
         assert logged["RUN_NAME"] == f"bert-{config}-T1-{index}"
     assert f"warning: {ranks} ranks, and the published batch of 448 is 8 ranks x 56" in done.stdout
@@ -183,8 +147,7 @@ def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None
     words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
     exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}
     assert tree.run(*words, **exports).returncode == 1
-    log = read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt")
-    assert log.status == "aborted"
+    assert read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt").status == "aborted"
 
 
 @pytest.mark.parametrize(

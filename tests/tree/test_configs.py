@@ -7,14 +7,12 @@ import json
 import os
 import re
 import runpy
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve
 from mlbert.config.sections import settings_by_env
 from mlbert.config.sources import check_exports, read_yaml
@@ -29,7 +27,9 @@ from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK, GPUS
 from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.training.config import RunConfig
+from programs import run_checked
 from tf2_bert import recipe as tensorflow2
+from tree.conftest import CONFIG_FILES, YAML_CONFIGS
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
@@ -47,10 +47,7 @@ def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str,
     lines = [shell, *(f"source '{config}'" for config in configs)]
     show = '[[ -v "${name}" ]] && printf "%s=%s\\0" "${name}" "${!name}"'
     lines.append(f"for name in {names}; do {show}; done; true")
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_checked("bash", "-c", "\n".join(lines), env={"PATH": "/usr/bin:/bin"})
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
 
@@ -58,27 +55,21 @@ def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
     """Resolve a YAML config with the settings that a site provides."""
     site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
     site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
-    name = peek("recipe", {}, CommandLine(yaml_files=[config]))
-    recipe = find(str(name), lambda key: peek(key, site, CommandLine(yaml_files=[config])))
-    return resolve(recipe, site, CommandLine(yaml_files=[config]))
+    line = CommandLine(yaml_files=[config])
+    recipe = find(str(peek("recipe", {}, line)), lambda key: peek(key, site, line))
+    return resolve(recipe, site, line)
 
 
 def resolved_shell(values: Mapping[str, str]) -> Resolved:
-    """Resolve the exports of a sourced config."""
-    return resolve(recipe_of(values), values)
-
-
-def recipe_of(values: Mapping[str, str]) -> Recipe:
-    """Return the recipe that these exports name, for either framework."""
+    """Resolve the exports of a sourced config, for either framework."""
     if values["RECIPE"] == TENSORFLOW2:
-        return tensorflow2.RECIPE
-    return find(values["RECIPE"], lambda key: peek(key, values))
+        return resolve(tensorflow2.RECIPE, values)
+    return resolve(find(values["RECIPE"], lambda key: peek(key, values)), values)
 
 
-def test_configs_exist(tree_root: Path) -> None:
-    folder = tree_root / "benchmarks/bert/implementations"
-    assert list(folder.glob("*/config_*.sh"))
-    assert list(folder.glob("*/config.yaml"))
+def test_configs_exist() -> None:
+    assert CONFIG_FILES
+    assert YAML_CONFIGS
 
 
 def test_yaml_config_sets_each_key_once_and_only_overrides(yaml_config: Path) -> None:
@@ -152,27 +143,24 @@ def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(config_file
     assert exports_after(other, config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
-def test_config_resolves(config_file: Path) -> None:
-    resolved = resolved_shell(exports_after(config_file))
-    assert resolved.config[ModelConfig].bert_config_file.is_file()
+def test_config_resolves_and_its_plan_has_no_warnings(config_file: Path) -> None:
+    values = exports_after(config_file)
+    resolved, ranks = resolved_shell(values), planned_world_size(values)
     assert not resolved.warnings
+    assert resolved.config[ModelConfig].bert_config_file.is_file()
+    assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
+    assert make_plan(resolved.config, ranks, values).warnings == ()
 
 
-def test_every_config_resolves_to_the_recorded_values(tracked: list[Path], tree_root: Path) -> None:
+def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
     """A changed default must not silently change a system.
 
     After an intended change, or for a new config, run this test with ``MLBERT_WRITE_VALUES=1`` and check the diff.
     """
     folder = tree_root / "benchmarks/bert/implementations"
-    found = {}
-    for path in (path for path in tracked if path.parents[1] == folder):
-        if path.name == "config.yaml":
-            resolved = resolved_yaml(path, tree_root)
-        elif NAME.fullmatch(path.name):
-            resolved = resolved_shell(exports_after(path))
-        else:
-            continue
-        found[path.relative_to(folder).as_posix()] = recorded_values(resolved, tree_root)
+    resolved = {path: resolved_yaml(path, tree_root) for path in YAML_CONFIGS}
+    resolved |= {path: resolved_shell(exports_after(path)) for path in CONFIG_FILES}
+    found = {p.relative_to(folder).as_posix(): recorded_values(values, tree_root) for p, values in resolved.items()}
     if os.environ.get("MLBERT_WRITE_VALUES") == "1":
         lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in sorted(found))
         VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -189,11 +177,10 @@ def test_every_config_resolves_to_the_recorded_values(tracked: list[Path], tree_
 
 def recorded_values(resolved: Resolved, tree_root: Path) -> dict[str, object]:
     """Return {environment name: value} without None values, with ``<tree>`` for the tree's root."""
-    values = {env: entry["value"] for env, entry in resolved.as_configuration().items()}
     return {
         env: value.replace(str(tree_root), "<tree>") if isinstance(value, str) else value
-        for env, value in values.items()
-        if value is not None
+        for env, entry in resolved.as_configuration().items()
+        if (value := entry["value"]) is not None
     }
 
 
@@ -236,9 +223,8 @@ def test_generated_files_are_up_to_date(tree_root: Path) -> None:
 
 @pytest.mark.parametrize("stub", STUBS)
 def test_stubs_are_equal_in_every_system(stub: str, tree_root: Path) -> None:
-    configs = (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh")
     by_framework: dict[bool, set[bytes]] = {True: set(), False: set()}
-    for config in configs:
+    for config in (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh"):
         runs_in_tensorflow = f"RECIPE={TENSORFLOW2}" in config.read_text()
         by_framework[runs_in_tensorflow and stub.endswith(".py")].add((config.parent / stub).read_bytes())
     assert all(len(stubs) <= 1 for stubs in by_framework.values())
@@ -266,13 +252,6 @@ def test_every_system_and_config_is_listed(system_folder: Path, tree_root: Path)
 
 def test_every_system_is_described_or_has_a_template(config_file: Path, tree_root: Path) -> None:
     assert has_description(exports_after(config_file)["MLPERF_SUBMISSION_PLATFORM"], tree_root)
-
-
-def test_plan_of_every_config_has_no_warnings(config_file: Path) -> None:
-    values = exports_after(config_file)
-    ranks = planned_world_size(values)
-    assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
-    assert make_plan(resolved_shell(values).config, ranks, values).warnings == ()
 
 
 def gpu_of(platform: str, tree_root: Path) -> str | None:

@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.data.formats.open import open_store
 from mlbert.data.prepare.split_bins import make_hdf5_bins
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
-from mlbert.models.weights.checkpoint_state import Report
-from mlbert.models.weights.convert import ReadCheckpoint, torch_to_nvidia, write_own
+from mlbert.models.weights.checkpoint_names import tf1_names
 from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
@@ -33,11 +30,26 @@ from mlbert.recipes import ddp_adam
 from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.training.config import EvaluationConfig
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
-from programs import assert_refused, exports_of, words_as_dict, write_program
+from programs import (
+    assert_refused,
+    exports_of,
+    run_checked,
+    run_quietly,
+    user_environ,
+    words_as_dict,
+    write_mlbert,
+    write_program,
+)
+from same_weights import assert_same_tensors
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
+from tiny_bert import tiny_bert, write_tiny_bert
 
 HOME = Path("benchmarks/bert/implementations")
-SYSTEMS = {"samsung_dgxa100_n128": "128x8x16x1", "samsung_dgxa100_n171": "171x8x12x1"}
+# Nodes, sequences per GPU and their bins, million samples.
+SYSTEMS = {
+    "samsung_dgxa100_n128": ("128", "16", "6 3 2 5", "2.93"),
+    "samsung_dgxa100_n171": ("171", "12", "4 2 2 4", "2.94"),
+}
 STUBS = (
     "convert_tf_checkpoint.py",
     "run_trans_tfrecord_to_hdf5.sh",
@@ -45,7 +57,7 @@ STUBS = (
     "run_multinode.sh",
     "download_code.sh",
 )
-# The published values that both configs share (OWN has those that differ).
+# The published values that both configs share.
 PUBLISHED = words_as_dict("""
     DGXNGPU=8 NEXP=10 RECIPE=ddp_adam PRECISION=fp16 GRADIENT_STEPS=1 PACKING_FACTOR=1 MAX_SEQUENCES_PER_PACK=1
     EXCHANGE_PADDING=group GRADIENT_CLIPPING=buckets OPTIMIZER=adamw LR=0.00039299421615882676
@@ -54,10 +66,6 @@ PUBLISHED = words_as_dict("""
     LR_FIRST_STEP=1 LR_DECAY_END=179 MAX_STEPS=299 MAX_SAMPLES_TERMINATION=5000000 EVAL_ITER_START_SAMPLES=325000
     EVAL_ITER_SAMPLES=325000 MLPERF_DIVISION=open
 """)
-OWN = {
-    "samsung_dgxa100_n128": {"DGXNNODES": "128", "BATCHSIZE": "16", "BIN_COUNTS": "6 3 2 5"},
-    "samsung_dgxa100_n171": {"DGXNNODES": "171", "BATCHSIZE": "12", "BIN_COUNTS": "4 2 2 4"},
-}
 TINY = words_as_dict("""
     DGXNNODES=2 DGXNGPU=2 NEXP=2 RECIPE=ddp_adam BATCHSIZE=8 PACKING_FACTOR=1 EXCHANGE_PADDING=group LR=0.1
     OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01 MAX_STEPS=4 MAX_SAMPLES_TERMINATION=1000
@@ -71,30 +79,22 @@ MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'
 
 
 class System:
-    """A copy of a system's folder in a tree with a space in its path, with what quickstart.sh installs, and stand-ins
-    that come first in PATH."""
+    """A copy of a system's folder in a tree with a space in its path, a Python, and stand-ins first in PATH."""
 
     def __init__(self, root: Path, tree_root: Path, name: str, python: str | Path) -> None:
         self.folder = root / "a tree" / HOME / name
         shutil.copytree(tree_root / HOME / name, self.folder)
         (self.folder.parent / "pytorch").symlink_to(tree_root / HOME / "pytorch")
         self.programs, self.notes = root / "bin", root / "notes"
-        for program, text in {
-            "mlbert": f'#!/bin/sh\nexec "{python}" -m mlbert "$@"\n',
-            "python": f'#!/bin/sh\nexec "{python}" "$@"\n',
-            "ssh": SSH,
-            "mpirun": MPIRUN,
-        }.items():
+        write_mlbert(self.programs, python)
+        for program, text in {"python": f'#!/bin/sh\nexec "{python}" "$@"\n', "ssh": SSH, "mpirun": MPIRUN}.items():
             write_program(self.programs / program, text)
 
     def type(self, line: str, **exports: object) -> subprocess.CompletedProcess[str]:
         """Run a line in a shell in the folder."""
-        kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
-        pytorch = self.folder.parent / "pytorch"
-        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PYTHONPATH": pytorch, "NOTES": self.notes}
-        environ = kept | {name: str(value) for name, value in (own | exports).items()}
-        words = ["bash", "-c", line]
-        return subprocess.run(words, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
+        path = f"{self.programs}:{os.environ['PATH']}"
+        own = {"PATH": path, "PYTHONPATH": self.folder.parent / "pytorch", "NOTES": self.notes}
+        return run_quietly("bash", "-c", line, cwd=self.folder, env=user_environ(**own, **exports))
 
 
 @pytest.fixture
@@ -102,27 +102,19 @@ def system(tmp_path: Path, tree_root: Path, quickstart_python: Path) -> System:
     return System(tmp_path, tree_root, "samsung_dgxa100_n128", quickstart_python)
 
 
-def small_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
-    """Return a tiny shape and its float32 parameters without the vocabulary padding."""
-    shape = BertConfig(vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
-    model = BertForPreTraining(shape)
-    model.initialize(5)
-    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return shape, {name: value[:vocab_size] if name in VOCABULARY else value for name, value in state.items()}
-
-
 def configuration(exports_of_config: dict[str, str]) -> Configuration:
     return resolve(ddp_adam.RECIPE, exports_of_config).config
 
 
 def config_of(name: str, tree_root: Path) -> Path:
-    return tree_root / HOME / name / f"config_Samsung_Supercomputer21_DGXA100_{SYSTEMS[name]}.sh"
+    nodes, batch, *_ = SYSTEMS[name]
+    return tree_root / HOME / name / f"config_Samsung_Supercomputer21_DGXA100_{nodes}x8x{batch}x1.sh"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_configs_have_the_published_values(name: str, tree_root: Path) -> None:
     found = exports_of(config_of(name, tree_root))
-    expected = PUBLISHED | OWN[name]
+    expected = PUBLISHED | dict(zip(("DGXNNODES", "BATCHSIZE", "BIN_COUNTS"), SYSTEMS[name][:3], strict=True))
     assert {key: found[key] for key in expected} == expected
     assert sum(map(int, found["BIN_COUNTS"].split())) == int(found["BATCHSIZE"])
     assert Path(found["BERT_CONFIG"]).name == "large.json"
@@ -141,13 +133,11 @@ def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
     assert max(range(300), key=schedule) + 1 == 66
 
 
-@pytest.mark.parametrize(("name", "samples"), [("samsung_dgxa100_n128", "2.93"), ("samsung_dgxa100_n171", "2.94")])
-def test_plan_shows_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_plan_shows_steps_evaluations_and_traffic(name: str, tree_root: Path) -> None:
     values = exports_of(config_of(name, tree_root))
-    config, ranks = configuration(values), planned_world_size(values) or 0
-    plan = make_plan(config, ranks, values)
-    text = "\n".join(plan.lines)
-    assert f"179 steps / 9 evaluations / about {samples} M samples" in text
+    text = "\n".join(make_plan(configuration(values), planned_world_size(values) or 0, values).lines)
+    assert f"179 steps / 9 evaluations / about {SYSTEMS[name][3]} M samples" in text
     assert "expected samples: 2,925,000, at evaluation 9" in text
     assert "GB per step for 336,232,258 parameters" in text
 
@@ -172,7 +162,7 @@ def test_download_code_forwards_to_the_tree(system: System) -> None:
 @pytest.mark.slow
 def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="reading TensorFlow's checkpoints needs it")
-    shape, state = small_bert(197)
+    shape, state = tiny_bert(197)
     names = tf1_names(shape.num_hidden_layers)
     arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
     np.savez(tmp_path / "weights.npz", **{name: value.contiguous().numpy() for name, value in arrays.items()})
@@ -182,7 +172,7 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
         "tf.raw_ops.SaveV2(prefix='model.ckpt-28252', tensor_names=w.files, shape_and_slices=[''] * len(w.files),"
         "tensors=[w[n] for n in w.files])"
     )
-    subprocess.run([sys.executable, "-c", write], cwd=tmp_path, check=True, capture_output=True)
+    run_checked(sys.executable, "-c", write, cwd=tmp_path)
     system = System(tmp_path, tree_root, "samsung_dgxa100_n128", sys.executable)
     done = system.type(
         f"python convert_tf_checkpoint.py --tf_checkpoint '{tmp_path}/model.ckpt-28252.index' "
@@ -193,10 +183,7 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     assert list(torch.load(made, weights_only=True)) == ["model"]
     model = BertForPreTraining(shape)
     assert load_weights(model, made).missing == {}
-    found = dict(model.named_parameters())
-    assert found.keys() == state.keys()
-    for name, value in state.items():
-        assert torch.equal(found[name][: len(value)], value), name
+    assert_same_tensors({name: value[: len(state[name])] for name, value in model.named_parameters()}, state)
 
 
 def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) -> None:
@@ -232,9 +219,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # All labels are equal, so that two steps are enough to learn them.
         write_set(folder / name, dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)))
     make_hdf5_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
-    shape, state = small_bert(VOCAB_SIZE)
-    write_own(ReadCheckpoint(shape, state, Report(), folder), folder / "own")
-    torch_to_nvidia(folder / "own", folder / "phase1/model.ckpt-28252.pt")
+    write_tiny_bert(folder, VOCAB_SIZE)
     return folder
 
 
