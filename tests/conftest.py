@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from programs import RunMlbert
 
 # A busy machine must not fail a test, and examples may share a folder.
 settings.register_profile(
@@ -41,16 +44,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def tree_root() -> Path:
-    """Return the root of this tree."""
     return ROOT
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """Return an empty LOGDIR."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    return folder
+def run_mlbert(capsys: pytest.CaptureFixture[str]) -> RunMlbert:
+    """Return run(*words), which runs `mlbert` in this process and returns its status, output and errors."""
+    from mlbert.cli.main import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def assert_fails(run_mlbert: RunMlbert) -> Callable[..., str]:
+    """Return fails(words, code, subject), which asserts that `mlbert` prints only that error, and returns it."""
+    from user_errors import assert_error_line
+
+    def fails(words: Sequence[object], code: str, subject: str | Path, *, wording: bool = True) -> str:
+        status, out, err = run_mlbert(*words)
+        assert (status, out) == (2, ""), (words, err)
+        assert_error_line(err, code, subject, wording=wording)
+        return err
+
+    return fails
 
 
 def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
@@ -73,14 +96,7 @@ def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 
     out = tmp_path_factory.mktemp("prepared")
-    instances = InstanceOptions(
-        max_seq_length=32,
-        max_predictions_per_seq=5,
-        masked_lm_prob=0.15,
-        short_seq_prob=0.1,
-        dupe_factor=2,
-        random_seed=1,
-    )
+    instances = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=2, random_seed=1)
     options = TextOptions(instances, vocab_size=200, eval_share=0.1, eval_sequences=64)
     prepare_text(simple_documents(), out, options, {"kind": "test"})
     return out

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
+from unittest import mock
 
 RunMlbert = Callable[..., tuple[int, str, str]]  # the fixture run_mlbert
 
@@ -62,6 +64,16 @@ def run_checked(*words: object, **options: object) -> subprocess.CompletedProces
     return done
 
 
+def run_script(path: Path, *words: object) -> int:
+    """Run a Python program in this process and return its exit status."""
+    with mock.patch.object(sys, "argv", [str(path), *map(str, words)]):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
 def exports_of(config: Path) -> dict[str, str]:
     """Return the environment after sourcing a file in an otherwise empty one."""
     done = run_checked("bash", "-c", 'source "$0" && env -0', config, env={"PATH": "/usr/bin:/bin"})
@@ -80,7 +92,6 @@ def words_as_dict(text: str) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in sockets]

@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,23 +10,12 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from mlbert.cli.main import COMMANDS, main
+from mlbert.cli.main import COMMANDS
 from mlbert.config.sections import settings_by_key
 from mlbert.recipes.registry import RECIPES
-from programs import exports_of, run_quietly
+from programs import exports_of, run_checked, run_quietly
 from training_settings import train_arguments
 from user_errors import assert_error_line
-
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    return end.value.code, captured.out, captured.err
-
-
-def run_program(program, **words):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, **words)
 
 
 def test_the_command_itself_imports_nothing_heavy():
@@ -40,7 +28,7 @@ for words in ([], ["--help"], ["-h"], ["help"], ["--version"], ["--show-completi
     except SystemExit:
         print(words, {"torch", "numpy", "rich", "matplotlib"} & set(sys.modules))
 """
-    ends = [line for line in run_program(program).stdout.splitlines() if line.startswith("[")]
+    ends = [line for line in run_checked(sys.executable, "-c", program).stdout.splitlines() if line.startswith("[")]
     assert len(ends) == 6
     assert all(line.endswith("] set()") for line in ends), ends
 
@@ -67,11 +55,11 @@ except SystemExit:
         assert said in done.stdout + done.stderr
 
 
-def test_help_names_every_command(capsys):
-    code, out, _ = run(capsys, "--help")
+def test_help_names_every_command(run_mlbert):
+    code, out, _ = run_mlbert("--help")
     assert code == 0
     assert all(f"  {name} " in out for name in COMMANDS)
-    assert run(capsys, "help") == run(capsys, "-h") == (code, out, "")
+    assert run_mlbert("help") == run_mlbert("-h") == (code, out, "")
 
 
 def commands_of(name):
@@ -80,51 +68,43 @@ def commands_of(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help_of_one_look(capsys, name):
+def test_each_command_has_help_of_one_look(run_mlbert, name):
     for words in commands_of(name):
-        code, out, err = run(capsys, *words, "--help")
+        code, out, err = run_mlbert(*words, "--help")
         assert (code, err) == (0, "")
         assert out.startswith(f"Usage: mlbert {' '.join(words)} ")
         assert "-h, --help" in out
         assert not set("│╭─") & set(out)
         assert "completion" not in out
         assert not re.search(r"\w\.\.\.\n", out.partition("Commands:")[2])  # cut short
-    assert run(capsys, *words, "-h") == (code, out, err)
+    assert run_mlbert(*words, "-h") == (code, out, err)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_group_alone_shows_its_commands(capsys, name):
+def test_a_group_alone_shows_its_commands(run_mlbert, name):
     if len(commands_of(name)) > 1:
-        code, out, err = run(capsys, name)
+        code, out, err = run_mlbert(name)
         assert (code, err) == (2, "")
-        assert out == run(capsys, name, "--help")[1]
+        assert out == run_mlbert(name, "--help")[1]
 
 
-def test_the_version_has_a_short_form(capsys):
-    code, out, _ = run(capsys, "-V")
+def test_the_version_has_a_short_form(run_mlbert):
+    code, out, _ = run_mlbert("-V")
     assert (code, out.split()[0]) == (0, "mlbert")
-    assert run(capsys, "--version") == (code, out, "")
+    assert run_mlbert("--version") == (code, out, "")
 
 
 def test_the_package_is_the_command():
-    result = subprocess.run([sys.executable, "-m", "mlbert", "--help"], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("Usage: mlbert")
+    assert run_checked(sys.executable, "-m", "mlbert", "--help").stdout.startswith("Usage: mlbert")
 
 
 def bash(script, home):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, "HOME": str(home)}
-    done = subprocess.run(["bash", "--norc", "-c", script], env=variables, capture_output=True, text=True, check=True)
-    return done.stdout
+    return run_checked("bash", "--norc", "-c", script, env=variables).stdout
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("mlbert rep", {"report"}),
-        ("mlbert convert hf", {"hf-to-torch"}),
-    ],
-)
+@pytest.mark.parametrize(("typed", "offered"), [("mlbert rep", {"report"}), ("mlbert convert hf", {"hf-to-torch"})])
 def test_bash_completion_is_installed(tmp_path, typed, offered):
     if typed == "mlbert rep":
         assert bash("mlbert --show-completion bash | bash -n", tmp_path) == ""
@@ -133,9 +113,9 @@ def test_bash_completion_is_installed(tmp_path, typed, offered):
     assert set(found.split()) == offered
 
 
-def test_train_help_names_every_setting(capsys):
+def test_train_help_names_every_setting(run_mlbert):
     """But for those that only TensorFlow reads."""
-    _, out, _ = run(capsys, "train", "--help")
+    _, out, _ = run_mlbert("train", "--help")
     squeezed = "".join(out.split())
     rows = {row for row in settings_by_key().values() if any(recipe.reads(row) for recipe in RECIPES.values())}
     for row in settings_by_key().values():
@@ -157,8 +137,8 @@ def test_train_help_names_every_setting(capsys):
         (["convert", "hf-to-torch"], "source"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_two(capsys, arguments, named):
-    code, _, error = run(capsys, *arguments)
+def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named):
+    code, _, error = run_mlbert(*arguments)
     assert code == 2
     assert error.count("\n") == 1
     assert error.startswith("mlbert: error: ")
@@ -184,34 +164,30 @@ def test_wrong_usage_is_one_line_and_exit_code_two(capsys, arguments, named):
         (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "file.missing", "/nowhere"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_two(capsys, arguments, code, subject):
-    status, _, error = run(capsys, *arguments)
-    assert status == 2
-    assert_error_line(error, code, subject)
+def test_mistakes_are_one_line_and_exit_code_two(assert_fails, arguments, code, subject):
+    assert_fails(arguments, code, subject)
 
 
-def test_train_names_all_settings_that_are_missing(capsys, monkeypatch):
+def test_train_names_all_settings_that_are_missing(run_mlbert, monkeypatch):
     monkeypatch.delenv("RECIPE", raising=False)
-    status, _, error = run(capsys, "train")
+    status, _, error = run_mlbert("train")
     assert (status, error.count("\n")) == (2, 1)
     assert "RECIPE (--recipe)" in error
     assert error.endswith("[config.missing]\n")
 
 
-def test_debug_adds_the_traceback(capsys):
-    code, _, error = run(capsys, "report", "/nowhere", "--debug")
-    assert code == 2
-    assert "Traceback" in error
+def test_debug_adds_the_traceback(run_mlbert):
+    code, _, error = run_mlbert("report", "/nowhere", "--debug")
+    assert (code, "Traceback" in error) == (2, True)
 
 
-def test_no_command_shows_the_help_and_fails(capsys):
-    code, out, _ = run(capsys)
-    assert code == 2
-    assert "Usage" in out
+def test_no_command_shows_the_help_and_fails(run_mlbert):
+    code, out, _ = run_mlbert()
+    assert (code, "Usage" in out) == (2, True)
 
 
-def test_print_config_shows_the_plan_and_trains_nothing(tmp_path, capsys):
-    code, out, _ = run(capsys, *train_arguments(tmp_path), "--print-config")
+def test_print_config_shows_the_plan_and_trains_nothing(tmp_path, run_mlbert):
+    code, out, _ = run_mlbert(*train_arguments(tmp_path), "--print-config")
     assert code == 0
     assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
     assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
@@ -221,7 +197,7 @@ def test_print_config_shows_the_plan_and_trains_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_print_config_checks_what_training_would(tmp_path, capsys, prepared_data):
+def test_print_config_checks_what_training_would(tmp_path, run_mlbert, prepared_data):
     entries = len((prepared_data / "vocab.txt").read_text().splitlines())
     fitting = {"vocab_size": entries, "max_position_embeddings": 32}
     data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
@@ -240,12 +216,11 @@ def test_print_config_checks_what_training_would(tmp_path, capsys, prepared_data
         ("done", {"init_checkpoint": tmp_path / "file"}, "checkpoint.format", tmp_path / "file"),
     ]:
         words = train_arguments(tmp_path, name, **{**data, "shape": fitting, **changes})
-        code, out, err = run(capsys, *words, "--print-config")
+        code, out, err = run_mlbert(*words, "--print-config")
         assert code == (2 if expected else 0), (name, changes, err)
         if expected:
-            assert_error_line(
-                err, expected, subject, wording=subject != "CPU_THREADS=4000"
-            )  # names this machine's CPUs
+            wording = subject != "CPU_THREADS=4000"  # names this machine's CPUs
+            assert_error_line(err, expected, subject, wording=wording)
             assert err.removeprefix("mlbert: error: ").removesuffix(f" [{expected}]\n") in out
         else:
             assert not err
@@ -254,19 +229,18 @@ def test_print_config_checks_what_training_would(tmp_path, capsys, prepared_data
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_file_without_permission_is_one_line(capsys, monkeypatch, tmp_path):
-    def refused(*_):
-        raise PermissionError(13, "Permission denied", "secret.txt")
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied. Check its permissions."),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["no permission", "Ctrl-C"],
+)
+def test_exceptions_of_a_working_command_are_one_line(run_mlbert, monkeypatch, tmp_path, error, status, message):
+    def recognise(*_):
+        raise error
 
-    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", refused)
-    code, _, err = run(capsys, "prepare", "recognise", str(tmp_path))
-    assert (code, err) == (2, "mlbert: error: secret.txt: Permission denied. Check its permissions.\n")
-
-
-def test_ctrl_c_while_a_command_works_is_one_line(capsys, monkeypatch, tmp_path):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", interrupted)
-    code, _, err = run(capsys, "prepare", "recognise", str(tmp_path))
-    assert (code, err) == (130, "mlbert: interrupted\n")
+    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", recognise)
+    code, _, err = run_mlbert("prepare", "recognise", tmp_path)
+    assert (code, err) == (status, f"mlbert: {message}\n")

@@ -1,51 +1,59 @@
 """``mlbert plan``: words and JSON, configurations, mistakes in one line, calibration by logs."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from mlbert.cli.main import main
+import simple_logs
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report.planner.timing import held_out
-from user_errors import assert_error_line
+from programs import exports_of
 
 
-def plan(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main(["plan", *map(str, words)])
-    captured = capsys.readouterr()
-    return end.value.code, captured.out + captured.err
+@pytest.fixture
+def plan(run_mlbert):
+    """Return plan(*words), which returns the status and the output of `mlbert plan`."""
+
+    def plan(*words):
+        status, out, err = run_mlbert("plan", *words)
+        return status, out + err
+
+    return plan
 
 
-def as_json(capsys, *words):
-    code, text = plan(capsys, *words, "--json")
-    assert code == 0, text
-    return json.loads(text)
+@pytest.fixture
+def as_json(plan):
+    """Return as_json(*words), which returns the JSON of `mlbert plan`."""
+
+    def as_json(*words):
+        code, text = plan(*words, "--json")
+        assert code == 0, text
+        return json.loads(text)
+
+    return as_json
 
 
-def test_words_and_json(capsys):
+def test_words_and_json(plan, as_json):
     words = ("--model", "large", "--gpus", 64, "--gpu", "h100", "--nodes", 8, "--network", "400Gb", "--batch", 4608)
-    code, text = plan(capsys, *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
+    code, text = plan(*words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
     for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit  ", "dollars"):
         assert part in text
-    found = as_json(capsys, *words)
+    found = as_json(*words)
     assert found["job"]["network_gbps"] == 3200
     assert found["step_ms"] == pytest.approx(sum(found["step"].values()))
-    slower = as_json(capsys, *words, "--precision", "bf16", "--imbalance", 1.1)
+    slower = as_json(*words, "--precision", "bf16", "--imbalance", 1.1)
     assert slower["step"]["imbalance"] == pytest.approx(0.1 * slower["step"]["compute"])
     assert slower["seconds"] > found["seconds"]
-    assert as_json(capsys, "--gpus", 8, "--batch-per-gpu", 96, "--efficiency", 0.5)["job"]["batch"] == 768
+    assert as_json("--gpus", 8, "--batch-per-gpu", 96, "--efficiency", 0.5)["job"]["batch"] == 768
 
 
-def test_sweep_table_page_and_budget(capsys, tmp_path):
+def test_sweep_table_page_and_budget(plan, as_json, tmp_path):
     page = tmp_path / "sweep.html"
     words = ("--html", page, "--price-per-gpu-hour", 3)
-    code, text = plan(capsys, "--sweep", *words, "--budget", 10)
+    code, text = plan("--sweep", *words, "--budget", 10)
     assert code == 0
     assert "4096" in text
     assert "fastest within the budget" in text
@@ -55,16 +63,16 @@ def test_sweep_table_page_and_budget(capsys, tmp_path):
     assert html.count('<th scope="row">4096</th>') == 1
     assert f"cheapest: {cheapest}" in html
     assert f"<strong>{fastest.split(', ')[2]}</strong>" in html  # the choice for the budget is the headline
-    found = as_json(capsys, "--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
+    found = as_json("--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
     assert len(found["sweep"]) == 13
     assert found["fastest"]["dollars"] <= 10
 
 
-def test_the_page_of_one_estimate(capsys, tmp_path):
+def test_the_page_of_one_estimate(plan, as_json, tmp_path):
     """It has what limits the job, both bands, energy, the errors of held-out results, and MLCommons' sentence."""
     page, words = tmp_path / "plan.html", ("--gpus", 64, "--watts-per-gpu", 1000)
-    found = as_json(capsys, *words)
-    code, text = plan(capsys, *words, "--html", page)
+    found = as_json(*words)
+    code, text = plan(*words, "--html", page)
     assert (code, text.splitlines()[-1]) == (0, f"page: {page}")
     html = page.read_text()
     assert "<svg" not in html
@@ -95,89 +103,59 @@ def test_the_page_of_one_estimate(capsys, tmp_path):
         (["--gpus", "5"], "config.missing", "--batch"),
     ],
 )
-def test_mistakes_are_one_line(capsys, words, code, subject):
-    status, text = plan(capsys, *words)
-    assert status == 2
-    assert_error_line(text, code, subject)
+def test_mistakes_are_one_line(assert_fails, words, code, subject):
+    assert_fails(["plan", *words], code, subject)
 
 
 @pytest.mark.parametrize("words", [["--gpus", "9999999"], ["--samples", "nan"]])
-def test_numbers_out_of_range_are_one_line(capsys, words):
-    status, text = plan(capsys, *words)
-    assert status == 2
-    assert words[0] in text
-    assert len(text.strip().splitlines()) == 1
+def test_numbers_out_of_range_are_one_line(plan, words):
+    status, text = plan(*words)
+    assert (status, len(text.strip().splitlines()), words[0] in text) == (2, 1, True)
 
 
-def test_sourced_exports(tree_root, capsys, monkeypatch):
-    system = tree_root / "benchmarks/bert/implementations/dgxh100_n8"
-    config = sorted(system.glob("config_*pack*.sh"))[0]
-    shown = subprocess.run(
-        ["bash", "-c", f"source {config.name} && env -0"], cwd=system, capture_output=True, text=True, check=True
-    ).stdout
-    for pair in shown.split("\0"):
-        name, _, value = pair.partition("=")
-        if name and os.environ.get(name) != value:
-            monkeypatch.setenv(name, value)
-    found = as_json(capsys, "--gpu", "h100")
+def test_sourced_exports(tree_root, as_json, monkeypatch):
+    config = min((tree_root / "benchmarks/bert/implementations/dgxh100_n8").glob("config_*pack*.sh"))
+    for name, value in exports_of(config).items():
+        monkeypatch.setenv(name, value)
+    found = as_json("--gpu", "h100")
     assert (found["job"]["gpus"], found["job"]["nodes"], found["job"]["batch"]) == (64, 8, 4608)
     assert not found["job"]["fp8"]
 
 
 def write_log(path: Path, ranks: int, batch: int, rate: float, status: str = "success") -> Path:
-    """A log of ten evaluations every 10,000 sequences, 1 s each."""
-    lines, time_ms = [], 0.0
-
-    def line(key, value, **metadata):
-        fields = {"time_ms": time_ms, "event_type": "", "key": key, "value": value, "metadata": metadata}
-        lines.append(f":::MLLOG {json.dumps(fields)}")
-
-    line("ranks", ranks)
-    line("global_batch_size", batch)
-    line("run_start", None)
-    for number in range(1, 11):
-        time_ms += 10_000 / rate * 1e3
-        line("eval_start", None)
-        time_ms += 1000
-        line("eval_stop", None)
-        line("eval_accuracy", 0.5, epoch_num=10_000 * number)
-    line("run_stop", None, status=status)
-    path.write_text("\n".join(lines))
-    return path
+    """Write a log of ten evaluations every 10,000 sequences, 1 s each."""
+    evaluations = [(10_000 * n, n * (10_000 / rate + 1), 0.5) for n in range(1, 11)]
+    return simple_logs.write_log(path, evaluations, logged={"ranks": ranks, "global_batch_size": batch}, status=status)
 
 
-def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
+def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
     log = write_log(tmp_path / "log.txt", 8, 768, 9000.0, status="aborted")
     words = ("--gpu", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log)
-    found = as_json(capsys, *words)
+    found = as_json(*words)
     assert found["sequences_per_second"] == pytest.approx(9000)
     assert found["evaluation_seconds"] == pytest.approx(1)
     reached = write_log(tmp_path / "reached.txt", 8, 768, 9000.0)
-    more = [as_json(capsys, *words[:4], "--batch", 1536, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
-    here = [as_json(capsys, *words[:4], "--batch", 768, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
+    more = [as_json(*words[:4], "--batch", 1536, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
+    here = [as_json(*words[:4], "--batch", 768, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
     assert here[1] == pytest.approx(100_000)
     assert more[1] / more[0] == pytest.approx(here[1] / here[0])
-    code, text = plan(capsys, *words, "--efficiency", 0.5)
-    assert code == 2
-    assert_error_line(text, "config.conflict", "--efficiency")
+    assert_fails(["plan", *words, "--efficiency", 0.5], "config.conflict", "--efficiency")
 
 
-def test_power_comes_from_the_summaries_of_the_logs(capsys, tmp_path):
+def test_power_comes_from_the_summaries_of_the_logs(plan, as_json, tmp_path):
     log = write_log(tmp_path / "result_0.txt", 8, 768, 9000.0)
     (tmp_path / "run_0").mkdir()
     words = ("--gpu", "h200", "--gpus", 16, "--batch", 768, "--calibrate", log, "--co2-per-kwh", 0.5)
     for summary, watts in (({}, None), ({"average_watts": 8000.0}, 1000), ({"average_watts": "8000"}, None)):
         (tmp_path / "run_0" / "summary.json").write_text(json.dumps(summary))
-        found = as_json(capsys, *words)
+        found = as_json(*words)
         hours = 16 * found["seconds"] / 3600
         assert found["kilowatt_hours"] == (None if watts is None else pytest.approx(hours))
         assert found["co2_kg"] == (None if watts is None else pytest.approx(hours / 2))
-    assert as_json(capsys, *words, "--watts-per-gpu", 500)["kilowatt_hours"] == pytest.approx(hours / 2)
-    assert "CO2: " in " ".join(plan(capsys, *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())
+    assert as_json(*words, "--watts-per-gpu", 500)["kilowatt_hours"] == pytest.approx(hours / 2)
+    assert "CO2: " in " ".join(plan(*words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())
 
 
-def test_a_log_of_something_else(capsys, tmp_path):
+def test_a_log_of_something_else(assert_fails, tmp_path):
     (tmp_path / "no.txt").write_text("nothing")
-    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt")
-    assert code == 2
-    assert_error_line(text, "log.incomplete", tmp_path / "no.txt")
+    assert_fails(["plan", "--calibrate", tmp_path / "no.txt"], "log.incomplete", tmp_path / "no.txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from mlbert.cli.main import main
 from mlbert.cli.prepare import app
 from mlbert.data.formats.open import describe
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
@@ -24,47 +24,45 @@ def source(tmp_path):
     return write_set(tmp_path / "source", make_rows(random_lengths(200)))
 
 
-def run(*words: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["prepare", *map(str, words)])
-    return end.value.code or 0
+@pytest.fixture
+def run(run_mlbert):
+    """Return run(*words), which runs `mlbert prepare`."""
+    return functools.partial(run_mlbert, "prepare")
 
 
-def test_from_a_set_to_everything_and_verified(source, tmp_path, capsys):
+def test_from_a_set_to_everything_and_verified(source, tmp_path, run, assert_fails):
     common = ("--input", source, "--workers", 1, "--out")
-    assert run("pack", *common, tmp_path / "packed", "--shards", 2) == 0
-    assert "% of slots filled" in capsys.readouterr().out
-    assert run("pack", *common, tmp_path / "packed", "--shards", 2) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert run("bins", *common, tmp_path / "bins", "--edges", "16,32") == 0
-    assert run("bins-hdf5", source, tmp_path / "folders", "--edges", "16,32", "--workers", 1) == 0
-    assert f"{tmp_path}/folders/16: " in capsys.readouterr().out
-    assert run("bins-hdf5", source, tmp_path / "bins", "--edges", "16,32", "--workers", 1) == 2
-    assert_error_line(capsys.readouterr().err, "file.in-the-way", tmp_path / "bins")
-    assert run("shuffle", *common, tmp_path / "shuffled") == 0
-    assert run("eval-set", "--input", source, "--out", tmp_path / "eval", "--num", 50) == 0
+    for words, expected in (
+        (("pack", *common, tmp_path / "packed", "--shards", 2), "% of slots filled"),
+        (("pack", *common, tmp_path / "packed", "--shards", 2), "nothing to do"),
+        (("bins", *common, tmp_path / "bins", "--edges", "16,32"), ""),
+        (("bins-hdf5", source, tmp_path / "folders", *BINS), f"{tmp_path}/folders/16: "),
+        (("shuffle", *common, tmp_path / "shuffled"), ""),
+        (("eval-set", "--input", source, "--out", tmp_path / "eval", "--num", 50), ""),
+    ):
+        status, out, _ = run(*words)
+        assert (status, expected in out) == (0, True), words
+    assert_fails(["prepare", "bins-hdf5", source, tmp_path / "bins", *BINS], "file.in-the-way", tmp_path / "bins")
     assert describe(tmp_path / "eval").num_sequences == 50
     folders = [tmp_path / name for name in ("source", "packed", "bins", "shuffled", "eval")]
-    capsys.readouterr()
-    assert run("verify", *folders, "--workers", 1) == 0
-    assert "850 of 850 samples are good" in capsys.readouterr().out
+    status, out, _ = run("verify", *folders, "--workers", 1)
+    assert (status, "850 of 850 samples are good" in out) == (0, True)
 
 
 @pytest.mark.parametrize(
     "command", [name for name, made in COMMANDS.items() if "workers" in {p.name for p in made.params}]
 )
-def test_a_negative_number_of_workers(command, capsys):
-    assert run(command, "--workers", -3) == 2
-    error = capsys.readouterr().err
-    assert "'--workers'" in error
-    assert error.count("\n") == 1
+def test_a_negative_number_of_workers(command, run):
+    status, _, error = run(command, "--workers", -3)
+    assert (status, error.count("\n"), "'--workers'" in error) == (2, 1, True)
 
 
+BINS = ("--edges", "16,32", "--workers", 1)
 SHARD = "shard-00001-of-00002.h5"
 
 
 def damage(folder: Path, kind: str) -> None:
-    """One kind of damage to a packed set of two shards."""
+    """Damage a packed set of two shards."""
     shard, manifest = folder / SHARD, folder / "manifest.json"
     match kind:
         case "cut off":
@@ -93,33 +91,33 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, capsys, kind):
+def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, run, kind):
     shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing())
     damage(tmp_path / "packed", kind)
     before = tree(tmp_path / "packed")
     for command in ("pack", "bins", "eval-set", "hdf5-to-tfrecord"):
-        capsys.readouterr()
         if (command, kind) == ("hdf5-to-tfrecord", "one too many"):
             continue  # takes the shards that the manifest lists
         workers = () if command == "eval-set" else ("--workers", 1)
-        assert run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers) == 2, command
-        error, (codes, name) = capsys.readouterr().err, KINDS[kind]
+        status, _, error = run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers)
+        assert status == 2, command
+        codes, name = KINDS[kind]
         (code,) = (code for code in codes if f"[{code}]" in error)
         assert_error_line(error, code, tmp_path / "packed" / name, wording=code != "data.damaged")  # sizes of HDF5
         assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]
-    assert run("verify", tmp_path / "packed", "--workers", 1) == 1
+    assert run("verify", tmp_path / "packed", "--workers", 1)[0] == 1
     assert tree(tmp_path / "packed") == before
 
 
-def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, capsys):
-    assert run("verify", tmp_path / "absent") == 2
-    assert_error_line(capsys.readouterr().err, "file.missing", tmp_path / "absent")
+def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, run, assert_fails):
+    assert_fails(["prepare", "verify", tmp_path / "absent"], "file.missing", tmp_path / "absent")
     (source / "shard-00000-of-00003.h5").write_bytes(b"x")
-    assert run("verify", source, "--workers", 1) == 1
-    out = capsys.readouterr().out
+    status, out, _ = run("verify", source, "--workers", 1)
+    assert status == 1
     assert "shard-00000-of-00003.h5" in out
     assert "133 of 200 samples are good" in out
-    assert run("bins", "--input", source, "--out", tmp_path / "bins", "--edges", "a,b") == 2
-    assert run("pack", "--input", source, "--out", source) == 2
-    assert run("pack", "--input", source, "--out", tmp_path / "out", "--workers", 1) == 2
-    assert_error_line(capsys.readouterr().err.splitlines()[-1], "data.damaged", source / "shard-00000-of-00003.h5")
+    assert run("bins", "--input", source, "--out", tmp_path / "bins", "--edges", "a,b")[0] == 2
+    assert run("pack", "--input", source, "--out", source)[0] == 2
+    status, _, err = run("pack", "--input", source, "--out", tmp_path / "out", "--workers", 1)
+    assert status == 2
+    assert_error_line(err.splitlines()[-1], "data.damaged", source / "shard-00000-of-00003.h5")
