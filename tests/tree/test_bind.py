@@ -14,7 +14,7 @@ PROGRAM = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """A stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
+    """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
     system, pci = tmp_path / "devices/system", tmp_path / "bus/pci/devices"
     files = {system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}" for n in range(32)}
     files |= {system / f"node/node{node}/cpulist": cpus for node, cpus in enumerate(("0-7,16-23", "8-15,24-31"))}

@@ -14,12 +14,14 @@ import pytest
 import yaml
 
 from affected_tests import importers
-from programs import assert_refused, exports_of, run_quietly, write_program
+from programs import assert_refused, exports_of, run_checked, run_quietly, write_program
 
 PYTORCH = Path("benchmarks/bert/implementations/pytorch")
 ASSETS = Path(__file__).parents[1] / "assets/deploy"
 SYSTEMS = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
+TASK, MOSAIC_TASK = PYTORCH / "deploy/skypilot/train.yaml", MOSAIC / "yamls/cloud/skypilot.yaml"
+SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 # A stand-in for Python records its arguments; the manifest's script, config and launcher are the real ones.
 PYTHON = '#!/bin/bash\nprintf "%s\\n" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
 
@@ -31,16 +33,8 @@ def job(tree_root: Path) -> dict[str, dict]:
     return {document["kind"]: document for document in documents}
 
 
-@pytest.fixture(scope="module")
-def task(tree_root: Path) -> dict:
-    """Return the SkyPilot task."""
-    return yaml.safe_load((tree_root / PYTORCH / "deploy/skypilot/train.yaml").read_text())
-
-
-@pytest.fixture(scope="module")
-def mosaic_task(tree_root: Path) -> dict:
-    """Return the SkyPilot task of the Mosaic programs."""
-    return yaml.safe_load((tree_root / MOSAIC / "yamls/cloud/skypilot.yaml").read_text())
+def skypilot_task(tree_root: Path, path: Path = TASK) -> dict:
+    return yaml.safe_load((tree_root / path).read_text())
 
 
 def errors(schema: dict, value: object) -> list[str]:
@@ -53,9 +47,7 @@ def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[li
     """Run a manifest's script with the stand-in and return the recorded arguments and environment."""
     write_program(tmp_path / "bin/python3", PYTHON)
     environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    done = run_quietly(*command, cwd=folder, env=environ)
-    assert done.returncode == 0, done.stderr
+    run_checked("bash", "-euo", "pipefail", "-c", script, cwd=folder, env=environ)
     lines = (tmp_path / "notes.env").read_text().splitlines()
     return (tmp_path / "notes").read_text().splitlines(), dict(line.split("=", 1) for line in lines if "=" in line)
 
@@ -64,13 +56,9 @@ def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[li
 def test_kubernetes_objects_match_the_api_schema(kind: str, job: dict[str, dict]) -> None:
     schema = json.loads((ASSETS / "kubernetes.json").read_text())
     group = "batch" if kind == "Job" else "core"
-    assert errors(schema | {"$ref": f"#/definitions/io.k8s.api.{group}.v1.{kind}"}, job[kind]) == []
-
-
-def test_schema_rejects_unknown_fields(job: dict[str, dict]) -> None:
-    schema = json.loads((ASSETS / "kubernetes.json").read_text()) | {"$ref": "#/definitions/io.k8s.api.batch.v1.Job"}
-    wrong = job["Job"] | {"spec": job["Job"]["spec"] | {"completionz": 2}}
-    assert len(errors(schema, wrong)) == 1
+    schema["$ref"] = f"#/definitions/io.k8s.api.{group}.v1.{kind}"
+    assert errors(schema, job[kind]) == []
+    assert len(errors(schema, job[kind] | {"spec": job[kind]["spec"] | {"completionz": 2}})) == 1
 
 
 def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
@@ -103,9 +91,9 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
     assert environ["LOGDIR"].startswith("/runs/")
 
 
-@pytest.mark.parametrize("name", ["task", "mosaic_task"])
-def test_skypilot_task_matches_the_schema(name: str, request: pytest.FixtureRequest) -> None:
-    task, schemas = request.getfixturevalue(name), json.loads((ASSETS / "skypilot.json").read_text())
+@pytest.mark.parametrize("path", [TASK, MOSAIC_TASK], ids=str)
+def test_skypilot_task_matches_the_schema(path: Path, tree_root: Path) -> None:
+    task, schemas = skypilot_task(tree_root, path), json.loads((ASSETS / "skypilot.json").read_text())
     assert errors(schemas["task"], task) == []
     assert errors(schemas["resources"], task["resources"]) == []
     for mount in task["file_mounts"].values():
@@ -113,28 +101,20 @@ def test_skypilot_task_matches_the_schema(name: str, request: pytest.FixtureRequ
     assert errors(schemas["task"], task | {"num_node": 2})
 
 
-def test_skypilot_numbers_match_the_config(task: dict, tree_root: Path, tmp_path: Path) -> None:
+def test_skypilot_numbers_match_the_config(tree_root: Path, tmp_path: Path) -> None:
+    task = skypilot_task(tree_root)
     folder = tree_root / SYSTEMS / task["envs"]["SYSTEM"]
     config = exports_of(folder / task["envs"]["CONFIG"])
     assert str(task["num_nodes"]) == config["DGXNNODES"]
     assert task["resources"]["accelerators"].rpartition(":")[2] == config["DGXNGPU"]
     assert str(Path(config["DATADIR_PHASE2"]).parent) in task["file_mounts"]
-    words, environ = start(
-        task["run"],
-        tree_root,
-        tmp_path,
-        **task["envs"],
-        RESUME="1",
-        SAVE_CHECKPOINT_STEPS="200",
-        LOGDIR="/bucket",
-        SKYPILOT_NODE_RANK="0",
-        SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2",
-    )
+    given = {"RESUME": "1", "SAVE_CHECKPOINT_STEPS": "200", "LOGDIR": "/bucket"}
+    words, environ = start(task["run"], tree_root, tmp_path, **task["envs"], **given, **SKYPILOT)
     assert f"--nproc-per-node={config['DGXNGPU']}" in words
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["MASTER_ADDR"] == "10.0.0.1"
     assert "CONT" not in environ
-    assert (environ["RESUME"], environ["SAVE_CHECKPOINT_STEPS"], environ["LOGDIR"]) == ("1", "200", "/bucket")
+    assert {name: environ[name] for name in given} == given
     assert environ["BATCHSIZE"] == config["BATCHSIZE"]
 
 
@@ -147,9 +127,8 @@ def recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) ->
     """Run a script of the Mosaic programs with stand-ins and return what they recorded."""
     for name in ("python3", "mlbert", "srun"):
         write_program(tmp_path / "bin" / name, RECORDER)
-    done = run_quietly(*script, cwd=folder, env=environ | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    return run_checked(*script, cwd=folder, env=environ).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -161,12 +140,12 @@ def recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) ->
     ],
 )
 def test_skypilot_starts_the_mosaic_program(
-    mosaic_task: dict, tree_root: Path, tmp_path: Path, program: str, nodes: str, started: list[str]
+    tree_root: Path, tmp_path: Path, program: str, nodes: str, started: list[str]
 ) -> None:
-    given = mosaic_task["envs"]
-    exports = {**given, "PROGRAM": program, "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
-    exports |= {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-    lines = recorded(["bash", "-c", mosaic_task["run"]], tree_root, tmp_path, **exports)
+    task = skypilot_task(tree_root, MOSAIC_TASK)
+    given = task["envs"]
+    exports = {"PROGRAM": program, "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    lines = recorded(["bash", "-c", task["run"]], tree_root, tmp_path, **given | exports, **SKYPILOT)
     assert lines[: len(started)] == started
     assert (tree_root / MOSAIC / program).is_file()
     assert (tree_root / MOSAIC / given["YAML"]).is_file()
@@ -184,11 +163,10 @@ def test_slurm_starts_one_mosaic_rank_per_task(tree_root: Path, tmp_path: Path) 
     assert_refused(run_quietly(*script, env=exports), "no program")
 
 
-def test_base_image_is_the_same_everywhere(task: dict, tree_root: Path) -> None:
-    base = re.findall(
-        r"^ARG BASE_IMAGE=docker.io/(\S+)$", (tree_root / PYTORCH / "Dockerfile").read_text(), re.MULTILINE
-    )
-    assert task["resources"]["image_id"] == f"docker:{base[0]}"
+def test_base_image_is_the_same_everywhere(tree_root: Path) -> None:
+    text = (tree_root / PYTORCH / "Dockerfile").read_text()
+    base = re.search(r"^ARG BASE_IMAGE=docker.io/(\S+)$", text, re.MULTILINE)
+    assert skypilot_task(tree_root)["resources"]["image_id"] == f"docker:{base[1]}"
 
 
 def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
@@ -196,14 +174,12 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
     if program is None:
         pytest.skip("hadolint is not installed (extra: test)")
     folders = (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")
-    done = run_quietly(program, *(tree_root / folder / "Dockerfile" for folder in folders))
-    assert done.returncode == 0, done.stdout
+    run_checked(program, *(tree_root / folder / "Dockerfile" for folder in folders))
 
 
 def test_dockerfile_keeps_the_base_image_torch_and_sets_a_user(tree_root: Path) -> None:
     text = (tree_root / PYTORCH / "Dockerfile").read_text()
-    users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
-    assert users[-1:] == ["10001"]
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1:] == ["10001"]
     assert "grep -v -e '^torch==' -e '^triton==' constraints.txt" in text
     assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
 
@@ -223,7 +199,7 @@ def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, t
     # A stand-in for Python that records how it was called.
     write_program(tmp_path / "python3", f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_ARCHS": "8.0;10.0"}
-    subprocess.run([str(tree_root / PYTORCH / "launch/prebuild.sh")], env=environ, check=True)
+    run_checked(tree_root / PYTORCH / "launch/prebuild.sh", env=environ)
     *_, words = (tmp_path / "words").read_text().splitlines()
     program, *arguments = words.split()
     assert Path(program).samefile(tree_root / "tools/compile_kernels.py")
@@ -241,70 +217,62 @@ def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> N
     assert [file for file in needed if not file.startswith(kept)] == []
 
 
+# Stand-ins record their arguments. This one writes the --output file, or fails half way through.
+ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
+
+
 @pytest.fixture
-def builder(tmp_path: Path) -> Path:
-    """Create a stand-in for docker that records its arguments; return its folder."""
-    return write_program(tmp_path / "bin/docker", f'#!/bin/bash\nprintf "%s\\n" "$@" >"{tmp_path}/words"\n').parent
+def engines(tmp_path: Path) -> Path:
+    """Create stand-ins for docker and enroot; return their folder."""
+    write_program(tmp_path / "bin/docker", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\n')
+    return write_program(tmp_path / "bin/enroot", ENROOT).parent
 
 
-def run(program: Path, *words: str, path: Path) -> subprocess.CompletedProcess[str]:
-    return run_quietly(program, *words, env={"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)})
+def run(program: str, *words: str, engines: Path, tree_root: Path) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": f"{engines}:/usr/bin:/bin", "HOME": str(engines)}
+    return run_quietly(tree_root / PYTORCH / "launch" / program, *words, env=environ)
 
 
-def test_build_image_passes_the_commit(builder: Path, tree_root: Path, tmp_path: Path) -> None:
-    program = tree_root / PYTORCH / "launch/build_image.sh"
-    done = run(program, "mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0", path=builder)
+def test_build_image_passes_the_commit(engines: Path, tree_root: Path) -> None:
+    words = ("mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
+    done = run("build_image.sh", *words, engines=engines, tree_root=tree_root)
     assert done.returncode == 0, done.stderr
-    words = (tmp_path / "words").read_text().splitlines()
+    words = (engines / "words").read_text().splitlines()
     assert words[:5] == ["build", "--file", str(tree_root / PYTORCH / "Dockerfile"), "--tag", "mlbert:x"]
     assert words[-2:] == ["CUDA_ARCHS=9.0;10.0", str(tree_root)]
     commit = next(word for word in words if word.startswith("GIT_COMMIT="))
     assert re.fullmatch(r"GIT_COMMIT=([0-9a-f]{40}|unknown)", commit)
 
 
-def test_build_image_requires_a_name(builder: Path, tree_root: Path) -> None:
-    assert_refused(run(tree_root / PYTORCH / "launch/build_image.sh", path=builder), "no name")
-
-
-# A stand-in for enroot: writes the --output file, or fails half way through.
-ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
-
-
-@pytest.fixture
-def enroot(tmp_path: Path) -> Path:
-    return write_program(tmp_path / "bin/enroot", ENROOT).parent
-
-
 @pytest.mark.parametrize(
     "image", ["dockerd://mlbert", "podman://mlbert:latest", "docker://registry.example#group/mlbert:1"]
 )
-def test_make_sqsh_names_the_file_after_its_digest(image: str, enroot: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_make_sqsh_names_the_file_after_its_digest(image: str, engines: Path, tree_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "images"
-    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", image, f"{folder}/", path=enroot)
+    done = run("make_sqsh.sh", image, f"{folder}/", engines=engines, tree_root=tree_root)
     assert done.returncode == 0, done.stderr
-    assert (enroot / "words").read_text().startswith("import --output ")
+    assert (engines / "words").read_text().startswith("import --output ")
     digest = hashlib.sha256(b"content").hexdigest()
     name = f"mlbert-{digest[:12]}.sqsh"
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {
-        name: "content",
-        f"{name}.sha256": f"{digest}  {name}\n",
-    }
+    files = {name: "content", f"{name}.sha256": f"{digest}  {name}\n"}
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
 
 
-def test_make_sqsh_leaves_no_partial_file(enroot: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_make_sqsh_leaves_no_partial_file(engines: Path, tree_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "images"
-    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", "dockerd://broken", str(folder), path=enroot)
+    done = run("make_sqsh.sh", "dockerd://broken", str(folder), engines=engines, tree_root=tree_root)
     assert done.returncode != 0
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("line", "message"),
     [
-        (["mlbert", "images"], "lacks the kind of image"),
-        (["dockerd://mlbert", "x.sqsh"], "is a file name"),
-        (["dockerd://mlbert"], "two arguments"),
+        ("build_image.sh", "no name"),
+        ("make_sqsh.sh mlbert images", "lacks the kind of image"),
+        ("make_sqsh.sh dockerd://mlbert x.sqsh", "is a file name"),
+        ("make_sqsh.sh dockerd://mlbert", "two arguments"),
     ],
 )
-def test_make_sqsh_rejects_invalid_arguments(words: list[str], message: str, enroot: Path, tree_root: Path) -> None:
-    assert_refused(run(tree_root / PYTORCH / "launch/make_sqsh.sh", *words, path=enroot), message)
+def test_invalid_arguments_are_rejected(line: str, message: str, engines: Path, tree_root: Path) -> None:
+    assert_refused(run(*line.split(), engines=engines, tree_root=tree_root), message)

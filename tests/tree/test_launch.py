@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import run_quietly
+
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
@@ -27,8 +29,8 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "run_pretraining.py").write_text(PROGRAM)
     config = folder / "config_any_1x1x4x1.sh"
-    exports = {"CONFIG_FILE": config, "DGXNGPU": 1, "RECIPE": "any", "LOGDIR": folder}
-    exports |= {"BATCHSIZE": 4, "CLEAR_CACHES": 0}
+    exports = {"CONFIG_FILE": config, "LOGDIR": folder, "DGXNGPU": 1, "RECIPE": "any", "BATCHSIZE": 4}
+    exports["CLEAR_CACHES"] = 0
     config.write_text("".join(f"export {name}='{value}'\n" for name, value in exports.items()))
     return config
 
@@ -38,16 +40,9 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Source the config, run ``before`` and start the launcher, optionally ``through`` another launcher."""
     launcher = tree_root / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
-    python = Path(sys.executable).parent
     command = f"source '{config}'; {before} exec {through} '{launcher}' {arguments}"
-    return subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={"PATH": f"{python}:{os.environ['PATH']}"},
-    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return run_quietly("bash", "-c", command, timeout=120, env={"PATH": path})
 
 
 def recorded(config: Path, rank: int = 0) -> dict[str, object]:

@@ -10,18 +10,18 @@ from pathlib import Path
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # PyTorch calls these methods of modules and autograd functions.
 CALLED_BY_TORCH = {"forward", "backward"}
+CALLED_BY_PYTHON = ("__", "visit_")  # the latter by ast.NodeVisitor
 # Definition -> who calls it.
 ALLOWED = {
     "mlperf/mllog.py: _do_log": "mlperf_logging calls it",
     "mlperf/mllog.py: handleError": "logging calls it",
-    **{
-        f"models/weights/modeling_mlbert.py: {name}": "transformers reads it from an exported folder"
-        for name in ("_init_weights", "MlbertForMaskedLM", "MlbertForSequenceClassification")
-    },
-    **{
-        f"data/prepare/corpus_files.py: {name}": "html.parser calls it"
-        for name in ("handle_starttag", "handle_endtag", "handle_data", "parse_marked_section")
-    },
+    "models/weights/modeling_mlbert.py: _init_weights": "transformers reads it from an export",
+    "models/weights/modeling_mlbert.py: MlbertForMaskedLM": "transformers reads it from an export",
+    "models/weights/modeling_mlbert.py: MlbertForSequenceClassification": "transformers reads it from an export",
+    "data/prepare/corpus_files.py: handle_starttag": "html.parser calls it",
+    "data/prepare/corpus_files.py: handle_endtag": "html.parser calls it",
+    "data/prepare/corpus_files.py: handle_data": "html.parser calls it",
+    "data/prepare/corpus_files.py: parse_marked_section": "html.parser calls it",
     "cli/main.py: make_context": "Typer calls it",
     "cli/train.py: invoke": "Typer calls it",
     "mlperf/callback.py: on_train_begin": "transformers.Trainer calls it",
@@ -34,11 +34,8 @@ def definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef
     """Return functions, classes and methods, except functions registered by a decorator with arguments."""
     top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
     found = top + [n for c in top if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, DEFINITIONS)]
-    return [n for n in found if isinstance(n, ast.ClassDef) or not has_call(n.decorator_list)]
-
-
-def has_call(decorators: list[ast.expr]) -> bool:
-    return any(isinstance(decorator, ast.Call) for decorator in decorators)
+    registered = [n for n in found if any(isinstance(d, ast.Call) for d in n.decorator_list)]
+    return [n for n in found if isinstance(n, ast.ClassDef) or n not in registered]
 
 
 def names_used(tree: ast.Module) -> list[tuple[str, int]]:
@@ -70,9 +67,7 @@ def test_every_definition_is_used_outside_the_tests(
         for node in definitions(tree) if package in path.parents else []:
             own = range(node.lineno, node.end_lineno + 1)
             elsewhere = any(place != path or line not in own for place, line in used[node.name])
-            if (
-                not elsewhere and node.name not in mentioned and not node.name.startswith(("__", "visit_"))
-            ):  # Python and ast.NodeVisitor call these
+            if not elsewhere and node.name not in mentioned and not node.name.startswith(CALLED_BY_PYTHON):
                 unused.add(f"{path.relative_to(package).as_posix()}: {node.name}")
     assert unused - set(ALLOWED) == set(), "unused outside the tests: delete them, or add their caller to ALLOWED"
     assert set(ALLOWED) - unused == set(), "used or deleted: remove them from ALLOWED"
