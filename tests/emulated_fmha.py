@@ -24,5 +24,4 @@ def compile_emulated(target: Path, *more: str | Path) -> None:
 
 
 def compile_fmha(target: Path) -> None:
-    """Compile the shared library."""
     compile_emulated(target, "-O1", "-fPIC", "-shared")

@@ -20,26 +20,17 @@ from torch.utils._pytree import tree_leaves
 
 # Operations that wait for the device (the host needs a size or value) or copy host data to it.
 HOST_OPERATIONS = {
-    "_local_scalar_dense": "reads a value",
-    "item": "reads a value",
-    "is_nonzero": "reads a value",
-    "equal": "reads a value",
-    "nonzero": "has a size that depends on values",
-    "masked_select": "has a size that depends on values",
-    "unique_consecutive": "has a size that depends on values",
-    "_unique2": "has a size that depends on values",
-    "bincount": "has a size that depends on values",
-    "repeat_interleave": "has a size that depends on values",
+    **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero", "equal"), "reads a value"),
+    **dict.fromkeys(
+        ("nonzero", "masked_select", "unique_consecutive", "_unique2", "bincount", "repeat_interleave"),
+        "has a size that depends on values",
+    ),
     "lift_fresh": "copies data of the host",
 }
 HOST_METHODS = ("tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
 COLLECTIVES = (
-    "all_to_all_single",
-    "all_reduce",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-    "all_gather_into_tensor",
-    "all_gather_single",
+    *("all_to_all_single", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
+    *("all_gather_into_tensor", "all_gather_single"),
 )
 UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 

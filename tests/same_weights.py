@@ -26,5 +26,4 @@ def assert_same_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 
 
 def assert_same_parameters(model: nn.Module, expected: nn.Module) -> None:
-    """Assert that both models have the same parameters with equal values."""
     assert_same_tensors(dict(model.named_parameters()), dict(expected.named_parameters()))

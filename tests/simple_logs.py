@@ -41,10 +41,8 @@ def write_log(
     lines += [line("run_start", 0.0), line("block_start", 0.5)]
     for samples, at, accuracy in evaluations:
         if eval_seconds is not None:
-            lines += [
-                line("eval_start", at - eval_seconds, epoch_num=samples),
-                line("eval_stop", at, epoch_num=samples),
-            ]
+            lines.append(line("eval_start", at - eval_seconds, epoch_num=samples))
+            lines.append(line("eval_stop", at, epoch_num=samples))
         lines.append(line("eval_accuracy", at, accuracy, epoch_num=samples))
     if status is not None:
         end = max((at for _, at, _ in evaluations), default=0.0) if seconds is None else seconds

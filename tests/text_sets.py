@@ -12,20 +12,8 @@ import numpy as np
 from mds_samples import write_samples
 from mlbert.data.loading.batches import HostBatch
 
-WORDS = [
-    "the",
-    "of",
-    "river",
-    "Letter",
-    "window,",
-    "market",
-    "forest-bridge",
-    "unaffable",
-    "naïve",
-    "東京",
-    "don't",
-    ".",
-]
+WORDS = ["the", "of", "river", "Letter", "window,", "market", "forest-bridge", "unaffable", "naïve", "東京", "don't"]
+WORDS.append(".")
 
 
 def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float = 0.1) -> list[str]:

@@ -24,7 +24,6 @@ def write_parts(folder: Path, *parts: Ragged) -> Path:
 
 
 def read_examples(path: Path | str, **options: Any) -> Iterator[Ragged]:
-    """Yield the sequences of a file."""
     return (part.rows for part in ExampleReader(path, **options))
 
 
@@ -138,7 +137,6 @@ def write_list(folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64
 
 
 def records_of(path: Path) -> list[bytes]:
-    """Return the stored records of a file."""
     content, found, place = path.read_bytes(), [], 0
     while place < len(content):
         end = place + struct.unpack_from("<Q", content, place)[0] + 16

@@ -66,10 +66,10 @@ class Trainer:
         self._steps = itertools.count()
 
     def step(self) -> Tensor:
-        """One step; returns its loss without waiting for it."""
+        """Run the next step and return its loss without waiting for it."""
         return self.steps([self.batch], next(self._steps), LEARNING_RATE).loss_sum
 
     def steps(self, batches: Sequence[HostBatch], number: int, lr: float) -> StepResult:
-        """Step `number` on other batches."""
+        """Run a step, with its number, on other batches."""
         counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
         return self.make(batches, self.seed, number, self.objective.divisors(counts), lr)

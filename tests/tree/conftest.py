@@ -46,7 +46,6 @@ READMES = [path for path in FILES if path.suffix == ".md"]
 
 
 def relative(path: Path) -> str:
-    """Return the path shown in the test id."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -66,7 +65,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def tracked() -> list[Path]:
-    """Return every file of the tree."""
     return FILES
 
 

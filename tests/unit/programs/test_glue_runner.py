@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import re
 import signal
@@ -58,8 +59,7 @@ class Jobs:
 
     def runner(self, slots: int = 2, done: tuple[GlueJob, ...] = (), gpus: int = 4) -> Runner:
         made = make_slots(gpus, None, sorted(os.sched_getaffinity(0)), slots)
-        environ = {**os.environ}
-        runner = Runner(JOBS, done, made, self.prepare, self.folder, environ)
+        runner = Runner(JOBS, done, made, self.prepare, self.folder, {**os.environ})
         self.states = runner.states
         return runner
 
@@ -108,9 +108,8 @@ def test_a_pipe_gets_a_line_for_each_change_and_the_steps_meanwhile(
 
 def test_a_failed_job_is_named_and_the_others_continue(tmp_path: Path) -> None:
     cola = next(job for job in JOBS if job.task == "cola")
-    jobs = Jobs(
-        tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
-    )
+    body = 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'
+    jobs = Jobs(tmp_path, {cola: body})
     runner = jobs.runner()
     runner.run(jobs.tell)
     assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]
@@ -135,14 +134,14 @@ def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
 def test_an_exception_ends_the_children(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, dict.fromkeys(JOBS, "time.sleep(60)"))
     runner = jobs.runner()
+
+    def interrupt(job: GlueJob | None) -> None:
+        if len(runner.running) == 2:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        runner.run(lambda job: _raise(len(runner.running) == 2))
+        runner.run(interrupt)
     assert [one.process.poll() for one in runner.running] == [-signal.SIGTERM] * 2
-
-
-def _raise(now: bool) -> None:
-    if now:
-        raise KeyboardInterrupt
 
 
 def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
@@ -172,17 +171,12 @@ def test_slots() -> None:
     assert [sorted(slot.cores) for slot in gpus] == [[0, 2], [1, 3]]
     assert [slot.exports["OMP_NUM_THREADS"] for slot in gpus] == ["2", "2"]
     cpus = make_slots(0, None, [4, 5], 25)
-    assert [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus] == [
-        ("CPU 0", [4], ""),
-        ("CPU 1", [5], ""),
-    ]
+    found = [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus]
+    assert found == [("CPU 0", [4], ""), ("CPU 1", [5], "")]
     assert len(make_slots(8, None, [0], 1)) == 1
 
 
-# GLUE's jobs and scores against numbers worked out by hand, and the published hyper-parameters.
-
-
-# labels, rate, decay, batch, epochs, steps between evaluations
+# Labels, rate, decay, batch, epochs, steps between evaluations
 PUBLISHED = {
     "mnli": (3, 5e-5, 5e-6, 48, 3, 2300),
     "rte": (2, 1e-5, 1e-5, 16, 3, 100),
@@ -196,17 +190,13 @@ PUBLISHED = {
 
 
 def test_hyper_parameters_are_the_published_ones() -> None:
-    found = {
-        name: (t.num_labels, t.learning_rate, t.weight_decay, t.batch, t.epochs, t.eval_steps)
-        for name, t in TASKS.items()
-    }
-    assert found == PUBLISHED
+    names = ("num_labels", "learning_rate", "weight_decay", "batch", "epochs", "eval_steps")
+    assert {name: operator.attrgetter(*names)(task) for name, task in TASKS.items()} == PUBLISHED
 
 
 def test_the_default_is_25_jobs_with_mnli_first() -> None:
-    jobs = job_list(
-        {task: SEEDS.get(task, (19,)) for task in ("cola", "rte", "qqp", "mnli", "stsb", "mrpc", "qnli", "sst2")}
-    )
+    tasks = ("cola", "rte", "qqp", "mnli", "stsb", "mrpc", "qnli", "sst2")
+    jobs = job_list({task: SEEDS.get(task, (19,)) for task in tasks})
     assert len(jobs) == 25
     assert jobs[0] == GlueJob("mnli", 19, waits=False)
     assert [job.waits for job in jobs] == [False] * 10 + [True] * 15

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.recipes import classification, masked_lm_stored, masked_lm_text
 from mlbert.recipes.assembly import Update, build_replicated_update
+from programs import RunMlbert
 from training_settings import configuration, train_arguments
 from user_errors import user_error
 
+APEX = {"optimizer_implementation": "apex"}
 UNPACKED = {"average_packing_rate": 1}
 STEPS = {"lr_milestones": "4,5", "lr_gamma": 0.5, "warmup_steps": 2, "max_steps": 8}
 METHODS = {
@@ -30,11 +31,7 @@ EVERY = "every rank of"
     ("recipe", "changes", "words"),
     [
         ("packed_lamb", {"weights_allgather": "bf16"}, "WEIGHTS_ALLGATHER=bf16"),
-        (
-            "packed_lamb",
-            {"optimizer_implementation": "apex", "sharded_optimizer": "all"},
-            "apex optimizer: it does not shard",
-        ),
+        ("packed_lamb", {**APEX, "sharded_optimizer": "all"}, "apex optimizer: it does not shard"),
         ("packed_lamb", {"sharded_optimizer": "yes"}, "off, node, all"),
         ("packed_lamb", {"gradient_clipping": "buckets", **UNPACKED}, "is the way of RECIPE=ddp_adam"),
         ("ddp_adam", {"sharded_optimizer": "all"}, f"SHARDED_OPTIMIZER=all: {EVERY} ddp_adam updates everything"),
@@ -50,13 +47,10 @@ EVERY = "every rank of"
     ],
 )
 def test_contradictory_settings_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str, changes: dict[str, str], words: str
+    tmp_path: Path, run_mlbert: RunMlbert, recipe: str, changes: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, recipe=recipe, **{**METHODS[recipe], **changes}))
-    assert end.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    status, _, err = run_mlbert(*train_arguments(tmp_path, recipe=recipe, **{**METHODS[recipe], **changes}))
+    assert (status, err.count("\n"), words in err) == (2, 1, True), err
 
 
 # The update that masked_lm and classification share, with each recipe's own defaults.
