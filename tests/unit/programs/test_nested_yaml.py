@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,7 @@ tasks:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "main.yaml"
-    path.write_text(TEXT, encoding="utf-8")
+    (path := tmp_path / "main.yaml").write_text(TEXT, encoding="utf-8")
     return path
 
 
@@ -52,13 +52,11 @@ def test_leaves_carry_their_place(path: Path) -> None:
 def test_command_line_words_win_and_reach_interpolations(path: Path) -> None:
     found = read_nested(path, ["data=/elsewhere", "model.name=mosaic_bert", "model.config.heads=4"], KNOWN)
     assert found["loader.dataset.local"].value == "/elsewhere/x"
-    assert found["model.name"].value == "mosaic_bert"
-    assert found["model.name"].origin == "argument model.name="
+    assert (found["model.name"].value, found["model.name"].origin) == ("mosaic_bert", "argument model.name=")
     assert found["model.config"].value == {"heads": 4}
 
 
-def test_a_value_has_the_place_where_it_was_given(tmp_path: Path) -> None:
-    path = tmp_path / "main.yaml"
+def test_a_value_has_the_place_where_it_was_given(path: Path) -> None:
     path.write_text("data: a\nrun_name: ${data}\nmodel:\n  name: ${run_name}\n")
     assert read_nested(path, [], KNOWN)["model.name"].origin.endswith("main.yaml:1")
     for word in ("data=[1]", "run_name=[1]"):
@@ -84,9 +82,8 @@ def test_a_value_has_the_place_where_it_was_given(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named(path: Path, words: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=None) as caught:
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
         read_nested(path, words, KNOWN)
-    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
