@@ -11,7 +11,7 @@ from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.reduce import cut_buckets
 from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
-from rank_programs import SAMPLES, VOCABULARY, Probe, TinyModel
+from rank_programs import SAMPLES, VOCABULARY, TinyModel, observe_backward
 
 BUCKET_ELEMENTS = 50
 
@@ -37,17 +37,9 @@ def clipped(
         own.append(flat.grad.tolist())
     flat.zero_grad()
     buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
+    gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
     loss_scale = None if scale is None else torch.tensor(scale)
-    reducer = BucketClippingReducer(
-        flat.parameters,
-        flat.grad,
-        flat.offsets,
-        world,
-        buckets,
-        max_norm=max_norm,
-        accumulation=accumulation,
-        loss_scale=loss_scale,
-    )
+    reducer = BucketClippingReducer(*gradients, max_norm=max_norm, accumulation=accumulation, loss_scale=loss_scale)
     steps = []
     for poison in (poisoned, False):  # a skipped step must not affect the next one
         flat.zero_grad()
@@ -59,17 +51,11 @@ def clipped(
             loss.backward()
         reducer.finish()
         steps.append({"grad": flat.grad.tolist(), "norm": float(reducer.grad_norm)})
-    return {
-        "own": own,
-        "steps": steps,
-        "buckets": [(bucket.start, bucket.stop) for bucket in buckets],
-        "overlapped": reducer.num_overlapped,
-    }
+    return {"own": own, "steps": steps, "buckets": [(bucket.start, bucket.stop) for bucket in buckets]}
 
 
 def arrivals(world: World) -> dict[str, Any]:
-    """Count, in each of two micro-batches, the buckets that are clipped and the sums that have started when backward
-    reaches the first of four layers."""
+    """Count the buckets that are clipped and the sums that have started during backward."""
     layers = [nn.Linear(64, 64) for _ in range(4)]
     flat = FlatParameters(nn.Sequential(*layers).named_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, 64 * 64)
@@ -78,15 +64,7 @@ def arrivals(world: World) -> dict[str, Any]:
     )
     reducer.warm_up()
     assert not flat.grad.any(), "warm-up must not leave gradients"
-    seen = []
-    for last in (False, True):
-        reducer.prepare(last)
-        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append((reducer.num_started, len(reducer._chains))))
-        for layer in layers[1:]:
-            x = layer(x)
-        x.sum().backward()
-    reducer.finish()
-    return {"seen": seen, "overlapped": reducer.num_overlapped, "buckets": reducer.num_buckets}
+    return observe_backward(layers, reducer, lambda: (reducer.num_started, len(reducer._chains)))
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
@@ -55,8 +51,7 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     )
     static_shape = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
-    objective = PreTraining(scope="step")
-    graphs = Graphs(mode, static_shape, 2, lambda: capture)
+    objective, graphs = PreTraining(scope="step"), Graphs(mode, static_shape, 2, lambda: capture)
     step = Step(model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs)
     step.record()
     norms = []
@@ -75,30 +70,18 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     graph = weakref.ref(step._graphs[0].replay) if recorded else None
     step.release()
     assert graph is None or graph() is None, "the graph must be released"
-    return {
-        "mode": mode.value,
-        "way": way,
-        "hash": changed.hexdigest(),
-        "norms": norms,
-        "overlapped": reducer.num_overlapped,
-    }
+    found = {"hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
+    return {"mode": mode.value, "way": way, **found}
 
 
 def divisors(world: World) -> dict[str, Any]:
     """Return the loss divisors of a step on this rank for both scopes, and the counts of its own batches."""
     model = BertForPreTraining(SHAPE)
     found: dict[str, Any] = {}
+    sizes = {"packs_per_step": 4, "accumulation": 2, "max_sequences_per_pack": 3, "max_tokens": MAX_TOKENS}
+    sizes |= {"vocab_size": SHAPE.vocab_size, "rank": world.rank, "world_size": world.world_size}
     for scope in ("step", "rank"):
-        source = SyntheticSource(
-            packs_per_step=4,
-            accumulation=2,
-            max_sequences_per_pack=3,
-            seed=SEED,
-            vocab_size=SHAPE.vocab_size,
-            max_tokens=MAX_TOKENS,
-            rank=world.rank,
-            world_size=world.world_size,
-        )
+        source = SyntheticSource(seed=SEED, **sizes)
         lifecycle = Lifecycle(world, lambda status, reason: None)
         reader = BatchReader(source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1)
         upcoming = reader.take(0)

@@ -137,6 +137,15 @@ def rank_environment(rank: int, world_size: int, port: int, node_size: int | Non
     return kept
 
 
+def start_ranks(
+    function: Callable[..., object], arguments: tuple[Any, ...], size: int, folder: Path, node_size: int | None = None
+) -> list[Rank]:
+    """Call a function on several ranks, whose outputs go to files in the folder."""
+    port = free_port()
+    environments = [rank_environment(rank, size, port, node_size) for rank in range(size)]
+    return [Rank(function, arguments, each, folder / f"{port}_{each['RANK']}.txt") for each in environments]
+
+
 def run_ranks(
     fn_path: str,
     world_size: int,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -69,9 +70,8 @@ def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
-    optimizer = Lamb(
-        flat, ShardLayout.whole(flat.numel), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
-    )
+    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers)
     reducer = bucket_reducer(flat, world, bucket_elements)
     generator = torch.Generator().manual_seed(9)
     grads, losses, norms = [], [], []
@@ -89,14 +89,7 @@ def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements
         grads.append(flat.grad.tolist())
         losses.append(world.all_reduce_sum(loss).item())
         norms.append(float(optimizer.step(0.02)))
-    return {
-        "grads": grads,
-        "losses": losses,
-        "norms": norms,
-        "weights": flat.data.tolist(),
-        "overlapped": reducer.num_overlapped,
-        "buckets": reducer.num_buckets,
-    }
+    return {"grads": grads, "losses": losses, "norms": norms, "weights": flat.data.tolist()}
 
 
 def uneven_use(world: World) -> dict[str, Any]:
@@ -141,21 +134,24 @@ class Probe(torch.autograd.Function):
         return grads[0], None
 
 
-def overlap(world: World) -> dict[str, Any]:
-    """Count the buckets in flight when backward reaches the first of four layers, in each of two micro-batches."""
-    layers = [nn.Linear(64, 64) for _ in range(4)]
-    flat = FlatParameters(nn.Sequential(*layers).named_parameters())
-    reducer = bucket_reducer(flat, world, 64 * 64)
+def observe_backward(layers: list[nn.Linear], reducer: Any, observe: Callable[[], Any]) -> dict[str, Any]:
+    """Observe the moment when backward reaches the first of four layers, in each of two micro-batches."""
     seen = []
     for last in (False, True):
         reducer.prepare(last)
-        x = layers[0](torch.ones(2, 64))
-        x = Probe.apply(x, lambda: seen.append(reducer.num_started))
+        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append(observe()))
         for layer in layers[1:]:
             x = layer(x)
         x.sum().backward()
     reducer.finish()
     return {"seen": seen, "overlapped": reducer.num_overlapped, "buckets": reducer.num_buckets}
+
+
+def overlap(world: World) -> dict[str, Any]:
+    """Count the buckets in flight during backward."""
+    layers = [nn.Linear(64, 64) for _ in range(4)]
+    reducer = bucket_reducer(FlatParameters(nn.Sequential(*layers).named_parameters()), world, 64 * 64)
+    return observe_backward(layers, reducer, lambda: reducer.num_started)
 
 
 def second_backward(world: World) -> str:
@@ -190,9 +186,8 @@ def rows(world: World) -> dict[str, Any]:
 
 def exchange_groups(world: World) -> dict[str, int]:
     """Return the size of the group for each value of EXCHANGE_PADDING."""
-    return {
-        over: exchange_group_size(SimpleNamespace(exchange_padding=over), world) for over in ("off", "group", "all")
-    }
+    values = ("off", "group", "all")
+    return {over: exchange_group_size(SimpleNamespace(exchange_padding=over), world) for over in values}
 
 
 def uneven_nodes(world: World) -> list[str]:
@@ -253,11 +248,9 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
     """Save and load on a disk that is slower than a collective may be; return the steps that were loaded."""
     world_module.ROUND_SECONDS = 0.5
     flat = SimpleNamespace(data=torch.zeros(3), layout=[])
-    optimizer = SimpleNamespace(
-        exact_weights=contextlib.nullcontext, state_dict=dict, load_state_dict=lambda state: None
-    )
+    stateless = {"state_dict": dict, "load_state_dict": lambda state: None}
+    optimizer, source = SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless), SimpleNamespace(**stateless)
     model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
-    source = SimpleNamespace(load_state_dict=lambda state: None)
     method = SimpleNamespace(flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None)
     steps = []
     for saves in (1, 2):

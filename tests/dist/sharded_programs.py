@@ -222,9 +222,10 @@ def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledO
 def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
     """Run all cases of sharding inside simulated nodes."""
     return {
-        "plain": sharded_lamb(world, folder, nodes=True, save_as="nodes"),
+        "plain": sharded_lamb(world, folder, nodes=True, save_as="saved"),
         "continued": sharded_lamb(world, folder, nodes=True, load_from="alone"),
         "clipped before": sharded_lamb(world, folder, nodes=True, clip_before=1.0),
+        "clipped before, not sharded": clipped_before(world),
         "rounded": {"bf16": {"whole": sharded_lamb(world, folder, nodes=True, gathered="bf16")}},
         "overlap": sharded_overlap(world, nodes=True),
     }

@@ -1,8 +1,4 @@
-"""Train as one rank of `test_start_up` and record one-time events: collectives and their groups, new groups,
-compilation and captures.
-
-    python start_up_program.py <folder> <CUDA_GRAPH_MODE> <argument>...        arguments as for ``mlbert``
-"""
+"""Rank program for `test_start_up`: record collectives and their groups, new groups, compilation and captures."""
 
 from __future__ import annotations
 
@@ -10,15 +6,12 @@ import importlib
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import TensorLamb, select_capturable
 from mlbert.cli.main import main
@@ -98,13 +91,13 @@ def record_steps(mode: str) -> None:
     packed_lamb_build.methods.make = lambda _settings, _base_lr, _distributed, _compute, flat, *_: TensorLamb(flat)
 
 
-if __name__ == "__main__":
-    folder, graph_mode, *words = sys.argv[1:]
+def train(folder: Path, graph_mode: str, arguments: list[str]) -> None:
+    """Run ``mlbert`` as one rank, and write its events."""
     event_log = EventLog()
     watch_everything(event_log)
     if graph_mode != "none":
         record_steps(graph_mode)
     try:
-        main(words)
+        main(arguments)
     finally:
-        (Path(folder) / f"events_{os.environ['RANK']}.json").write_text(json.dumps(event_log.events))
+        (folder / f"events_{os.environ['RANK']}.json").write_text(json.dumps(event_log.events))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Rank, free_port, rank_environment
+from harness import Rank, free_port, rank_environment, start_ranks
 from meeting_programs import gather_and_leave, meet, run_all, start_with_few_files
 from mlbert.cli.main import main
 from training_settings import train_arguments
@@ -19,11 +19,7 @@ def outcome(
     function: Callable[..., None], arguments: tuple[object, ...], folder: Path, size: int = 2, stopped: int = -1
 ) -> tuple[list[int | None], list[str]]:
     """Return the exit codes and all error lines but gloo's own; kill the stopped rank at the end."""
-    port = free_port()
-    ranks = [
-        Rank(function, arguments, rank_environment(rank, size, port), folder / f"{port}_{rank}.txt")
-        for rank in range(size)
-    ]
+    ranks = start_ranks(function, arguments, size, folder)
     ending = sorted(range(size), key=lambda rank: rank == stopped)
     lines = [line for rank in ending for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()]
     errors = [line for line in lines if "error" in line.lower() and "/gloo/" not in line]

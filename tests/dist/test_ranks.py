@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import RankResult, run_ranks
+from harness import run_ranks
 from mlbert.distributed.world import World
 from rank_programs import train
 
@@ -94,39 +94,29 @@ def test_network_benchmark_measures_every_link(ranks: list[dict[str, Any]], tmp_
     assert [rank["network of one host"] for rank in ranks] == [{}] * 4
 
 
-def survivor_message(result: RankResult) -> tuple[float, str]:
-    match = re.search(r"after ([\d.]+) s: (.*)", result.output)
-    assert match, result.output
+def survivor_message(output: str) -> tuple[float, str]:
+    """Return after how many seconds a rank failed, and its error."""
+    match = re.search(r"after ([\d.]+) s: (.*)", output)
+    assert match, output
     return float(match[1]), match[2]
 
 
 @pytest.mark.parametrize("how", ["kill", "kill early"])
 def test_killed_rank_ends_the_others(tmp_path: Path, how: str) -> None:
-    results = run_ranks(
-        "rank_programs:lose_a_rank", 3, tmp_path, check=False, how=how, collective_timeout_s=15.0, time_limit_s=60.0
-    )
+    limits = {"collective_timeout_s": 15.0, "time_limit_s": 60.0}
+    results = run_ranks("rank_programs:lose_a_rank", 3, tmp_path, check=False, how=how, **limits)
     assert results[1].returncode == -9
     for survivor in (results[0], results[2]):
         assert survivor.returncode == 1
-        seconds, message = survivor_message(survivor)
+        seconds, message = survivor_message(survivor.output)
         assert seconds < 20.0
         assert "Error" in message
 
 
 def test_hung_rank_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failure:
-        run_ranks(
-            "rank_programs:lose_a_rank",
-            2,
-            tmp_path,
-            check=True,
-            how="stop",
-            collective_timeout_s=3.0,
-            time_limit_s=60.0,
-        )
-    match = re.search(r"after ([\d.]+) s: ", str(failure.value))
-    assert match, str(failure.value)
-    assert 2.0 < float(match[1]) < 50.0
+        run_ranks("rank_programs:lose_a_rank", 2, tmp_path, how="stop", collective_timeout_s=3.0, time_limit_s=60.0)
+    assert 2.0 < survivor_message(str(failure.value))[0] < 50.0
 
 
 def test_harness_shows_the_output_of_the_failing_rank(tmp_path: Path) -> None:

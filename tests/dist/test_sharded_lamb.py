@@ -5,10 +5,12 @@ Optimizers are sharded over all ranks and inside simulated nodes of one or two r
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,11 +30,23 @@ SKIPPED = [False, False, True, False, False]
 # float32 gradients are summed in another order; weights are about 0.02 and change by 2 % per update.
 TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 OVERLAP_TOLERANCE = 5e-6  # the same for gradients of about 3
+# A function of sharded_programs, the number of ranks, and the ranks per node.
+PLACEMENTS = {
+    "all ranks": ("sharded", 4, 4),
+    "2 nodes of 2": ("sharded_in_nodes", 4, 2),
+    "2 nodes of 1": ("sharded_in_nodes", 2, 1),
+}
 
 
-def reference(
-    max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb
-) -> tuple[CompiledOptimizer, FlatParameters]:
+class Sharded(NamedTuple):
+    """Results of sharded optimizers."""
+
+    results: list[dict[str, Any]]  # of each rank
+    folder: Path  # of saved states: from one rank ("alone") and from all ("saved")
+    node_size: int
+
+
+def reference(max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb) -> tuple[Any, FlatParameters]:
     flat = FlatParameters(random_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": max_grad_norm}
     return unsharded(method, flat, **numbers, implementation="plain"), flat
@@ -54,22 +68,33 @@ def unsharded_run() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path]:
-    """Return the results of every rank, and the folder of saved states: from one rank ("alone") and from all."""
-    folder = tmp_path_factory.mktemp("sharded")
-    sharded_lamb(World(), str(folder), save_as="alone")
-    results = run_ranks("sharded_programs:sharded", 4, folder, folder=str(folder))
-    return [result.value for result in results], folder
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sharded]:
+    """Return a function that runs one of PLACEMENTS, unless it already has, and returns its `Sharded`."""
+
+    @functools.cache
+    def run(placement: str) -> Sharded:
+        program, size, node_size = PLACEMENTS[placement]
+        folder = tmp_path_factory.mktemp("sharded")
+        sharded_lamb(World(), str(folder), save_as="alone")
+        results = run_ranks(f"sharded_programs:{program}", size, folder, node_size=node_size, folder=str(folder))
+        return Sharded([result.value for result in results], folder, node_size)
+
+    return run
 
 
-@pytest.fixture(scope="module", params=[(4, 2), (2, 1)], ids=["2 nodes of 2", "2 nodes of 1"])
-def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path, int]:
-    """Return the same for shards inside nodes, with the number of ranks per node."""
-    folder = tmp_path_factory.mktemp("nodes")
-    sharded_lamb(World(), str(folder), save_as="alone")
-    size, node_size = request.param
-    results = run_ranks("sharded_programs:sharded_in_nodes", size, folder, node_size=node_size, folder=str(folder))
-    return [result.value for result in results], folder, node_size
+@pytest.fixture
+def ranks(run_once: Callable[[str], Sharded]) -> Sharded:
+    return run_once("all ranks")
+
+
+@pytest.fixture(params=["2 nodes of 2", "2 nodes of 1"])
+def nodes(request: pytest.FixtureRequest, run_once: Callable[[str], Sharded]) -> Sharded:
+    return run_once(request.param)
+
+
+@pytest.fixture(params=PLACEMENTS)
+def placed(request: pytest.FixtureRequest, run_once: Callable[[str], Sharded]) -> Sharded:
+    return run_once(request.param)
 
 
 def assert_equals(found: dict[str, Any], unsharded_run: dict[str, Any]) -> None:
@@ -83,23 +108,19 @@ def test_one_rank_matches_unsharded_lamb(tmp_path: Path, unsharded_run: dict[str
 
 
 @pytest.mark.parametrize("case", ["plain", "one block", "native"])
-def test_several_ranks_match_unsharded_lamb(
-    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], case: str
-) -> None:
-    found = ranks[0][0][case]
+def test_several_ranks_match_unsharded_lamb(ranks: Sharded, unsharded_run: dict[str, Any], case: str) -> None:
+    found = ranks.results[0][case]
     assert found["blocks"] == (1 if case == "one block" else pytest.approx(14, abs=4)), "shards must cut tensors"
-    assert found["shard"] < unsharded_run["weights"].numel() / len(ranks[0]) + 64, "moments must be sharded"
+    assert found["shard"] < unsharded_run["weights"].numel() / len(ranks.results) + 64, "moments must be sharded"
     assert_equals(found, unsharded_run)
 
 
 @pytest.mark.parametrize("form", ["plain", "native"])
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
-def test_other_optimizers_on_several_ranks(
-    ranks: tuple[list[dict], Path], method: type[CompiledOptimizer], form: str
-) -> None:
-    assert_equals_one_process(ranks[0][0]["methods"][f"{method.name} {form}"], method)
-    for result in ranks[0]:
-        assert result["methods"] == ranks[0][0]["methods"]
+def test_other_optimizers_on_several_ranks(ranks: Sharded, method: type[CompiledOptimizer], form: str) -> None:
+    assert_equals_one_process(ranks.results[0]["methods"][f"{method.name} {form}"], method)
+    for result in ranks.results:
+        assert result["methods"] == ranks.results[0]["methods"]
 
 
 def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimizer]) -> None:
@@ -112,27 +133,19 @@ def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimi
     torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, rtol=1e-4, atol=2e-6)
 
 
-def test_results_are_bit_equal_on_all_ranks_and_when_repeated(ranks: tuple[list[dict], Path]) -> None:
-    results = ranks[0]
-    for result in results:
-        assert result["plain"] == results[0]["plain"] == result["again"]
+def test_results_are_bit_equal_on_all_ranks_and_when_repeated(ranks: Sharded) -> None:
+    for result in ranks.results:
+        assert result["plain"] == ranks.results[0]["plain"] == result["again"]
 
 
-def assert_states_agree(results: list[dict], folder: Path, saved: str, unsharded_run: dict[str, Any]) -> None:
-    """Check that the ranks' state equals one process's, and that each can resume from the other's state."""
-    state = load_file(folder / f"{saved}.safetensors")
+def test_saved_state_is_independent_of_the_number_of_ranks(placed: Sharded, unsharded_run: dict[str, Any]) -> None:
+    """The ranks' state equals one process's, and each can resume from the other's state."""
+    state = load_file(placed.folder / "saved.safetensors")
     for key, value in unsharded_run["state"].items():
         torch.testing.assert_close(state[key], value, **TOLERANCES)
-    for result in results:
-        torch.testing.assert_close(torch.tensor(result["continued"]["weights"]), unsharded_run["weights"], **TOLERANCES)
-    continued = sharded_lamb(World(), str(folder), load_from=saved)
-    torch.testing.assert_close(torch.tensor(continued["weights"]), unsharded_run["weights"], **TOLERANCES)
-
-
-def test_saved_state_is_independent_of_the_number_of_ranks(
-    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any]
-) -> None:
-    assert_states_agree(*ranks, "saved", unsharded_run)
+    alone = sharded_lamb(World(), str(placed.folder), load_from="saved")
+    for found in (alone, *(result["continued"] for result in placed.results)):
+        torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
 
 
 def reference_clipped_before(size: int) -> torch.Tensor:
@@ -150,19 +163,20 @@ def reference_clipped_before(size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", ["clipped before", "clipped before, not sharded"])
-def test_clipping_before_the_reduction(ranks: tuple[list[dict], Path], case: str) -> None:
-    found = ranks[0][0][case]
+def test_clipping_before_the_reduction(placed: Sharded, case: str) -> None:
+    found = placed.results[0][case]
     assert found["skipped"] == SKIPPED
     assert max(found["norms"]) <= 1.0
-    torch.testing.assert_close(torch.tensor(found["weights"]), reference_clipped_before(len(ranks[0])), **TOLERANCES)
+    expected = reference_clipped_before(len(placed.results))
+    torch.testing.assert_close(torch.tensor(found["weights"]), expected, **TOLERANCES)
 
 
-def test_clipping_before_the_reduction_prevents_overlap(ranks: tuple[list[dict], Path]) -> None:
-    assert [result["clipped before, not sharded"]["started_in_backward"] for result in ranks[0]] == [0] * len(ranks[0])
+def test_clipping_before_the_reduction_prevents_overlap(ranks: Sharded) -> None:
+    assert [result["clipped before, not sharded"]["started_in_backward"] for result in ranks.results] == [0] * 4
 
 
-def test_clipping_before_and_after_differ(ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any]) -> None:
-    found = torch.tensor(ranks[0][0]["clipped before"]["weights"])
+def test_clipping_before_and_after_differ(ranks: Sharded, unsharded_run: dict[str, Any]) -> None:
+    found = torch.tensor(ranks.results[0]["clipped before"]["weights"])
     assert float((found - unsharded_run["weights"]).abs().max()) > 1e-4
 
 
@@ -171,34 +185,25 @@ def test_on_one_rank_clipping_before_equals_clipping_after(tmp_path: Path, unsha
     torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
 
 
-def test_shards_inside_nodes_match_unsharded_lamb(
-    nodes: tuple[list[dict], Path, int], unsharded_run: dict[str, Any]
-) -> None:
-    results, folder, node_size = nodes
-    assert_equals(results[0]["plain"], unsharded_run)
-    for result in results:
-        assert result["plain"] == results[0]["plain"], "all nodes must be bit-equal"
-        assert result["plain"]["shard"] == pytest.approx(unsharded_run["weights"].numel() / node_size, abs=64)
-    assert_states_agree(results, folder, "nodes", unsharded_run)
+def test_shards_inside_nodes_match_unsharded_lamb(nodes: Sharded, unsharded_run: dict[str, Any]) -> None:
+    assert_equals(nodes.results[0]["plain"], unsharded_run)
+    for result in nodes.results:
+        assert result["plain"] == nodes.results[0]["plain"], "all nodes must be bit-equal"
+        assert result["plain"]["shard"] == pytest.approx(unsharded_run["weights"].numel() / nodes.node_size, abs=64)
 
 
-def test_clipping_before_the_reduction_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
-    found = nodes[0][0]["clipped before"]
-    torch.testing.assert_close(torch.tensor(found["weights"]), reference_clipped_before(len(nodes[0])), **TOLERANCES)
-
-
-def test_reduction_inside_nodes_overlaps_backward(nodes: tuple[list[dict], Path, int]) -> None:
-    for result in nodes[0]:
+def test_reduction_overlaps_backward(placed: Sharded) -> None:
+    for result in placed.results:
         assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
         assert result["overlap"]["overlapped"] >= 2
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)])
 def test_rounded_all_gather_does_not_change_the_exact_weights(
-    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], form: str, dtype: torch.dtype
+    ranks: Sharded, unsharded_run: dict[str, Any], form: str, dtype: torch.dtype
 ) -> None:
     """The gradients do not depend on the weights here, so the exact weights equal those without rounding."""
-    results = ranks[0]
+    results = ranks.results
     for result in results:
         assert result["rounded"][form] == results[0]["rounded"][form], "all ranks must be bit-equal"
     whole = results[0]["rounded"][form]["whole"]
@@ -210,38 +215,28 @@ def test_rounded_all_gather_does_not_change_the_exact_weights(
 
 
 @pytest.mark.parametrize("form", ["bf16", "e5m2"])
-def test_checkpoint_contains_the_exact_weights(
-    ranks: tuple[list[dict], Path], unsharded_run: dict[str, Any], form: str
-) -> None:
-    results, folder = ranks
-    saved, exact = load_file(folder / f"{form}.safetensors"), load_file(folder / "saved.safetensors")
+def test_checkpoint_contains_the_exact_weights(ranks: Sharded, form: str) -> None:
+    saved, exact = (load_file(ranks.folder / f"{name}.safetensors") for name in (form, "saved"))
     assert torch.equal(saved["weights"], exact["weights"])
-    for result in results:
+    for result in ranks.results:
         for key in ("trained", "weights"):
             assert result["rounded"][form]["continued"][key] == result["rounded"][form]["whole"][key]
 
 
-def test_madgrad_saves_the_exact_initial_weights(ranks: tuple[list[dict], Path]) -> None:
-    """The checkpoint contains the exact initial weights; otherwise the resumed run would differ."""
-    results, folder = ranks
+def test_madgrad_saves_the_exact_initial_weights(ranks: Sharded) -> None:
+    """Otherwise the resumed run would differ."""
     start = torch.cat([parameter.detach().flatten() for _, parameter in random_parameters()])
-    assert torch.equal(load_file(folder / "madgrad_bf16.safetensors")["start"], start)
-    for result in results:
+    assert torch.equal(load_file(ranks.folder / "madgrad_bf16.safetensors")["start"], start)
+    for result in ranks.results:
         found = result["madgrad rounded"]
         assert found["continued"]["weights"] == found["whole"]["weights"]
         assert found["whole"]["weights"] == result["methods"]["madgrad plain"]["weights"]
 
 
-def test_rounded_all_gather_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
-    for result in nodes[0]:
-        assert result["rounded"] == nodes[0][0]["rounded"]
+def test_rounded_all_gather_inside_nodes(nodes: Sharded) -> None:
+    for result in nodes.results:
+        assert result["rounded"] == nodes.results[0]["rounded"]
         assert result["rounded"]["bf16"]["whole"]["weights"] == result["plain"]["weights"]
-
-
-def test_reduction_overlaps_backward(ranks: tuple[list[dict], Path]) -> None:
-    for result in ranks[0]:
-        assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
-        assert result["overlap"]["overlapped"] >= 2
 
 
 @pytest.mark.slow
@@ -252,16 +247,16 @@ def test_triton_matches_unsharded_lamb(
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    results = run_ranks("sharded_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
-    assert_equals(results[0].value["first"], unsharded_run)
-    assert results[0].value == results[1].value
+    ranks = run_ranks("sharded_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
+    found, other = (rank.value for rank in ranks)
+    assert_equals(found["first"], unsharded_run)
+    assert found == other
     for method in WITH_OWN_STATE:
-        assert_equals_one_process(results[0].value["methods"][method.name], method)
-    continued = results[0].value["continued"]
-    assert continued["weights"] == results[0].value["first"]["weights"], "resuming must be bit-equal"
-    assert results[0].value["read on the host"] == []
-    rounded = results[0].value["bf16"]
-    assert rounded["weights"] == results[0].value["first"]["weights"]
+        assert_equals_one_process(found["methods"][method.name], method)
+    assert found["continued"]["weights"] == found["first"]["weights"], "resuming must be bit-equal"
+    assert found["read on the host"] == []
+    rounded = found["bf16"]
+    assert rounded["weights"] == found["first"]["weights"]
     assert torch.equal(torch.tensor(rounded["trained"]), torch.tensor(rounded["weights"]).bfloat16().float())
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness import HERE, free_port, rank_environment
+from harness import start_ranks
+from start_up_program import train
 from training_settings import train_arguments
 
 
@@ -17,19 +16,8 @@ def event_logs(folder: Path, mode: str, **changes: object) -> list[dict[str, lis
     """Train on two ranks with frequent evaluations and return the events of each rank."""
     frequent = {"eval_iter_start_samples": 8, "eval_iter_samples": 8, "save_checkpoint_steps": 2, "max_steps": 4}
     words = train_arguments(folder, cuda_graph_mode=mode, **frequent, **changes)
-    command = [sys.executable, str(HERE / "start_up_program.py"), str(folder), mode, *words]
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=rank_environment(rank, 2, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
+    ranks = start_ranks(train, (folder, mode, words), 2, folder)
+    outputs = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
     return [json.loads((folder / f"events_{rank}.json").read_text()) for rank in range(2)]
 
@@ -39,9 +27,7 @@ SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "changes"),
-    [("none", SHARDED), ("full_iteration", {"ops": "plain"})],
-    ids=["sharded", "graphs"],
+    ("mode", "changes"), [("none", SHARDED), ("full_iteration", {"ops": "plain"})], ids=["sharded", "graphs"]
 )
 def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:
     for events in event_logs(tmp_path, mode, **changes):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness import Rank, free_port, rank_environment, run_ranks
+from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
 from mlbert.training.checkpoint import CheckpointFolder
 from training_settings import read_metrics, train_arguments
@@ -14,46 +14,36 @@ from training_settings import read_metrics, train_arguments
 # float32 sums in another order; twelve LAMB steps amplify the difference.
 TOLERANCE = 2e-4
 GLOBAL_PACKS = 8
-
-
-def exit_codes(world_size):
-    """Return the exit codes of a run that misses its target: only rank 0 reports it."""
-    return [1] + [0] * (world_size - 1)
+EIGHT_BIT = {"precision": "fp8", "sharded_optimizer": "all", "weights_allgather": "e5m2", "gradient_reduction": "bf16"}
 
 
 def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **changes):
-    port = free_port()
-    arguments = train_arguments(
-        tmp_path, name, train_batch_size=GLOBAL_PACKS // world_size, gradient_accumulation_steps=accumulation, **changes
-    )
-    processes = [
-        Rank(main, (arguments,), rank_environment(rank, world_size, port, node_size), tmp_path / f"{port}_{rank}.txt")
-        for rank in range(world_size)
-    ]
-    outputs = [process.communicate(timeout=150) for process in processes]
-    return [process.returncode for process in processes], outputs
+    """Train and return rank 0's output. Every run misses its target, which only rank 0 reports."""
+    batch = {"train_batch_size": GLOBAL_PACKS // world_size, "gradient_accumulation_steps": accumulation}
+    arguments = train_arguments(tmp_path, name, **batch, **changes)
+    ranks = start_ranks(main, (arguments,), world_size, tmp_path, node_size)
+    outputs = [rank.communicate(timeout=150) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1] + [0] * (world_size - 1), "\n".join(outputs)
+    return outputs[0]
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    codes, outputs = train_on(1, folder, "out")
-    assert codes == [1], outputs[0]
+    train_on(1, folder, "out")
     return read_metrics(folder / "out"), read_metrics(folder / "out", "evaluation")[0]
 
 
 def test_losses_match_one_process(tmp_path, one_process):
-    codes, outputs = train_on(4, tmp_path, "out", accumulation=2)
-    assert codes == exit_codes(4), "\n".join(outputs)
+    train_on(4, tmp_path, "out", accumulation=2)
     steps = read_metrics(tmp_path / "out")
     assert [s["samples"] for s in steps] == [s["samples"] for s in one_process[0]]
     for ours, alone in zip(steps, one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
         assert ours["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-2)
     (evaluation,) = read_metrics(tmp_path / "out", "evaluation")
-    assert evaluation["eval_loss"] == pytest.approx(one_process[1]["eval_loss"], abs=1e-3), (
-        "each sample must count once"
-    )
+    alone = one_process[1]["eval_loss"]
+    assert evaluation["eval_loss"] == pytest.approx(alone, abs=1e-3), "each sample must count once"
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
     assert config["provenance"]["ranks"] == 4
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "only rank 0 may write"
@@ -70,15 +60,13 @@ def test_losses_match_one_process(tmp_path, one_process):
     ids=["over all ranks", "inside two nodes", "bf16 reduction"],
 )
 def test_each_way_matches_one_process(tmp_path, one_process, world_size, node_size, tolerance, changes):
-    codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
-    assert codes == exit_codes(world_size), "\n".join(outputs)
+    train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=tolerance)
 
 
 def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path, one_process):
-    codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
-    assert codes == exit_codes(2), "\n".join(outputs)
+    train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
     steps = read_metrics(tmp_path / "out")
     differences = [abs(ours["loss"] - alone["loss"]) for ours, alone in zip(steps, one_process[0], strict=True)]
     assert 5 * TOLERANCE < max(differences) < 0.2, "rounding must show in the loss, but only slightly"
@@ -91,28 +79,16 @@ def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path,
     "changes",
     [
         pytest.param({}, id="default"),
-        pytest.param(
-            {
-                "precision": "fp8",
-                "sharded_optimizer": "all",
-                "weights_allgather": "e5m2",
-                "gradient_reduction": "bf16",
-            },
-            marks=pytest.mark.slow,
-            id="fp8, sharded, 16-bit gradients, 8-bit all-gather",
-        ),
+        pytest.param(EIGHT_BIT, marks=pytest.mark.slow, id="fp8, sharded, 16-bit gradients, 8-bit all-gather"),
     ],
 )
 def test_resume_on_two_processes_is_exact(tmp_path, changes):
-    assert train_on(2, tmp_path, "whole", **changes)[0] == exit_codes(2)
+    train_on(2, tmp_path, "whole", **changes)
     changes = {**changes, "save_checkpoint_steps": 1}
-    codes, _ = train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, **changes)
-    assert codes == exit_codes(2)
+    train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, **changes)
     # The first part ended at its sample limit. Without its summary, it looks like an interrupted run.
     (tmp_path / "parts/run_0/summary.json").unlink()
-    codes, outputs = train_on(2, tmp_path, "parts", resume=1, **changes)
-    assert codes == exit_codes(2), outputs[0]
-    assert "resumed at step" in outputs[0]
+    assert "resumed at step" in train_on(2, tmp_path, "parts", resume=1, **changes)
     whole, parts = (tmp_path / n / "run_0/weights/model.safetensors" for n in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mlbert
-from harness import Rank, free_port, rank_environment, run_ranks
+from harness import run_ranks, start_ranks
 from mlbert.distributed.health import HANG_SECONDS
 from mlbert.distributed.lifecycle import LOST_RANK, WRONG_INPUT
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
@@ -20,9 +20,8 @@ from watch_programs import BAD_STEP, train_slowly, train_with_many_files
 
 def run_and_read_status(tmp_path, what, victim, check=False):
     """Return the logged status by the file of the rank that logged it, and the results of all ranks."""
-    results = run_ranks(
-        "watch_programs:train", 3, tmp_path, check=check, folder=str(tmp_path), what=what, victim=victim
-    )
+    options = {"folder": str(tmp_path), "what": what, "victim": victim}
+    results = run_ranks("watch_programs:train", 3, tmp_path, check=check, **options)
     return {path.stem: path.read_text() for path in tmp_path.glob("story_*.txt")}, results
 
 
@@ -127,11 +126,7 @@ def test_successful_run_is_not_disturbed(tmp_path):
 def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
     limits = {"max_steps": 10**9, "max_samples_termination": 10**15, "max_seconds": HANG_SECONDS + 15}
     words = train_arguments(tmp_path, **limits, eval_iter_start_samples=10**15, log_freq=0)
-    port = free_port()
-    ranks = [
-        Rank(train_with_many_files, (words,), rank_environment(rank, 2, port), tmp_path / f"{rank}.txt")
-        for rank in range(2)
-    ]
+    ranks = start_ranks(train_with_many_files, (words,), 2, tmp_path)
     outputs = [rank.communicate(120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
     assert f"stopped: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
@@ -139,16 +134,7 @@ def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_slowest_rank_is_named_although_all_ranks_wait_for_it(tmp_path: Path) -> None:
-    words, port = train_arguments(tmp_path, max_steps=9, log_freq=3), free_port()
-    ranks = [
-        Rank(
-            train_slowly,
-            (words, 0.2 * (rank == 1)),
-            rank_environment(rank, 3, port) | {"SLURMD_NODENAME": f"n{rank}"},
-            tmp_path / f"{rank}.txt",
-        )
-        for rank in range(3)
-    ]
+    ranks = start_ranks(train_slowly, (train_arguments(tmp_path, max_steps=9, log_freq=3), 1), 3, tmp_path)
     outputs = [rank.communicate(120) for rank in ranks]
     assert ranks[0].returncode == 1, outputs[0]
     points = read_metrics(tmp_path / "out")

@@ -68,15 +68,8 @@ def end_as_slurm_does(lifecycle: Lifecycle, folder: Path, victim: int) -> None:
     world.barrier()
     if world.rank == victim:
         pids = [int((folder / f"pid_{rank}").read_text()) for rank in range(world.world_size)]
-        words = [
-            "sh",
-            "-c",
-            "sleep 1; kill -KILL $1; shift; kill -TERM $*",
-            "sh",
-            str(pids.pop(victim)),
-            *map(str, pids),
-        ]
-        subprocess.Popen(words, start_new_session=True)
+        command = ["sh", "-c", "sleep 1; kill -KILL $1; shift; kill -TERM $*", "sh"]
+        subprocess.Popen([*command, str(pids.pop(victim)), *map(str, pids)], start_new_session=True)
     while True:
         time.sleep(0.05)
         if world.rank not in (0, victim):  # rank 0 reads first of those that it has heard last
@@ -119,13 +112,15 @@ def train_with_many_files(arguments: list[str]) -> None:
     raise SystemExit(main(arguments))
 
 
-def train_slowly(arguments: list[str], seconds: float) -> None:
-    """Run ``mlbert`` in a process that sleeps before each micro-batch."""
+def train_slowly(arguments: list[str], slow_rank: int) -> None:
+    """Run ``mlbert`` with each rank on its own node; one rank sleeps before each micro-batch."""
+    os.environ["SLURMD_NODENAME"] = f"n{os.environ['RANK']}"
     forward_backward = Step._forward_backward
 
     def slow(*words: object) -> None:
-        time.sleep(seconds)
+        time.sleep(0.2)
         forward_backward(*words)
 
-    Step._forward_backward = slow
+    if os.environ["RANK"] == str(slow_rank):
+        Step._forward_backward = slow
     raise SystemExit(main(arguments))
