@@ -18,14 +18,6 @@ from tf2_bert.objective import Counts, Sums, counts, loss, metrics, sums
 from tf2_bert.rows import Rows
 from unit.tensorflow2.cases import NO_DROPOUT, packed_case, single_case, tensors
 
-
-def rows_with(labels: list, weights: list, next_labels: list, next_weights: list) -> Rows:
-    values = [labels, weights, next_labels, next_weights]
-    types = [np.int32, np.float32, np.int32, np.float32]
-    of = [tf.constant(np.asarray(value, dtype)) for value, dtype in zip(values, types, strict=True)]
-    return Rows(None, None, None, None, None, of[0], of[1], None, of[2], of[3])
-
-
 HALF = np.log(2)
 # Two vocabulary entries. Predictions: sure and right (loss 0), even, without weight; the next sentence: sure and
 # wrong (loss 1000), even, without weight.
@@ -33,7 +25,12 @@ LOGITS = Logits(
     tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [7.0, 7.0]]),
     tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [3.0, 3.0]]),
 )
-ROWS = rows_with([[0, 1], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [0, 1]], [[1, 1], [0, 0]])
+ROWS = Rows(*[None] * 10)._replace(
+    masked_labels=tf.constant([[0, 1], [0, 0]]),
+    masked_weights=tf.constant([[1.0, 1.0], [0.0, 0.0]]),
+    next_sentence_labels=tf.constant([[1, 0], [0, 1]]),
+    next_sentence_weights=tf.constant([[1.0, 1.0], [0.0, 0.0]]),
+)
 
 
 def test_loss_by_hand() -> None:

@@ -18,18 +18,13 @@ from user_errors import user_error
 LENGTH = 64
 
 
-def packed(ragged: Ragged, most: int) -> tuple[Ragged, np.ndarray]:
-    """Return the sequences pack by pack, and the number of sequences per pack."""
-    packs = pack_lengths(ragged.lengths.astype(np.int32), LENGTH, most, 1)
-    return ragged.take(packs.order), np.diff(packs.offsets)
-
-
 @given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
 @settings(max_examples=60)
 def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: int) -> None:
     ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
     if most > 1 and count:
-        ragged, per_row = packed(ragged, most)
+        packs = pack_lengths(ragged.lengths.astype(np.int32), LENGTH, most, 1)
+        ragged, per_row = ragged.take(packs.order), np.diff(packs.offsets)
     shape = RowShape(LENGTH, 20, most)
     rows = rows_of(ragged, per_row, len(per_row) + empty, shape)
     assert names(sequences_of(rows)) == names(ragged)
