@@ -1,21 +1,16 @@
-"""Train a small model for some steps in each of several cases, and print the results as a line of JSON.
+"""Train a small model for some steps in each of several cases.
 
-    python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
-
-Keys: `devices`, number of virtual CPUs of the process or a case; `config`, changed settings; `steps` of each loop;
-`hosts` and `task` of multi_worker_mirrored; `alike`, a dropout rate with the same rows on every replica. Without
-`alike`, all cases get the same steps of ROWS rows. Cases with several devices must have equally many, since
+Keys of a case: number of `devices`; `config`, changed settings; `steps` of each loop; `hosts` and `task` of
+multi_worker_mirrored; `alike`, a dropout rate with the same rows on every replica. Without `alike`, all cases get the
+same steps of ROWS rows. In one process, all cases with several devices must have the same number of them, since
 TensorFlow's collectives do not distinguish the strategies of a process.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
+from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +29,9 @@ from tf2_bert.optimizers import make_optimizer
 from tf2_bert.recipe import RECIPE
 from tf2_bert.rows import Rows
 from tf2_bert.step import TrainStep
+from tf2_bert.store_rows import RowShape, rows_of
 from tf2_bert.strategies import make_strategy, prepare_devices
+from unit.tensorflow2.cases import sequences
 
 VOCAB_SIZE = 64
 SETTINGS = dict.fromkeys(("bert_config_file", "input_dir", "eval_dir", "output_dir"), "unused")
@@ -42,7 +39,7 @@ SETTINGS |= dict.fromkeys(("submission_org", "submission_platform"), "test") | {
 SETTINGS |= dict.fromkeys(("max_samples_termination", "eval_iter_start_samples", "eval_iter_samples"), "1000000")
 SETTINGS |= {"train_batch_size": "8", "learning_rate": "0.01", "max_steps": "10", "optimizer": "lamb"}
 SETTINGS |= {"scale_loss": "1", "seed": "5", "max_grad_norm": "none"}
-LENGTH, PREDICTIONS, SEQUENCES = 16, 4, 2
+LENGTH, PREDICTIONS, SEQUENCES = 32, 4, 2
 ROWS, STEPS = 16, 4
 RATES = [0.01, 0.008, 0.006, 0.004]
 DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
@@ -68,27 +65,9 @@ def small_shape(dropout: float = 0.0) -> BertConfig:
 def dummy_rows(count: int, seed: int) -> Rows:
     """Return numpy rows with one or two sequences and different numbers of predictions."""
     rng = np.random.default_rng(seed)
-    integers = {name: np.zeros((count, LENGTH), np.int32) for name in Rows._fields[:4]}
-    positions, labels = np.zeros((2, count, PREDICTIONS), np.int32)
-    weights = np.zeros((count, PREDICTIONS), np.float32)
-    firsts, next_labels = np.zeros((2, count, SEQUENCES), np.int32)
-    next_weights = np.zeros((count, SEQUENCES), np.float32)
-    for row in range(count):
-        lengths = rng.integers(4, LENGTH // 2 + 1, rng.integers(1, SEQUENCES + 1))
-        start = 0
-        for number, length in enumerate(lengths):
-            place = slice(start, start + length)
-            integers["input_ids"][row, place] = rng.integers(1, VOCAB_SIZE, length)
-            integers["segment_ids"][row, place] = np.arange(length) >= length // 2
-            integers["sequence_ids"][row, place] = number + 1
-            integers["position_ids"][row, place] = np.arange(length)
-            firsts[row, number], next_weights[row, number] = start, 1
-            next_labels[row, number] = rng.integers(2)
-            start += length
-        masked = rng.choice(start, rng.integers(1, PREDICTIONS + 1), replace=False)
-        positions[row, : len(masked)], weights[row, : len(masked)] = np.sort(masked), 1
-        labels[row, : len(masked)] = rng.integers(1, VOCAB_SIZE, len(masked))
-    return Rows(*integers.values(), positions, labels, weights, firsts, next_labels, next_weights)
+    packs = rng.integers(1, SEQUENCES + 1, count)
+    ragged = sequences(rng.integers(5, LENGTH // SEQUENCES + 1, packs.sum()), seed, VOCAB_SIZE)
+    return rows_of(ragged, packs, count, RowShape(LENGTH, PREDICTIONS, SEQUENCES))
 
 
 class Trained:
@@ -159,13 +138,9 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
     }
 
 
-def main(arguments: dict[str, Any]) -> None:
-    """See the module docstring."""
-    cases = arguments["cases"]
-    prepare_devices(tensorflow(**cases[0].get("config", {})), None, arguments["devices"])
+def train_all(devices: int, cases: dict[str, dict[str, Any]], result: Path) -> None:
+    """Run all cases in a process with this number of virtual CPUs, and write {name: results}."""
+    config = next(iter(cases.values())).get("config", {})
+    prepare_devices(tensorflow(**config), None, devices)
     strategies: dict[Any, tf.distribute.Strategy] = {}
-    print(json.dumps([train(case, strategies) for case in cases]))
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    result.write_text(json.dumps({name: train(case, strategies) for name, case in cases.items()}))

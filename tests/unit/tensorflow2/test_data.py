@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,8 @@ from tf2_bert.recipe import RECIPE, inspect
 from tf2_bert.rows import Rows
 from training_settings import SETTINGS, SHAPE
 from unit.tensorflow2.cases import batches, context, joined
+from unit.tensorflow2.device_programs import read_rows
+from unit.tensorflow2.processes import start
 from user_errors import user_error
 
 COUNT, BATCH, SEED = 300, 8, 3
@@ -294,62 +294,13 @@ def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, fol
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
 
 
-PROGRAM = """
-import sys
-import numpy as np
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
-from mlbert.data.formats.open import describe, open_store
-from tf2_bert.store_data import StoreEvaluation, StoreTraining
-from tf2_bert.store_rows import RowShape
-
-info = describe(sys.argv[1])
-opened = lambda: open_store(info.folder)
-
-def read(strategy, dataset, steps):
-    @tf.function
-    def per_replica(iterator):
-        return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
-
-    iterator, found = iter(dataset), []
-    for _ in range(steps):
-        fields = [strategy.experimental_local_results(field) for field in per_replica(iterator)]
-        found += [[part.numpy() for part in replica] for replica in zip(*fields, strict=True)]
-    return [np.concatenate(field) for field in zip(*found)]
-
-arrays = {}
-for count in (1, 2, 4):
-    devices = [f"CPU:{i}" for i in range(count)]
-    strategy = tf.distribute.MirroredStrategy(devices) if count > 1 else tf.distribute.get_strategy()
-    assert strategy.num_replicas_in_sync == count
-
-    def training(shape):
-        data = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
-        data.open()
-        return data
-
-    shape = RowShape(32, 10, 3)
-    evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
-    evaluation.open()
-    arrays[f"train{count}"] = read(strategy, training(shape).dataset(strategy, 2), 3)
-    arrays[f"eval{count}"] = read(strategy, evaluation.dataset(strategy), evaluation.steps(count))
-    data = training(RowShape(32, 1, 3))
-    try:
-        read(strategy, data.dataset(strategy), 3)
-    except tf.errors.OpError as error:
-        print(data.translate_error(error))
-np.savez(sys.argv[2], **{f"{name}_{i:02}": array for name, fields in arrays.items() for i, array in enumerate(fields)})
-"""
-
-
 @pytest.mark.slow
 def test_real_replicas_get_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
     """One device without a strategy, and 2 and 4 mirrored virtual devices; reader errors reach all of them."""
-    words = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "rows.npz")]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.count("MAX_PREDICTIONS_PER_SEQ: a row of the data has") == 3
+    process = start(read_rows, tmp_path, folder, tmp_path / "rows.npz")
+    output = process.communicate(120)
+    assert process.returncode == 0, output
+    assert output.count("\nMAX_PREDICTIONS_PER_SEQ: a row of the data has") == 3  # one for each number of replicas
     arrays = dict(np.load(tmp_path / "rows.npz"))
     for kind in ("train", "eval"):
         found = [Rows(*(arrays[f"{kind}{count}_{i:02}"] for i in range(10))) for count in (1, 2, 4)]

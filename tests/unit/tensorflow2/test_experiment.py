@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +21,9 @@ import pytest
 from dist.harness import Rank, run_as_main
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
-from programs import free_ports
+from programs import free_ports, run_quietly
 from random_set import VOCAB_SIZE, random_rows
+from unit.tensorflow2.processes import PRELOADED
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)"
@@ -41,7 +41,7 @@ SHAPE = {
 }
 STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
-IMPORTS = ("tf2_bert.main", "tf2_bert.experiment", "tf2_bert.workers")
+SUBMISSION = (sys.executable, "-m", "mlbert", "submission")
 Start = Callable[..., Rank]
 Run = Callable[[str], tuple[int | None, str]]
 
@@ -58,7 +58,7 @@ def start(tmp_path: Path, tree_root: Path) -> Start:
         shape.write_text(json.dumps({**SHAPE, "vocab_size": vocabulary}))
         command = [str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
         output = Path(tempfile.mkstemp(dir=tmp_path)[1])
-        return Rank(run_as_main, (command,), environment, output, IMPORTS)
+        return Rank(run_as_main, (command,), environment, output, PRELOADED)
 
     return of
 
@@ -109,11 +109,9 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
     assert list((out / "summaries").iterdir())
     assert (tmp_path / "export/weights/model.safetensors").is_file()
-    check = [sys.executable, "-m", "mlbert", "submission", "check", str(out / "result_0.txt")]
-    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
-    trace = [sys.executable, "-m", "mlbert", "submission", "trace", str(out / "result_0.txt")]
-    traced = subprocess.run(trace, capture_output=True, text=True, check=False)
-    assert "BROKEN" not in traced.stdout
+    check, trace = (run_quietly(*SUBMISSION, name, out / "result_0.txt") for name in ("check", "trace"))
+    assert check.returncode == 0
+    assert "BROKEN" not in trace.stdout
     status, output = run(words)
     assert status == 2
     assert "[run.exists]" in output
@@ -135,14 +133,11 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     )
     assert status == 1, output
     assert "first samples of the training files" in output
-    losses = [
-        json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")
-    ]
-    assert losses[1] < losses[0]
+    first, second = (json.loads((tmp_path / name / "training_summary.txt").read_text()) for name in ("first", "second"))
+    assert second["train_loss"] < first["train_loss"]
     (tmp_path / "moved").mkdir()
     files.rename(tmp_path / "moved/parts")
-    repeat = ["submission", "repeat", str(tmp_path / "second/result_0.txt"), "--data", str(tmp_path / "moved")]
-    done = subprocess.run([sys.executable, "-m", "mlbert", *repeat], capture_output=True, text=True, check=False)
+    done = run_quietly(*SUBMISSION, "repeat", tmp_path / "second/result_0.txt", "--data", tmp_path / "moved")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 accuracies are equal to the last digit." in done.stdout
     assert "Settings that differ" not in done.stdout
@@ -164,11 +159,8 @@ def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(60)
     assert process.returncode == 128 + signal.SIGUSR1, output
-    assert events(tmp_path / "parts/result_0.txt")[-1][2] == {
-        **events(tmp_path / "parts/result_0.txt")[-1][2],
-        "status": "aborted",
-        "reason": "SIGUSR1",
-    }
+    about = events(tmp_path / "parts/result_0.txt")[-1][2]
+    assert (about["status"], about["reason"]) == ("aborted", "SIGUSR1")
     status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
     assert status == 0, output
     assert "resumed at step" in output
@@ -207,64 +199,31 @@ def test_two_workers_match_one_process_with_two_devices(
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000006", "step_00000012"]
 
 
-MISTAKES = [  # of each part of the start
-    ("--no_such_flag=1", "config.syntax", "the command line"),
-    ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
-    ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
-    ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
-    ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
-    ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
-]
-# Runs each list of arguments as the program does, and prints [status, stderr] of each.
-ALL_IN_ONE_PROCESS = """
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from tf2_bert.main import main
-found = []
-for words in json.loads(sys.argv.pop()):
-    sys.argv[1:] = words
-    errors = io.StringIO()
-    with flagsaver.flagsaver(), contextlib.redirect_stderr(errors):
-        try:
-            main()
-        except SystemExit as end:
-            found.append([end.code, errors.getvalue()])
-print(json.dumps(found))
-"""
-
-
-@pytest.fixture(scope="module")
-def mistakes(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, Path]]:
-    """Return the exit status, stderr and output folder of each of MISTAKES."""
-    folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "bert_config.json").write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
-    common = f"{STEPS} --bert_config_file={folder}/bert_config.json"
-    lines = [f"{common} {words} --model_dir={folder}/out{n}".split() for n, (words, *_) in enumerate(MISTAKES)]
-    homes = (str(tree_root / "benchmarks/bert/implementations" / name) for name in ("tensorflow2", "pytorch"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(homes)}
-    command = [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps(lines)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    return [(status, errors, folder / f"out{n}") for n, (status, errors) in enumerate(found)]
-
-
 @pytest.mark.slow
 @needs_tensorflow
-@pytest.mark.parametrize("number", range(len(MISTAKES)))
-def test_user_error_is_one_line_and_status_2(mistakes: list[tuple[int, str, Path]], number: int) -> None:
-    (_, code, subject), (status, errors, out) = MISTAKES[number], mistakes[number]
-    lines = [line for line in errors.splitlines() if line.startswith("mlbert: error:")]
-    assert (status, len(lines)) == (2, 1), errors
+@pytest.mark.parametrize(
+    ("words", "code", "subject"),  # of each part of the start
+    [
+        ("--no_such_flag=1", "config.syntax", "the command line"),
+        ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
+        ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
+        ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
+        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
+        ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
+    ],
+)
+def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
+    status, output = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
+    lines = [line for line in output.splitlines() if line.startswith("mlbert: error:")]
+    assert (status, len(lines)) == (2, 1), output
     assert lines[0].startswith(f"mlbert: error: {subject}: ")
     assert lines[0].endswith(f" [{code}]")
-    log = out / "result_0.txt"
+    log = tmp_path / "out/result_0.txt"
     assert not log.exists() or "run_start" not in log.read_text()
 
 
 def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
-    bare = [sys.executable, "-I", "-S", str(tree_root / PROGRAM)]  # a Python without any installed package
-    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+    done = run_quietly(sys.executable, "-I", "-S", tree_root / PROGRAM)  # a Python without any installed package
     assert done.returncode == 2
     command = "Run in the tree's root: pip install -c constraints.txt -e '.[tf]'"
     line = f"mlbert: error: tensorflow: is not installed. {command}. [package.missing]"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ import pytest
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from programs import free_ports
-from unit.tensorflow2 import strategies_program
-from unit.tensorflow2.strategies_program import RATES
+from unit.tensorflow2.processes import assert_success, start
+from unit.tensorflow2.strategies_program import RATES, train_all
 
 pytestmark = pytest.mark.slow
-# Each of these groups runs in a process of its own; see strategies_program. Four replicas take a minute to trace.
+# Each of these groups has its own process; see strategies_program. Four replicas take a minute to trace.
 FOUR = {"four": {"devices": 4}}
 ONE = {
     "one": {"devices": 1},
@@ -35,21 +34,6 @@ ALIKE = {
 REPLICAS = {name: case["devices"] for name, case in {**ONE, **TWO, **FOUR}.items()}
 
 
-def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
-    arguments = json.dumps({"devices": devices, "cases": cases})
-    command = [sys.executable, strategies_program.__file__, arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def results_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    try:
-        out, errors = process.communicate(timeout=200)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
-    return json.loads(out.splitlines()[-1])
-
-
 def assert_same_training(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for key in ("losses", "norms", "weights"):
         np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-5, err_msg=key)
@@ -57,11 +41,11 @@ def assert_same_training(found: dict[str, Any], expected: dict[str, Any]) -> Non
 
 
 @pytest.fixture(scope="module")
-def mirrored() -> dict[str, dict[str, Any]]:
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the results of each case."""
-    groups = [(1, ONE), (2, TWO | ALIKE), (4, FOUR)]
-    processes = [(start(devices, list(cases.values())), cases) for devices, cases in groups]
-    return {name: case for process, cases in processes for name, case in zip(cases, results_of(process), strict=True)}
+    folder, groups = tmp_path_factory.mktemp("replicas"), {1: ONE, 2: TWO | ALIKE, 4: FOUR}
+    assert_success(*(start(train_all, folder, *group, folder / f"{group[0]}.json") for group in groups.items()))
+    return {name: case for path in folder.glob("*.json") for name, case in json.loads(path.read_text()).items()}
 
 
 @pytest.mark.parametrize("name", [*ONE, *TWO, *FOUR][1:])
@@ -78,11 +62,13 @@ def test_replicas_have_different_dropout(mirrored: dict[str, dict[str, Any]]) ->
     assert abs(one - two) > 1e-4
 
 
-def test_two_processes_match_one(mirrored: dict[str, dict[str, Any]]) -> None:
+def test_two_processes_match_one(mirrored: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     case = {"devices": 0, "hosts": hosts, "config": {"distribution_strategy": "multi_worker_mirrored"}}
-    processes = [start(0, [case | {"task": task}]) for task in range(2)]
-    for process in processes:
-        (found,) = results_of(process)
+    results = [tmp_path / f"{task}.json" for task in range(2)]
+    workers = [start(train_all, tmp_path, 0, {"it": case | {"task": task}}, results[task]) for task in range(2)]
+    assert_success(*workers)
+    for path in results:
+        found = json.loads(path.read_text())["it"]
         assert found["replicas"] == 2
         assert_same_training(found, mirrored["one"])

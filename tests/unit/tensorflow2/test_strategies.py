@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,8 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from tf2_bert import strategies
 from tf2_bert.strategies import make_strategy, prepare_devices
+from unit.tensorflow2.device_programs import prepare
+from unit.tensorflow2.processes import assert_success, start
 from unit.tensorflow2.strategies_program import tensorflow
 
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
@@ -100,13 +100,8 @@ def test_workers_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test the third task on two nodes with two tasks each."""
-    for name, value in {
-        "NTASKS": "4",
-        "PROCID": "2",
-        "STEP_NUM_TASKS": "4",
-        "STEP_NODELIST": "node[01-02]",
-        "STEP_TASKS_PER_NODE": "2(x2)",
-    }.items():
+    step = {"STEP_NUM_TASKS": "4", "STEP_NODELIST": "node[01-02]", "STEP_TASKS_PER_NODE": "2(x2)"}
+    for name, value in {"NTASKS": "4", "PROCID": "2", **step}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     resolver = strategies._cluster((), -1, 0)
     hosts = ["node01:8888", "node01:8889", "node02:8888", "node02:8889"]
@@ -119,34 +114,11 @@ def test_workers_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     rejects("distributed.identity", "SLURM_NTASKS", wording=False, distribution_strategy="multi_worker_mirrored")
 
 
-PREPARE = """
-import json, sys
-import tensorflow as tf
-from tf2_bert.strategies import make_strategy, prepare_devices
-from unit.tensorflow2.strategies_program import tensorflow
-from mlbert.host.errors import UserError
-
-config = tensorflow(distribution_strategy="mirrored", all_reduce_alg="hierarchical_copy")
-prepare_devices(config, 3, 2)
-strategy, _ = make_strategy(config, 2)
-try:
-    make_strategy(tensorflow(distribution_strategy="tpu", tpu="no-such-tpu"), 0)
-except UserError as error:
-    rejected = error.code, error.subject, str(error)
-threads = tf.config.threading
-found = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
-print(json.dumps([strategy.num_replicas_in_sync, found, rejected]))
-"""
-
-
 @pytest.mark.slow
 @no_gpu
-def test_devices_are_prepared_and_a_missing_tpu_is_a_one_line_error() -> None:
-    tests = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{PREPARE}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    replicas, threads, rejected = json.loads(done.stdout.splitlines()[-1])
+def test_devices_are_prepared_and_a_missing_tpu_is_a_one_line_error(tmp_path: Path) -> None:
+    assert_success(start(prepare, tmp_path, tmp_path / "found.json"))
+    replicas, threads, rejected = json.loads((tmp_path / "found.json").read_text())
     assert (replicas, threads) == (2, [3, 3])
     assert rejected[:2] == ["device.unavailable", "TPU"]
     assert "\n" not in rejected[2]
