@@ -1,7 +1,5 @@
 """Fixtures for the optimizer tests: published trajectories, parameters of awkward shapes, implementations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,8 @@ from mlbert.optim.flat import FlatParameters
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 # Sizes around the kernels' block (8192 elements) and vector lengths, with and without decay.
-AWKWARD_SHAPES = (
-    ("one.weight", (1,)),
-    ("one.bias", (1,)),
-    ("odd.weight", (7, 11)),
-    ("layer.LayerNorm.weight", (8193,)),
-    ("block.weight", (8192,)),
-    ("over.weight", (3, 8191)),
-    ("zero.weight", (33,)),
-    ("last.bias", (5,)),
-)
+AWKWARD_SHAPES = {"one.weight": (1,), "one.bias": (1,), "odd.weight": (7, 11), "layer.LayerNorm.weight": (8193,)}
+AWKWARD_SHAPES |= {"block.weight": (8192,), "over.weight": (3, 8191), "zero.weight": (33,), "last.bias": (5,)}
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -70,7 +60,7 @@ def make_flat() -> Callable[[], FlatParameters]:
     def make() -> FlatParameters:
         generator = torch.Generator().manual_seed(1)
         parameters = []
-        for name, shape in AWKWARD_SHAPES:
+        for name, shape in AWKWARD_SHAPES.items():
             scale = 0.0 if name.startswith("zero") else 0.02
             parameters.append((name, nn.Parameter(torch.randn(shape, generator=generator) * scale)))
         flat = FlatParameters(parameters)

@@ -1,10 +1,7 @@
 """The adapter to apex's FusedLAMB: errors without apex, and the arguments it passes to a working stand-in."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -59,7 +56,7 @@ def apex_lamb(flat: FlatParameters) -> tuple[ApexLamb, tuple[Tensor, Tensor]]:
     return ApexLamb(StandIn, flat, moments, **SETTINGS, bias_correction=True), moments
 
 
-def test_decay_is_set_for_decayed_segments_only(make_flat: Callable[[], FlatParameters]) -> None:
+def test_decay_is_set_for_decayed_segments_only(make_flat):
     flat = make_flat()
     fused = apex_lamb(flat)[0]._fused
     found = {id(p): group["weight_decay"] for group in fused.param_groups for p in group["params"]}
@@ -68,7 +65,7 @@ def test_decay_is_set_for_decayed_segments_only(make_flat: Callable[[], FlatPara
     assert not found
 
 
-def test_updates_match_lamb_on_the_same_buffers(make_flat: Callable[[], FlatParameters]) -> None:
+def test_updates_match_lamb_on_the_same_buffers(make_flat):
     """The rate and update number change from step to step; the stand-in has no state except the flat moments."""
     flat, plain_flat = make_flat(), make_flat()
     (apex, moments), plain = apex_lamb(flat), unsharded(Lamb, plain_flat, **SETTINGS, implementation="plain")
@@ -80,7 +77,7 @@ def test_updates_match_lamb_on_the_same_buffers(make_flat: Callable[[], FlatPara
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
 
 
-def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat: Callable[[], FlatParameters]) -> None:
+def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat):
     flat, settings = make_flat(), SETTINGS | {"max_grad_norm": None}
     fused = ApexLamb(StandIn, flat, (flat.data, flat.grad), **settings, bias_correction=True)._fused
     assert {group["max_grad_norm"] for group in fused.param_groups} == {0.0}
@@ -89,7 +86,7 @@ def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat: Callable[
     assert events["opt_gradient_clip_norm"] == 0.0
 
 
-def test_apex_does_not_shard(make_flat: Callable[[], FlatParameters]) -> None:
+def test_apex_does_not_shard(make_flat):
     flat = make_flat()
     with user_error("ops.unavailable", "apex optimizer", wording=False) as caught:
         Lamb(flat, ShardLayout(128, ShardGroups(inside=RankGroup(0, 2)), 0), **SETTINGS, implementation="apex")
@@ -97,18 +94,18 @@ def test_apex_does_not_shard(make_flat: Callable[[], FlatParameters]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [Lamb, AdamW])
-def test_unavailable_apex_is_a_user_error(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
+def test_unavailable_apex_is_a_user_error(make_flat, optimizer):
     with user_error("ops.unavailable", "apex optimizer"):
         unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")
-def test_missing_apex_is_reported() -> None:
+def test_missing_apex_is_reported():
     with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
         find_fused_lamb()
 
 
-def test_apex_without_kernels_is_reported(make_flat: Callable[[], FlatParameters]) -> None:
+def test_apex_without_kernels_is_reported(make_flat):
     flat, without_kernels = make_flat(), Mock(side_effect=RuntimeError("requires cuda extensions"))
     with pytest.raises(NativeUnavailable, match="requires cuda extensions"):
         ApexLamb(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)

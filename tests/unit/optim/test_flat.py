@@ -1,7 +1,5 @@
 """Parameters and gradients as views of two flat buffers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -22,11 +20,11 @@ from mlbert.optim.flat import FlatParameters, is_decayed
         ("cls/predictions/output_bias", False),
     ],
 )
-def test_decay_depends_on_the_name(name: str, decayed: bool) -> None:
+def test_decay_depends_on_the_name(name, decayed):
     assert is_decayed(name) is decayed
 
 
-def test_parameters_are_contiguous_and_keep_their_values() -> None:
+def test_parameters_are_contiguous_and_keep_their_values():
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     flat = FlatParameters(model.named_parameters())
@@ -39,7 +37,7 @@ def test_parameters_are_contiguous_and_keep_their_values() -> None:
     assert all(not p.any() for p in model.parameters())
 
 
-def test_backward_accumulates_into_the_flat_gradient() -> None:
+def test_backward_accumulates_into_the_flat_gradient():
     model = nn.Linear(4, 2)
     flat = FlatParameters(model.named_parameters())
     address = flat.grad.data_ptr()
@@ -52,7 +50,7 @@ def test_backward_accumulates_into_the_flat_gradient() -> None:
     assert model.weight.grad.data_ptr() == address
 
 
-def test_tied_parameter_is_stored_once() -> None:
+def test_tied_parameter_is_stored_once():
     embedding, decoder = nn.Embedding(6, 3), nn.Linear(3, 6)
     decoder.weight = embedding.weight
     flat = FlatParameters(nn.ModuleList([embedding, decoder]).named_parameters())
@@ -62,7 +60,7 @@ def test_tied_parameter_is_stored_once() -> None:
     assert flat.grad[:18].any()
 
 
-def test_duplicate_parameter_is_an_error() -> None:
+def test_duplicate_parameter_is_an_error():
     parameter = nn.Parameter(torch.zeros(2))
     with pytest.raises(AssertionError, match="twice"):
         FlatParameters([("a", parameter), ("b", parameter)])

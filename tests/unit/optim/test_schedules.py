@@ -1,13 +1,10 @@
 """Schedules against the output of public reference programs (tests/assets/schedules)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.optim import schedules
@@ -23,11 +20,6 @@ MULTIPLIERS = json.loads((ASSETS / "multipliers.json").read_text())
 FLOAT32_REFERENCE = 1e-9
 
 
-def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: float) -> Polynomial:
-    ends = {"max_steps": max_steps, "decay_end": max_steps}
-    return Polynomial(base_lr=base_lr, warmup_steps=warmup, start_warmup_step=start, power=power, **ends)
-
-
 PUBLISHED = [
     *(pytest.param(case["settings"], case["lr"], id=name) for name, case in BENCHMARK.items()),
     *(pytest.param(case["settings"], case["lr_at_step_0_to_200"], id=name) for name, case in GOOGLE.items()),
@@ -35,16 +27,17 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("numbers", "expected"), PUBLISHED)
-def test_polynomial_matches_the_benchmark_and_google(numbers: dict[str, float], expected: list[float]) -> None:
+def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
     assert len(expected) == 201
-    start, power = numbers.get("start_warmup_step", 0), numbers.get("poly_power", 1.0)
-    schedule = polynomial(numbers["init_lr"], numbers["num_warmup_steps"], start, numbers["num_train_steps"], power)
+    end, start = numbers["num_train_steps"], numbers.get("start_warmup_step", 0)
+    rates = {"base_lr": numbers["init_lr"], "power": numbers.get("poly_power", 1.0), "max_steps": end, "decay_end": end}
+    schedule = Polynomial(**rates, warmup_steps=numbers["num_warmup_steps"], start_warmup_step=start)
     for step, lr in enumerate(expected):
         assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
 
 
 @pytest.mark.parametrize("case", MULTIPLIERS["cases"], ids=lambda case: case["name"])
-def test_multipliers_match_the_reference(case: dict) -> None:
+def test_multipliers_match_the_reference(case):
     # The WSD reference starts its warm-up at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
     schedule = SCHEDULES[case["function"]](base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"])
@@ -55,7 +48,7 @@ def test_multipliers_match_the_reference(case: dict) -> None:
 @pytest.mark.parametrize(
     "case", [c for c in MULTIPLIERS["cases"] if c["function"] == "multistep"], ids=lambda c: c["name"]
 )
-def test_first_step_of_minus_one_is_the_delay_of_composer(case: dict) -> None:
+def test_first_step_of_minus_one_is_the_delay_of_composer(case):
     """Composer uses the multiplier of step max(n - 1, 0) in update n, counted from 0."""
     own = {"base_lr": 1.0, "decay_end": 200, "first_step": -1, **case["arguments"]}
     schedule = SCHEDULES["multistep"](**own)
@@ -64,7 +57,7 @@ def test_first_step_of_minus_one_is_the_delay_of_composer(case: dict) -> None:
         assert schedule(step + 1) == pytest.approx(factor, abs=1e-12), step
 
 
-def test_rates_of_a_composer_run() -> None:
+def test_rates_of_a_composer_run():
     """The rates of Composer 0.32.1 in a run of 12 updates: warm-up in the first quarter, linear decay to 0.02."""
     schedule = Linear(base_lr=2e-4, warmup_steps=3, max_steps=12, decay_end=12, end_lr=4e-6, first_step=-1)
     rates = [0.0, 0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0002, 0.00017822222222222222]
@@ -73,7 +66,7 @@ def test_rates_of_a_composer_run() -> None:
     assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
 
 
-def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero() -> None:
+def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
     for schedule in (
         Linear(base_lr=1.0, max_steps=8, decay_end=8),
         Cosine(base_lr=1.0, max_steps=8, decay_end=8),
@@ -84,7 +77,7 @@ def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero() -> None:
     assert Linear(base_lr=1.0, warmup_steps=3, max_steps=8, decay_end=3)(3) == 0.0
 
 
-def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends() -> None:
+def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
     """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
     base, end = 0.00039299421615882676, 0.0000494549100544884
     schedule = Linear(
@@ -108,7 +101,7 @@ NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", 
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_settings_create_each_schedule(name: str, recipe: Recipe, environ: dict[str, str]) -> None:
+def test_settings_create_each_schedule(name, recipe, environ):
     """Settings become rates and log entries; settings that a schedule does not read are warnings."""
     flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
     resolved = resolve(recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"}))
@@ -141,8 +134,6 @@ def test_settings_create_each_schedule(name: str, recipe: Recipe, environ: dict[
         ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],
 )
-def test_invalid_schedule_settings_are_errors(
-    flags: dict[str, str], code: str, subject: str, recipe: Recipe, environ: dict[str, str]
-) -> None:
+def test_invalid_schedule_settings_are_errors(flags, code, subject, recipe, environ):
     with user_error(code, subject):
         resolve(recipe, environ, CommandLine({**flags, "max_steps": "100", "warmup_steps": "10"}))

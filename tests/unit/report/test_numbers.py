@@ -1,5 +1,6 @@
 """The numbers of a report against logs whose numbers are known: means, times, speeds, the reference, settings."""
 
+import itertools
 import json
 import math
 
@@ -22,6 +23,11 @@ def write_runs(folder, seconds, missed=(), samples=lambda index: 100):
     for index, end in enumerate(seconds):
         status = "aborted" if index in missed else "success"
         write_log(folder / f"result_{index}.txt", [(samples(index), end, 0.73)], status=status, logged={"seed": index})
+
+
+def write_summary(folder, rate):
+    (folder / "run_0").mkdir()
+    (folder / "run_0/summary.json").write_text(json.dumps({"samples": 100, "samples_per_second": rate}))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +64,7 @@ def test_a_log_without_eval_start_is_reported(tmp_path):
 
 def test_the_summary_shows_pauses_between_steps(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 11.5, 0.72)])
-    (tmp_path / "run_0").mkdir()
-    (tmp_path / "run_0" / "summary.json").write_text(json.dumps({"samples": 100, "samples_per_second": 12.5}))
+    write_summary(tmp_path, rate=12.5)
     (run,) = result_of(tmp_path).runs
     assert (run.times.training, run.times.other) == (8.0, 2.0)
 
@@ -71,13 +76,12 @@ def test_the_summary_shows_pauses_between_steps(tmp_path):
     rate=st.one_of(st.none(), st.floats(1e-3, 1e6)),
 )
 def test_times_add_up_to_the_time_to_train(tmp_path_factory, gaps, rest, eval_seconds, rate):
-    ends = [math.fsum(gaps[: index + 1]) for index in range(len(gaps))]
-    evaluations = [(100 * (index + 1), end, 0.1) for index, end in enumerate(ends)]
+    ends = list(itertools.accumulate(gaps))
+    evaluations = [(100 * index, end, 0.1) for index, end in enumerate(ends, start=1)]
     folder = tmp_path_factory.mktemp("times")
     write_log(folder / "result_0.txt", evaluations, eval_seconds=eval_seconds, seconds=ends[-1] + rest)
     if rate is not None:
-        (folder / "run_0").mkdir()
-        (folder / "run_0" / "summary.json").write_text(json.dumps({"samples": 100, "samples_per_second": rate}))
+        write_summary(folder, rate)
     (run,) = result_of(folder).runs
     parts = (run.times.start, run.times.training, run.times.evaluation or 0, run.times.other or 0)
     assert math.fsum(parts) == pytest.approx(run.seconds, abs=1e-6)
@@ -112,7 +116,7 @@ def test_hyperparameters_that_differ_are_reported(tmp_path):
 
 
 def test_share_of_a_published_peak(tmp_path):
-    """What facts of v4.1 say of 8 x H200: 996 samples/s of each are 50.2 % of its dense 16-bit peak."""
+    """According to v4.1, 996 samples/s are 50.2 % of the dense 16-bit peak of an H200."""
     samples = 996 * 8 * 300
     write_log(tmp_path / "results" / "x" / "bert" / "result_0.txt", [(samples, 300.0, 0.72)])
     facts = {"number_of_nodes": "1", "accelerators_per_node": "8", "accelerator_model_name": "NVIDIA H200-SXM5"}

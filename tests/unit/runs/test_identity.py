@@ -1,7 +1,5 @@
 """What a log says of itself: every event a call of its own, nothing unknown, the configuration complete."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex
@@ -46,7 +44,7 @@ def resolved(recipe, environ, tmp_path: Path):
     return resolve(recipe, environ)
 
 
-def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     exports = {"CONT": "image:1", "MLBERT_IMAGE_COMMIT": "c0ffee", "MLBERT_IMAGE_DIGEST": "sha256:5eed", "NEXP": "5"}
     for name, value in exports.items():
         monkeypatch.setenv(name, value)
@@ -63,13 +61,13 @@ def test_a_run_is_identified(resolved, tmp_path: Path, monkeypatch: pytest.Monke
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
 
 
-def test_a_shape_that_is_gone(resolved, tmp_path: Path) -> None:
+def test_a_shape_that_is_gone(resolved, tmp_path):
     (tmp_path / "shape.json").unlink()
     with user_error("file.unreadable", tmp_path / "shape.json"):
         identify(resolved, FACTS)
 
 
-def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> None:
+def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path):
     logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
     config = resolved.config
     identity.log_submission(logger.event, config[SubmissionConfig])
@@ -88,7 +86,7 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> N
     assert log.value("configuration")["LR"] == {"value": 2e-3, "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2"}
 
 
-def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path: Path) -> None:
+def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/model.safetensors").write_bytes(b"x")
     model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
@@ -97,7 +95,7 @@ def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path:
     assert (made.starting_weights, made.starting_weights_sha256) == ("weights", sha256(b"x"))
 
 
-def test_passwords_are_not_logged(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_not_logged(resolved, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
     corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
     hidden = replace(resolved, config=resolved.config.replace(corpus))

@@ -45,7 +45,7 @@ def test_a_wrong_entry_changes_nothing(name, value):
 
 
 @given(st.floats(0.1, 1e4), st.floats(0, 1e4))
-def test_slow_evaluations_leave_time_to_train(every: float, took: float) -> None:
+def test_slow_evaluations_leave_time_to_train(every, took):
     pace = Pace(100.0, 0.1, 0.5, every, 60.0)
     assert not pace.evaluates(0.99 * every, took)
     assert not pace.evaluates(9.9 * took, took) or took == 0

@@ -22,22 +22,23 @@ from unsharded import unsharded
 from user_errors import user_error
 
 
-def folder(tmp_path, **identity):
-    return CheckpointFolder(tmp_path / "checkpoints", keep=2, identity={"model": "a", "ranks": 1, **identity})
+def folder(tmp_path):
+    return CheckpointFolder(tmp_path / "checkpoints", keep=2, identity={"model": "a", "ranks": 1})
 
 
 def tensors(value):
     return {"weights": torch.full((1000,), float(value)), "optimizer.exp_avg": torch.arange(10.0)}
 
 
-def saved(tmp_path, steps=(1, 2, 3)):
+def saved(tmp_path):
     target = folder(tmp_path)
-    for step in steps:
+    for step in (1, 2, 3):
         target.save(step, tensors(step), {"step": step})
     return target
 
 
-def test_newest_is_loaded_and_older_ones_go(tmp_path):
+def test_newest_if_any_is_loaded_and_older_ones_go(tmp_path):
+    assert folder(tmp_path).load_newest() == (None, [])
     target = saved(tmp_path)
     checkpoint, warnings = target.load_newest()
     assert checkpoint.state == {"step": 3}
@@ -55,53 +56,46 @@ def test_a_checkpoint_is_hashed_while_it_is_written(tmp_path):
     assert bytes_read() - before < 1_000_000, "the four megabytes are not read back"
 
 
-def test_no_checkpoint_is_no_error(tmp_path):
-    assert folder(tmp_path).load_newest() == (None, [])
+TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
-def damage_tensors(change):
-    def damage(folder):
-        file = folder / "tensors.safetensors"
-        file.write_bytes(change(file.read_bytes()))
-
-    return damage
+def flip(content):
+    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
 
 
-def damage_record(change):
-    def damage(folder):
-        file = folder / "state.json"
-        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+def record(**changes):
+    """Replace entries of a record; None removes one."""
 
-    return damage
+    def change(content):
+        changed = {**json.loads(content), **changes}
+        return json.dumps({name: value for name, value in changed.items() if value is not None}).encode()
 
-
-def without(name):
-    return damage_record(lambda record: {key: value for key, value in record.items() if key != name})
+    return change
 
 
-flip = damage_tensors(lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
 DAMAGES = {
-    "tensors are cut": damage_tensors(lambda content: content[:100]),
-    "tensors have another bit": flip,
-    "tensors are gone": lambda folder: (folder / "tensors.safetensors").unlink(),
-    "state is cut": lambda folder: (folder / "state.json").write_text('{"format": '),
-    "state is deep": lambda folder: (folder / "state.json").write_text("[" * 100_000),
-    "another format": damage_record(lambda record: {**record, "format": "other"}),
-    "one bit": damage_record(lambda record: {**record, "state": {"step": record["state"]["step"] ^ 1}}),
-    "negative": damage_record(lambda record: {**record, "state": {"step": -1}}),
-    "not finite": damage_record(lambda record: {**record, "state": {"step": float("nan")}}),
-    "text": damage_record(lambda record: {**record, "state": {"step": "3"}}),
-    "renamed": damage_record(lambda record: {**record, "state": {"steps": 3}}),
-    "a list": damage_record(lambda record: [record]),
-    "another step": damage_record(lambda record: {**record, "step": 7}),
-    **{f"no {name}": without(name) for name in ("state", "identity", "record_sha256")},
+    "tensors are cut": (TENSORS, lambda content: content[:100]),
+    "tensors have another bit": (TENSORS, flip),
+    "tensors are gone": (TENSORS, None),
+    "state is cut": (STATE, lambda content: b'{"format": '),
+    "state is deep": (STATE, lambda content: b"[" * 100_000),
+    "another format": (STATE, record(format="other")),
+    "one bit": (STATE, record(state={"step": 3 ^ 1})),
+    "negative": (STATE, record(state={"step": -1})),
+    "not finite": (STATE, record(state={"step": float("nan")})),
+    "text": (STATE, record(state={"step": "3"})),
+    "renamed": (STATE, record(state={"steps": 3})),
+    "a list": (STATE, lambda content: b"[" + content + b"]"),
+    "another step": (STATE, record(step=7)),
+    **{f"no {name}": (STATE, record(**{name: None})) for name in ("state", "identity", "record_sha256")},
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_newest_falls_back_with_a_warning(tmp_path, damage):
+@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, change):
     target = saved(tmp_path)
-    DAMAGES[damage](target.path / "step_00000003")
+    file = target.path / "step_00000003" / name
+    file.write_bytes(change(file.read_bytes())) if change else file.unlink()
     checkpoint, warnings = target.load_newest()
     assert checkpoint.state == {"step": 2}
     assert len(warnings) == 1
@@ -110,8 +104,8 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path, damage):
 
 def test_all_damaged_is_an_error_that_names_the_folder(tmp_path):
     target = saved(tmp_path)
-    for entry in target.path.iterdir():
-        flip(entry)
+    for file in target.path.glob(f"*/{TENSORS}"):
+        file.write_bytes(flip(file.read_bytes()))
     with user_error("checkpoint.damaged", tmp_path / "checkpoints"):
         target.load_newest()
 
@@ -131,20 +125,10 @@ def snapshots(checkpoints, numel=1000):
     return Snapshots(checkpoints, method, state, 1, World()), state, flat.data
 
 
-class SlowFolder(CheckpointFolder):
-    """Starts to write once it is told to."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.may_write = threading.Event()
-
-    def save(self, *arguments):
-        assert self.may_write.wait(20)
-        return super().save(*arguments)
-
-
 def test_training_continues_while_its_state_of_before_is_written(tmp_path):
-    checkpoints = SlowFolder(tmp_path / "checkpoints", 2, {})
+    checkpoints, may_write = folder(tmp_path), threading.Event()
+    save = checkpoints.save
+    checkpoints.save = lambda *arguments: may_write.wait(20) and save(*arguments)
     run, state, weights = snapshots(checkpoints)
     run.prepare()
     weights.fill_(1.0)
@@ -157,7 +141,7 @@ def test_training_continues_while_its_state_of_before_is_written(tmp_path):
     second.join(0.3)
     assert second.is_alive(), "it may not change the copies that are being written"
     assert not checkpoints.path.exists()
-    checkpoints.may_write.set()
+    may_write.set()
     second.join(20)
     run.wait()
     for step in (2, 1):

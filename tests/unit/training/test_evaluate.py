@@ -1,13 +1,12 @@
 """An evaluation gives the same numbers however its batches reach the model, and the run waits for it last."""
 
-from __future__ import annotations
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
-from mlbert.cli.main import main
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
@@ -17,8 +16,9 @@ from mlbert.ops.fp8_scaling import Products
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluation, Evaluator, evaluate
 from mlbert.training.reader import BatchReader
+from model_loss import loss_of
 from recorded_graph import RecordedGraph
-from training_settings import train_arguments
+from training_settings import run
 from user_errors import user_error
 
 OBJECTIVE = PreTraining(scope="step")
@@ -68,9 +68,8 @@ def test_each_masked_token_counts_once(batches):
 def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     model = model_of(1)
     static_shapes = [StaticShape.over(batches[1:]), StaticShape.over(batches)] if graph else []
-    kept = Evaluator(
-        model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, static_shapes, resident=True
-    )
+    capture = RecordedGraph() if graph else None
+    kept = Evaluator(model, OBJECTIVE, batches, World(), capture, static_shapes, resident=True)
     kept.record()
     for seed in (1, 2, 3):
         model.initialize(seed)
@@ -80,14 +79,10 @@ def test_kept_batches_of_one_shape_give_the_same(batches, graph):
 
 
 def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
-    def calibrated() -> BertForPreTraining:
-        model = model_of(1, Products())
-        divisors = [torch.tensor(1.0), torch.tensor(1.0)]
-        OBJECTIVE.loss(model, batches[0].to("cpu"), None, divisors).backward()
+    graphed, plain = model_of(1, Products()), model_of(1, Products())
+    for model in (graphed, plain):
+        loss_of(model, batches[0].to("cpu"), counts=(1, 1)).backward()
         model.end_step(lambda amax: amax)
-        return model
-
-    graphed, plain = calibrated(), calibrated()
     capture = RecordedGraph()
     # One batch is over the only budget.
     evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [StaticShape.over(batches[1:])])
@@ -112,16 +107,11 @@ def test_the_result_is_of_the_weights_at_the_beginning(batches):
 
 
 def test_kept_batches_are_read_once(batches):
-    reads = []
-
-    class Samples:
-        def __iter__(self):
-            reads.append(1)
-            return iter(batches)
-
-    evaluator = Evaluator(model_of(1), OBJECTIVE, Samples(), World(), resident=True)
+    samples = MagicMock()
+    samples.__iter__.side_effect = lambda: iter(batches)
+    evaluator = Evaluator(model_of(1), OBJECTIVE, samples, World(), resident=True)
     assert evaluator.begin().result() == evaluator.begin().result()
-    assert len(reads) == 1
+    samples.__iter__.assert_called_once()
 
 
 def test_a_rank_without_batches_adds_nothing():
@@ -132,19 +122,14 @@ def test_a_rank_without_batches_adds_nothing():
 
 def test_a_further_step_is_read_before_the_result_of_an_evaluation(tmp_path, monkeypatch):
     events = []
-
-    def reported(owner: type, name: str) -> None:
+    for owner, name in ((BatchReader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
         original = getattr(owner, name)
 
-        def call(*args):
+        def call(*args, name=name, original=original):
             events.append(name)
             return original(*args)
 
         monkeypatch.setattr(owner, name, call)
-
-    for owner, name in ((BatchReader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
-        reported(owner, name)
     settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
-    with pytest.raises(SystemExit):
-        main(train_arguments(tmp_path, ops="plain", **settings))
+    run(tmp_path, ops="plain", **settings)
     assert events == ["begin", "read_ahead", "result", "begin", "read_ahead", "result", "save", "begin", "result"]

@@ -7,28 +7,7 @@ import shutil
 
 import pytest
 
-from mlbert.cli.main import main
-from training_settings import train_arguments
-
-
-def run(tmp_path, name="out", **changes):
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, name, **changes))
-    return end.value.code
-
-
-def resealed(change):
-    """Changes a checkpoint's record and gives it the checksum of what it then is."""
-
-    def damage(path):
-        record = json.loads(path.read_text())
-        change(record["state"])
-        del record["record_sha256"]
-        record["record_sha256"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-        path.write_text(json.dumps(record))
-
-    return damage
-
+from training_settings import run
 
 CHANGES = {
     "no train": lambda state: state.pop("train"),
@@ -42,7 +21,7 @@ CHANGES = {
 
 
 def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_path, capfd):
-    """What stands for steps that were done is asked for RESUME; an attempt that made none is only set aside."""
+    """Only a run that made steps needs RESUME; the log of an attempt without any is just set aside."""
     assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
     assert "warning: RESUME=1, but " in capfd.readouterr().out
     folder = tmp_path / "out" / "run_0"
@@ -52,8 +31,11 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
     (state,) = (folder / "checkpoints").glob("*/state.json")
     whole = state.read_text()
     for name, change in CHANGES.items():
-        state.write_text(whole)
-        resealed(change)(state)
+        record = json.loads(whole)
+        change(record["state"])
+        del record["record_sha256"]
+        digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        state.write_text(json.dumps({**record, "record_sha256": digest}))
         assert run(tmp_path, max_steps=3, resume=1) == 2, name
         error = capfd.readouterr().err
         assert error.count("\n") == 1, error
@@ -65,10 +47,8 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
 
 IN_THE_WAY = {
     "result_0.txt": [
-        os.mkfifo,
-        os.mkdir,
-        lambda path: path.symlink_to("/dev/full"),
-        lambda path: path.symlink_to(path),
+        *(os.mkfifo, os.mkdir),
+        *(lambda path: path.symlink_to("/dev/full"), lambda path: path.symlink_to(path)),
     ],
     "run_0/metrics.jsonl": [os.mkfifo, os.mkdir],
     "run_0/config.json": [os.mkfifo],

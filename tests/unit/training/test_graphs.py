@@ -1,7 +1,5 @@
 """Runs whose steps are graphs: the same numbers as without, refusals, and batches that are too large."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,6 @@ import pytest
 import torch
 
 from capturable import SHAPE, TensorLamb, select_capturable
-from mlbert.cli.main import main
 from mlbert.data.loading.batches import StaticShape
 from mlbert.distributed.capture import NoCapture
 from mlbert.models.bert import BertForPreTraining
@@ -20,7 +17,7 @@ from mlbert.training import experiment
 from mlbert.training.protocols import Method
 from mlbert.training.step import GraphMode, Graphs, choose_graphs
 from recorded_graph import RecordedGraph
-from training_settings import read_metrics, train_arguments
+from training_settings import read_metrics, run, train
 from user_errors import user_error
 
 CUDA = torch.device("cuda")
@@ -35,7 +32,7 @@ def choose_ops_anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def graphed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A run on the CPU with ops and an optimizer that can be recorded; returns its folder."""
 
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
@@ -46,9 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
         monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
         monkeypatch.setattr(assembly.methods, "make", lambda *given: TensorLamb(given[4]))  # flat
-        with pytest.raises(SystemExit) as end:
-            main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
-        assert end.value.code == 1  # the target is out of reach
+        train(tmp_path, name, ops="plain", cuda_graph_mode=mode, max_steps=4)
         return tmp_path / name
 
     return start
@@ -58,38 +53,30 @@ def numbers(folder: Path) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in read_metrics(folder)]
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "run_0/weights/model.safetensors").read_bytes()
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_a_graphed_run_equals_one_without_graphs(run: Callable[..., Path], mode: str, capsys) -> None:
+def test_a_graphed_run_equals_one_without_graphs(graphed, mode, capsys):
     """Bit for bit; batches are filled up in both."""
-    graphed = run("graphed", mode)
-    said = capsys.readouterr().out
-    assert f"CUDA graphs: {mode}" in said
-    assert "without a graph" not in said
-    called = run("called", mode, NoCapture)
-    assert numbers(graphed) == numbers(called)
-    assert weights(graphed) == weights(called)
+    replayed = graphed("replayed", mode)
+    printed = capsys.readouterr().out
+    assert f"CUDA graphs: {mode}" in printed
+    assert "without a graph" not in printed
+    called = graphed("called", mode, NoCapture)
+    assert numbers(replayed) == numbers(called)
+    weights = "run_0/weights/model.safetensors"
+    assert (replayed / weights).read_bytes() == (called / weights).read_bytes()
 
 
-def test_a_batch_over_the_budget_runs_without_a_graph(
-    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_batch_over_the_budget_runs_without_a_graph(graphed, monkeypatch, capsys):
     monkeypatch.setattr(assembly, "budget_of", lambda *_: BUDGET)
-    graphed = run("graphed", "segmented")
+    replayed = graphed("replayed", "segmented")
     assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(") == 1
-    assert numbers(graphed) == numbers(run("plain", "none"))
+    assert numbers(replayed) == numbers(graphed("plain", "none"))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine trains on a CUDA device")
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, cuda_graph_mode=mode))
-    assert end.value.code == 2
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine trains on a CUDA device")
+def test_a_cpu_is_refused(tmp_path, mode, capsys):
+    assert run(tmp_path, cuda_graph_mode=mode) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"CUDA_GRAPH_MODE={mode}" in line
     assert "PyTorch finds none" in line
@@ -103,7 +90,7 @@ def method(
     return SimpleNamespace(model=model, static_shape=static_shape, optimizer=optimizer)
 
 
-def test_graphs_need_supported_ops() -> None:
+def test_graphs_need_supported_ops():
     assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
     assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
@@ -118,8 +105,5 @@ def test_graphs_need_supported_ops() -> None:
     ):
         with user_error("config.conflict", f"CUDA_GRAPH_MODE={mode}"):
             choose_graphs(mode, wanting, 1, CUDA, 2)
-
-
-def test_plain_attention_is_an_obstacle() -> None:
     ops.select("plain")
     assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"), 8)

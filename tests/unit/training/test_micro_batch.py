@@ -1,9 +1,6 @@
 """AUTO_MICRO_BATCH in a process whose memory is really short."""
 
-from __future__ import annotations
-
 import sys
-import textwrap
 
 from programs import run_quietly
 
@@ -56,9 +53,9 @@ for batch in (511, 512):
 """
 
 
-def test_parts_are_doubled_until_one_fits() -> None:
+def test_parts_are_doubled_until_one_fits():
     """A batch that cannot be halved is an error."""
-    done = run_quietly(sys.executable, "-c", textwrap.dedent(PROGRAM), timeout=240)
+    done = run_quietly(sys.executable, "-c", PROGRAM, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     odd, first, *_, last = done.stdout.splitlines()
     assert odd == "device.memory BATCHSIZE 511"

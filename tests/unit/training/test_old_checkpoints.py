@@ -1,6 +1,4 @@
-"""A checkpoint of the code that had one flat class of settings is resumed by the present code."""
-
-from __future__ import annotations
+"""Resume a checkpoint of the code that had one flat class of settings."""
 
 import shutil
 from pathlib import Path
@@ -13,36 +11,19 @@ from mlbert.config.resolution import Resolved, resolve
 from mlbert.distributed.world import World
 from mlbert.recipes import packed_lamb
 from mlbert.training.experiment import run_experiment
+from programs import words_as_dict
 from user_errors import user_error
 
 ASSET = Path(__file__).resolve().parents[2] / "assets/checkpoints/flat_settings"
 # Of the run that wrote the checkpoint at step 4 of 8; its commit is c7c9f6d.
-SETTINGS = {
-    "BERT_CONFIG": str(ASSET / "shape.json"),
-    "DATADIR_PHASE2": "/none",
-    "EVALDIR": "/none",
-    "SYNTH_DATA": "1",
-    "BATCHSIZE": "4",
-    "PACKING_FACTOR": "1",
-    "LR": "0.01",
-    "MAX_STEPS": "8",
-    "MAX_SAMPLES_TERMINATION": "10000",
-    "OPT_LAMB_BETA_1": "0.9",
-    "OPT_LAMB_BETA_2": "0.98",
-    "WEIGHT_DECAY_RATE": "0.01",
-    "EVAL_ITER_START_SAMPLES": "8",
-    "EVAL_ITER_SAMPLES": "1000",
-    "NUM_EVAL_EXAMPLES": "4",
-    "EVAL_BATCH_SIZE": "4",
-    "TARGET_MLM_ACCURACY": "none",
-    "MLPERF_SUBMISSION_ORG": "x",
-    "MLPERF_SUBMISSION_PLATFORM": "x",
-    "MLPERF_DIVISION": "open",
-    "SEED": "3",
-    "OPS": "plain",
-    "PRECISION": "fp32",
-    "CPU_THREADS": "1",
-}
+SETTINGS = words_as_dict(f"""
+    BERT_CONFIG={ASSET / "shape.json"} DATADIR_PHASE2=/none EVALDIR=/none SYNTH_DATA=1
+    BATCHSIZE=4 PACKING_FACTOR=1 LR=0.01 MAX_STEPS=8 MAX_SAMPLES_TERMINATION=10000
+    OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01
+    EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=1000 NUM_EVAL_EXAMPLES=4 EVAL_BATCH_SIZE=4 TARGET_MLM_ACCURACY=none
+    MLPERF_SUBMISSION_ORG=x MLPERF_SUBMISSION_PLATFORM=x MLPERF_DIVISION=open
+    SEED=3 OPS=plain PRECISION=fp32 CPU_THREADS=1
+""")
 
 
 def settings(folder: Path, **changes: str) -> Resolved:
@@ -54,7 +35,7 @@ def with_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_the_resumed_run_ends_as_the_whole_one(tmp_path: Path) -> None:
+def test_the_resumed_run_ends_as_the_whole_one(tmp_path):
     """Within rounding: the first four steps ran on another processor."""
     console = Console(quiet=True)
     whole, resumed = tmp_path / "whole", with_checkpoint(tmp_path / "resumed")
@@ -67,7 +48,7 @@ def test_the_resumed_run_ends_as_the_whole_one(tmp_path: Path) -> None:
     assert '"resumed_from_step", "value": 4' in (resumed / "result_0.txt").read_text()
 
 
-def test_another_beta_is_refused(tmp_path: Path) -> None:
+def test_another_beta_is_refused(tmp_path):
     resolved = settings(with_checkpoint(tmp_path), RESUME="1", OPT_LAMB_BETA_1="0.8")
     with user_error("run.other-settings", "step_00000004"):
         run_experiment(resolved, World(), Console(quiet=True))

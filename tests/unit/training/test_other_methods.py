@@ -1,11 +1,10 @@
 """Methods that are not the benchmark's, on the same loop: what a recipe hands over, and nothing in `train` changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,32 +34,16 @@ from mlbert.training.protocols import EvaluationSet, Method, Objective, Source
 from training_settings import configuration
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    vocab_size=40,
-    hidden_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=16,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
-MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True, hidden_act="gelu_erf")
-DROPPING = dataclasses.replace(SHAPE, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-SETTINGS = {
-    "schedule": "constant",
-    "gradient_accumulation_steps": 1,
-    "eval_iter_start_samples": 320,
-    "eval_iter_samples": 320,
-    "target_mlm_accuracy": 0.95,
-    "max_steps": 200,
-    "max_samples_termination": 10**6,
-    "max_skipped_steps": 0,
-}
+F32, BF16 = torch.float32, torch.bfloat16
+DROPPING = BertConfig(40, 32, 1, 2, 64, max_position_embeddings=16)
+SHAPE = DROPPING.with_options("hidden_dropout_prob=0 attention_probs_dropout_prob=0")
+MOSAIC = SHAPE.with_options("position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf")
+SETTINGS = {"schedule": "constant", "gradient_accumulation_steps": 1, "max_steps": 200, "max_skipped_steps": 0}
+SETTINGS |= {"eval_iter_start_samples": 320, "eval_iter_samples": 320, "target_mlm_accuracy": 0.95}
 
 
 class Sentences:
-    """A task whose label is the number of low token ids in the sentence, or whether they are the most of it."""
+    """A task whose label is the share of low token ids in the sentence, or whether it is more than half."""
 
     num_examples = 128
     is_preparing = False
@@ -81,7 +64,7 @@ class Sentences:
         return HostBatch.of(batch, np.ones(count, np.int64), np.arange(count), 16)
 
     def open(self) -> None:
-        """Nothing to open."""
+        pass
 
     def next_step(self) -> list[HostBatch]:
         self._step += 1
@@ -97,11 +80,11 @@ class Sentences:
         pass
 
     def close(self) -> None:
-        """Nothing to end."""
+        pass
 
 
 class OneStep(SyntheticSource):
-    """The same random tokens at every step: what can be learnt of them is themselves."""
+    """Give the same random tokens at every step, so that they can be learnt."""
 
     def next_step(self) -> list[HostBatch]:
         return self.batches_of(0)
@@ -126,14 +109,13 @@ def run(
     last_lines: list | None = None,
     **changes: object,
 ) -> tuple[RunOutcome, list[dict[str, float]]]:
-    """Trains as a recipe of this method would, without a log; ``last_lines`` gets what would be its last line."""
+    """Train as a recipe of this method would, without a log; ``last_lines`` gets what would be its last line."""
     model.initialize(3)
     flat = FlatParameters(model.ordered_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": None}
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=2e-3, **numbers) if decoupled else AdamW(flat, layout, **numbers)
-    world, heard = World(), Heard()
-    last_lines = [] if last_lines is None else last_lines
+    world, heard, last_lines = World(), Heard(), [] if last_lines is None else last_lines
     method = Method(
         model=model,
         objective=objective,
@@ -158,15 +140,9 @@ def run(
     return outcome, heard.metrics
 
 
-class DamagedSentences(Sentences):
-    """Sentences whose checksums turn out wrong when all are trained."""
-
-    def finish(self) -> None:
-        raise UserError("data.checksum", "shard", "its checksum differs")
-
-
-def test_a_run_on_damaged_data_fails(tmp_path: Path) -> None:
-    task, lines = DamagedSentences(is_class=True), []
+def test_a_run_fails_if_the_checksums_turn_out_wrong_after_its_last_step(tmp_path):
+    task, lines = Sentences(is_class=True), []
+    task.finish = Mock(side_effect=UserError("data.checksum", "shard", "its checksum differs"))
     model, objective = BertForSequenceClassification(SHAPE, num_labels=2), Classification(2, "step", "accuracy")
     with user_error("data.checksum", "shard", wording=False):
         run(model, objective, (task, task), tmp_path, last_lines=lines)
@@ -174,7 +150,7 @@ def test_a_run_on_damaged_data_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, HuggingFaceForSequenceClassification])
-def test_a_classifier_learns(tmp_path: Path, kind: Any) -> None:
+def test_a_classifier_learns(tmp_path, kind):
     task = Sentences(is_class=True)
     model = kind(SHAPE, num_labels=2)
     outcome, metrics = run(model, Classification(2, "step", "accuracy"), (task, task), tmp_path)
@@ -184,7 +160,7 @@ def test_a_classifier_learns(tmp_path: Path, kind: Any) -> None:
     assert metrics[-1]["matthews_correlation"] > 0.85
 
 
-def test_a_regression_learns_by_rank_correlation(tmp_path: Path) -> None:
+def test_a_regression_learns_by_rank_correlation(tmp_path):
     """Spearman's coefficient needs every sample's prediction, not sums."""
     task = Sentences(is_class=False)
     model = BertForSequenceClassification(SHAPE, num_labels=1)
@@ -196,31 +172,14 @@ def test_a_regression_learns_by_rank_correlation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("scope", "dtype", "baseline"),
-    [
-        ("step", torch.float32, False),
-        ("rank", torch.bfloat16, False),
-        ("step", torch.bfloat16, True),
-        ("rank", torch.float32, True),
-    ],
+    [("step", F32, False), ("rank", BF16, False), ("step", BF16, True), ("rank", F32, True)],
 )
-def test_a_mosaic_bert_and_its_baseline_train_on_masked_tokens(
-    tmp_path: Path, scope: str, baseline: bool, dtype: torch.dtype
-) -> None:
+def test_a_mosaic_bert_and_its_baseline_train_on_masked_tokens(tmp_path, scope, baseline, dtype):
     """ALiBi, gated units, decoupled weight decay; with one rank the rank's own counts are the step's."""
     model = HuggingFaceForMaskedLM(DROPPING, dtype, pad_to=16) if baseline else BertForMaskedLM(MOSAIC, dtype)
-    numbers = {"packs_per_step": 4, "max_sequences_per_pack": 2, "seed": 1, "vocab_size": 40, "max_tokens": 16}
-    source = OneStep(**numbers)
-    samples = SyntheticEvalSet(source)
-    outcome, metrics = run(
-        model,
-        MaskedLM(scope),
-        (source, samples),
-        tmp_path,
-        decoupled=True,
-        max_steps=30,
-        target_mlm_accuracy=None,
-        eval_iter_start_samples=40,
-        eval_iter_samples=100,
-    )
+    source = OneStep(packs_per_step=4, max_sequences_per_pack=2, seed=1, vocab_size=40, max_tokens=16)
+    changes = {"max_steps": 30, "target_mlm_accuracy": None, "eval_iter_start_samples": 40, "eval_iter_samples": 100}
+    data = source, SyntheticEvalSet(source)
+    outcome, metrics = run(model, MaskedLM(scope), data, tmp_path, decoupled=True, **changes)
     assert outcome.state.step == 30
     assert metrics[-1]["loss"] < metrics[0]["loss"] < 1.1 * float(torch.tensor(40.0).log())

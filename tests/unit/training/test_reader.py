@@ -1,12 +1,9 @@
 """Reading ahead changes neither the order of the steps nor the position that a checkpoint saves."""
 
-from __future__ import annotations
-
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,15 +35,17 @@ class NumberedSteps:
         return [HostBatch.dummy(self.step)]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=12))
-def test_steps_and_positions_do_not_depend_on_reading_ahead(plan: list[tuple[bool, bool, bool]]) -> None:
-    """For each step: are the next counts begun during it, is a rank warned, does an evaluation follow it?"""
-    warned = False
+def reader_of(source: Any, lifecycle: Lifecycle, is_warned: Callable[[], bool]) -> BatchReader:
     objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
     model = SimpleNamespace(training_flops=lambda batch: 1)
-    watch = Lifecycle(World(), lambda *_: None).watch
-    source = NumberedSteps()
-    reader = BatchReader(source, objective, model, World(), watch, lambda: warned)
+    return BatchReader(source, objective, model, World(), lifecycle.watch, is_warned)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=12))
+def test_steps_and_positions_do_not_depend_on_reading_ahead(plan):
+    """For each step: are the next counts begun during it, is a rank warned, does an evaluation follow it?"""
+    warned, source = False, NumberedSteps()
+    reader = reader_of(source, Lifecycle(World(), lambda *_: None), lambda: warned)
     for step, (begins, warned, evaluates) in enumerate(plan):
         assert reader.position() == {"step": step}
         assert reader.take(step).counts.tokens == step + 1
@@ -60,18 +59,14 @@ def test_steps_and_positions_do_not_depend_on_reading_ahead(plan: list[tuple[boo
     assert source.positions == len(plan), "a position may be a collective"
 
 
-def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(tmp_path, monkeypatch):
     """test_health.py has what the health monitor makes of it."""
     write_texts(tmp_path / "set", random_texts(60), size_limit=1000)
     texts = TextSet([Stream(local=str(tmp_path / "set"))], load_tokenizer("bert-base-uncased"), 32, "truncate")
     order = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 1}
     source = TextSource(texts, sequences_per_step=4, **order, rate=lambda step: 0.15, seed=1)
     lifecycle = Lifecycle(World(), lambda *_: None)
-    objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
-    model = SimpleNamespace(training_flops=lambda batch: 1)
-    reader = BatchReader(source, objective, model, World(), lifecycle.watch, lambda: False)
+    reader = reader_of(source, lifecycle, lambda: False)
     shuffle_into, found = text_lanes.shuffle_into, []
 
     def watched(*arguments: Any, **options: Any) -> None:

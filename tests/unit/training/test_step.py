@@ -1,7 +1,5 @@
 """One step, called and replayed, gives the same bits; a number left on the host is found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -26,17 +24,15 @@ from recorded_graph import HostAccess, RecordedGraph
 
 PACKS, SEED = 3, 5
 RATES = (0.01, 0.02, 0.005, 0.03)
+LONGEST = SHAPE.max_position_embeddings
+LARGE = StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
 @pytest.fixture(autouse=True)
-def static_ops() -> Iterator[None]:
-    """Ops that can be recorded, on one thread: small tensors on several spend their time waiting."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def static_ops(one_thread: None) -> Iterator[None]:
     select_capturable()
     yield
     ops.select("auto")
-    torch.set_num_threads(threads)
 
 
 def steps(accumulation: int) -> list[list[HostBatch]]:
@@ -47,16 +43,7 @@ def steps(accumulation: int) -> list[list[HostBatch]]:
     ]
 
 
-LONGEST = SHAPE.max_position_embeddings
-
-
-def static_shape() -> StaticShape:
-    return StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
-
-
 class Trainer:
-    """A model with what trains it."""
-
     def __init__(self, dtype: torch.dtype = torch.float32, products: Products | None = None) -> None:
         self.model = BertForPreTraining(SHAPE, dtype, fp8_products=products)
         self.model.initialize(SEED)
@@ -71,17 +58,14 @@ class Trainer:
         tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
         return [x.clone() for x in (*tensors, self.optimizer.updates, *self.model.buffers())]
 
-    def called(self) -> Step:
-        return self._step(None)
-
-    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
-        step = self._step(Graphs(mode, static_shape(), accumulation, lambda: capture))
-        step.record()
-        return step
-
-    def _step(self, graphs: Graphs | None) -> Step:
+    def step(self, graphs: Graphs | None = None) -> Step:
         objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
         return Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+
+    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
+        step = self.step(Graphs(mode, LARGE, accumulation, lambda: capture))
+        step.record()
+        return step
 
     def run(self, step: Step, accumulation: int) -> list[list[Tensor]]:
         """Loss, norm and state after each of the four steps."""
@@ -89,9 +73,8 @@ class Trainer:
         for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
             counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
             result = step(batches, SEED, i, self.objective.divisors(counts), lr)
-            history.append(
-                [result.loss_sum.clone(), torch.tensor(result.grad_norm, dtype=torch.float64), *self.state()]
-            )
+            norm = torch.tensor(result.grad_norm, dtype=torch.float64)
+            history.append([result.loss_sum.clone(), norm, *self.state()])
         return history
 
 
@@ -102,7 +85,7 @@ def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("mode", list(GraphMode))
 @pytest.mark.parametrize("products", [None, Products()], ids=["fp32", "fp8"])
-def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode, accumulation: int) -> None:
+def test_replayed_steps_are_the_steps(products, mode, accumulation):
     """Bit for bit, over steps of different data, masks and learning rates."""
     dtype = torch.bfloat16 if products else torch.float32
     replayed, called = Trainer(dtype, products), Trainer(dtype, products)
@@ -119,7 +102,7 @@ def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_the_step_that_finds_scales_shares_the_graphs_memory(mode: GraphMode) -> None:
+def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
     """Nothing that warming up made is left when recording starts; the first step works in the pool."""
     trainer = Trainer(torch.bfloat16, Products())
     trainer.optimizer.step(0.0)  # of no gradient: its state is there, and its temporaries are not counted below
@@ -140,44 +123,42 @@ def test_the_step_that_finds_scales_shares_the_graphs_memory(mode: GraphMode) ->
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_batches_that_vary_take_the_smallest_graph(mode: GraphMode) -> None:
+def test_batches_that_vary_take_the_smallest_graph(mode):
     """Recorded with one pool and called, the same bits; a batch over the smaller ones takes the largest."""
-    large, small = static_shape(), replace(static_shape(), tokens=80)
-    middle = replace(large, tokens=95)
+    small, middle = (replace(LARGE, tokens=tokens) for tokens in (80, 95))
 
     def history(capture: Capture) -> list[list[Tensor]]:
         trainer = Trainer(torch.bfloat16, Products())
         asked: list[Capture] = []
-        graphs = Graphs(mode, large, 1, lambda: asked.append(capture) or capture, smaller=(small, middle))
-        step = trainer._step(graphs)
+        graphs = Graphs(mode, LARGE, 1, lambda: asked.append(capture) or capture, smaller=(small, middle))
+        step = trainer.step(graphs)
         step.record()
         assert len(asked) == 1, "one pool"
         first = {step.graph_for(batches).static_shape for batches in steps(1)}
-        assert first == {large}, "the step that learns the scales, whichever it is"
+        assert first == {LARGE}, "the step that learns the scales, whichever it is"
         found = trainer.run(step, 1)
         taken = [step.graph_for(batches).static_shape for batches in steps(1)]
-        held = [next(b for b in (small, middle, large) if b.holds(*batches)) for batches in steps(1)]
-        assert taken == held
-        assert set(taken) == {small, middle, large}, "batches vary"
+        assert taken == [next(b for b in (small, middle, LARGE) if b.holds(*batches)) for batches in steps(1)]
+        assert set(taken) == {small, middle, LARGE}, "batches vary"
         return found
 
     assert same(history(RecordedGraph()), history(NoCapture()))
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_a_filled_step_is_the_step_without_graphs(mode: GraphMode) -> None:
+def test_a_filled_step_is_the_step_without_graphs(mode):
     """Up to rounding: batches that are filled up are summed in other pieces."""
     filled, plain = Trainer(), Trainer()
     found = filled.run(filled.graphed(mode, 2, NoCapture()), 2)
-    for values, expected in zip(found, plain.run(plain.called(), 2), strict=True):
+    for values, expected in zip(found, plain.run(plain.step(), 2), strict=True):
         assert float(values[0]) == pytest.approx(float(expected[0]), rel=1e-5)
         torch.testing.assert_close(values[2], expected[2], rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_is_the_loss_the_gradient_and_the_update() -> None:
+def test_a_step_is_the_loss_the_gradient_and_the_update():
     """By hand, over two micro-batches: keys as numbers on the host, one divisor for both."""
     trainer, plain = Trainer(), Trainer()
-    (found, *_) = trainer.run(trainer.called(), 2)
+    (found, *_) = trainer.run(trainer.step(), 2)
     batches = steps(2)[0]
     masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
     divisors = [torch.tensor(masked + 1e-5), torch.tensor(float(samples))]
@@ -193,24 +174,24 @@ def test_a_step_is_the_loss_the_gradient_and_the_update() -> None:
     assert torch.equal(found[2], plain.flat.data)
 
 
-def test_skipped_step_changes_nothing() -> None:
+def test_skipped_step_changes_nothing():
     """A gradient that is not finite, in a graph: counted by nobody, and the next step is as if it had not been."""
     trainer = Trainer()
     step = trainer.graphed(GraphMode.FULL_ITERATION, 1, RecordedGraph())
     (batches, *_) = steps(1)
-    before = [x.clone() for x in (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)]
+    buffers = trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq
+    before = [x.clone() for x in buffers]
     assert step(batches, SEED, 0, (0.0, 0.0), 0.1).skipped  # the loss is infinite
-    after = (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same([before], [buffers])
     expected = Trainer()
     assert same(trainer.run(step, 1), expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1))
 
 
-def test_warming_up_leaves_no_trace() -> None:
+def test_warming_up_leaves_no_trace():
     trainer = Trainer(torch.bfloat16, Products())
     before = trainer.state()
     (unread,) = [i for i, (name, _) in enumerate(trainer.model.named_buffers()) if name.endswith("unread")]
-    trainer.called().warm_up()
+    trainer.step().warm_up()
     after = trainer.state()
     for values in (before, after):  # where magnitudes go that nobody wants to know
         del values[len(values) - len(list(trainer.model.buffers())) + unread]
@@ -218,7 +199,7 @@ def test_warming_up_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
+def test_a_number_that_is_baked_in_is_found(mode):
     """Dropout keys from the host would repeat the first step's masks: the comparison above would fail."""
 
     class HostKeys:
@@ -231,7 +212,7 @@ def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
 
     def with_host_keys(capture: Capture) -> list[list[Tensor]]:
         trainer = Trainer()
-        step = trainer._step(Graphs(mode, static_shape(), 1, lambda: capture))
+        step = trainer.step(Graphs(mode, LARGE, 1, lambda: capture))
         step._keys = HostKeys(step._keys)
         step.record()
         return trainer.run(step, 1)
@@ -245,23 +226,17 @@ def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: float(x.sum()),
-        lambda x: x.sum().item(),
-        lambda x: x.tolist(),
-        lambda x: x.numpy(),
-        lambda x: x.nonzero(),
-        lambda x: x[x > 0],
-        lambda x: bool((x > 0).all()),
-        lambda x: x + torch.tensor(3.0),
+        *(lambda x: float(x.sum()), lambda x: x.sum().item(), lambda x: bool((x > 0).all())),
+        *(Tensor.tolist, Tensor.numpy, Tensor.nonzero, lambda x: x[x > 0], lambda x: x + torch.tensor(3.0)),
     ],
 )
-def test_ways_to_the_host_are_refused(function) -> None:
+def test_ways_to_the_host_are_refused(function):
     values = torch.arange(4.0)
     with pytest.raises(HostAccess):
         RecordedGraph().record(lambda: function(values))
 
 
-def test_plain_attention_is_refused() -> None:
+def test_plain_attention_is_refused():
     """Its loop over sequences reads their lengths."""
     ops.select("plain")
     trainer = Trainer()
@@ -269,7 +244,7 @@ def test_plain_attention_is_refused() -> None:
         trainer.graphed(GraphMode.SEGMENTED, 1, RecordedGraph())
 
 
-def test_steps_that_do_not_fit_are_reported() -> None:
+def test_steps_that_do_not_fit_are_reported():
     trainer = Trainer()
     step = trainer.graphed(GraphMode.SEGMENTED, 2, NoCapture())
     batches = steps(2)[0]

@@ -1,7 +1,5 @@
 """A whole FP8 step of Triton's kernels, LAMB among them, repeated with every number baked in: the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -27,7 +25,6 @@ from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.usefixtures("use_triton")
 
 SHAPE = replace(SMALL, hidden_size=64, num_hidden_layers=1)  # heads of 32: the least that the kernels take
 SEED = 3
@@ -36,13 +33,10 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 @pytest.fixture(autouse=True)
-def triton_ops(use_triton: None) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def triton_ops(use_triton: None, one_thread: None) -> Iterator[None]:
     ops.select("triton")
     yield
     ops.select("auto")
-    torch.set_num_threads(threads)
 
 
 def history(capture: Capture) -> list[list[Tensor]]:
@@ -71,7 +65,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
 
 
 @pytest.mark.slow
-def test_replayed_kernels_are_the_kernels() -> None:
+def test_replayed_kernels_are_the_kernels():
     """The first step finds the scales, by a graph of its own; the second one knows them."""
     graph = RecordedGraph()
     found, expected = history(graph), history(NoCapture())

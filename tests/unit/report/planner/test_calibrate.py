@@ -1,4 +1,4 @@
-"""Calibration: speed out of a log's times, the two parts of a step, a GPU's numbers found again, cores shared."""
+"""Calibration: the speed from a log's times, the two parts of a step, recovering a GPU's numbers."""
 
 import dataclasses
 

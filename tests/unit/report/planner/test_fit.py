@@ -1,4 +1,4 @@
-"""The fitted numbers: made again from the published table, the same come out; the errors are those of the record."""
+"""The fitted numbers: fitting the published table again gives the same ones; the errors are those of the record."""
 
 import csv
 import dataclasses
@@ -40,32 +40,33 @@ def test_fit_is_reproducible(rows):
         assert again[name] == pytest.approx(stored[name], rel=0.01), name
 
 
-@pytest.mark.slow
-def test_a_submitter_that_is_left_out_is_met_as_the_record_says(rows):
+@pytest.fixture(scope="module")
+def record():
     with HELD_OUT.open(newline="") as file:
-        recorded = [line for line in csv.DictReader(file) if " Cisco " in line["system"]]
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_the_error_without_a_submitter_is_that_of_the_record(rows, record):
+    recorded = [line for line in record if " Cisco " in line["system"]]
     (found,) = fit_plan._without(rows, fit_plan.SUBMITTER, "Cisco")
     assert np.expm1(found) == pytest.approx(float(recorded[0]["error_without_its_submitter"]), abs=0.02)
 
 
 @pytest.mark.parametrize("kind", [fit_plan.SUBMITTER, fit_plan.ROUND, fit_plan.GPU])
-def test_the_stated_errors_are_those_of_the_record(rows, stated, kind):
-    with HELD_OUT.open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [line["system"] for line in lines] == [row.name for row in rows]
-    errors = np.array([float(line[f"error_without_its_{kind}"]) for line in lines])
+def test_the_stated_errors_are_those_of_the_record(rows, stated, record, kind):
+    assert [line["system"] for line in record] == [row.name for row in rows]
+    errors = np.array([float(line[f"error_without_its_{kind}"]) for line in record])
     found = fit_plan.summary(np.log1p(errors))
     share = found.pop("within_15")
     assert share == pytest.approx(stated[kind]["within_15"], abs=1.1 / len(rows)), "one may be rounded to the border"
     assert found == pytest.approx({name: stated[kind][name] for name in found}, abs=2e-4)
+    if kind == fit_plan.SUBMITTER:
+        assert stated[kind]["mean"] < 0.075
+        assert stated[kind]["median"] < 0.045
     bands = {fit_plan.SUBMITTER: load().error_90, fit_plan.GPU: load().unseen_error_90}
     if kind in bands:
         assert (np.abs(np.log1p(errors)) <= bands[kind] + 1e-3).mean() >= 0.89
-
-
-def test_every_second_error_of_an_unseen_submitter_is_small(stated):
-    assert stated["submitter"]["mean"] < 0.075
-    assert stated["submitter"]["median"] < 0.045
 
 
 def test_document_and_picture(rows, stated, tmp_path):

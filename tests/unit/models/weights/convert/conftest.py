@@ -1,8 +1,8 @@
 """A small BERT with every number drawn at random, as our folder; and the command line in this process."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +17,26 @@ from user_errors import assert_error_line
 
 # 197 is no multiple of 8: the vocabulary is padded in memory.
 SHAPE = BertConfig(197, 32, 2, 4, 48, max_position_embeddings=40)
+
+
+class Call:
+    """Pickled as a call of any function."""
+
+    def __init__(self, function: Callable, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+def fused_attention(state: dict[str, torch.Tensor], weight: str, bias: str) -> dict[str, torch.Tensor]:
+    """Return query, key and value as one tensor, under names that have {} for the layer."""
+    fused = {}
+    for layer in range(SHAPE.num_hidden_layers):
+        for kind, name in (("weight", weight), ("bias", bias)):
+            own = [f"bert.encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            fused[name.format(layer)] = torch.cat([state[part] for part in own])
+    return fused
 
 
 @pytest.fixture(scope="session")
@@ -49,28 +69,28 @@ def own_folder(tmp_path: Path, state: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture
 def mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Runs ``mlbert convert`` with these words; returns exit code, stdout and stderr."""
+    """Return a function that runs ``mlbert convert`` with words, asserts its exit status and returns its output."""
     monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # no lines of progress on a busy machine
 
-    def run(*words: object) -> tuple[int, str, str]:
+    def run(*words: object, status: int = 0) -> tuple[str, str]:
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main(["convert", *map(str, words)])
         out, err = capfd.readouterr()
-        return end.value.code, out, err
+        assert end.value.code == status, err
+        return out, err
 
     return run
 
 
 @pytest.fixture
-def refused(mlbert, tmp_path: Path):
-    """Assert that a conversion ends with one error and exit status 2, and leaves nothing behind."""
+def refused(mlbert):
+    """Assert that a conversion ends with exit status 2 and one error (see `assert_error_line`), and writes nothing."""
 
-    def check(*words: object, target: Path, code: str, subject: str | Path, wording: bool = True) -> None:
+    def check(command: str, source: Path, target: Path, *words: object, **error: Any) -> None:
         before = sorted(target.parent.iterdir())
-        status, _, stderr = mlbert(*words)
-        assert status == 2, stderr
-        assert_error_line(stderr, code, subject, wording=wording)
+        _, stderr = mlbert(command, source, target, *words, status=2)
+        assert_error_line(stderr, **error)
         assert sorted(target.parent.iterdir()) == before
 
     return check

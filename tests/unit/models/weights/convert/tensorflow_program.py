@@ -1,12 +1,10 @@
-"""Run as a program: writes checkpoints with TensorFlow and what a plain TensorFlow graph of the same BERT computes.
+"""Run as a program: write checkpoints with TensorFlow and the outputs of a plain TensorFlow graph of the same BERT.
 
     python tensorflow_program.py FOLDER
 
-FOLDER holds weights.npz (TensorFlow 1 names), inputs.npz (padded int64 [S, L] input_ids, token_type_ids,
-attention_mask, labels with -100 where nothing is asked) and bert_config.json.
+FOLDER has weights.npz (TensorFlow 1 names), inputs.npz (padded int64 [S, L] input_ids, token_type_ids,
+attention_mask, and labels, -100 at tokens that are not masked) and bert_config.json.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -18,10 +16,6 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 SLOTS = ("LAMB", "LAMB_1")
-
-
-def variables(weights):
-    return {name: v1.get_variable(name, initializer=tf.constant(array)) for name, array in weights.items()}
 
 
 def layer_norm(x, scope, w):
@@ -74,7 +68,7 @@ def bert(inputs, config, w):
 
 def write_tf1(folder, weights, inputs, config):
     with tf.Graph().as_default():
-        w = variables(weights)
+        w = {name: v1.get_variable(name, initializer=tf.constant(array)) for name, array in weights.items()}
         for name, array in weights.items():
             for slot in SLOTS:
                 v1.get_variable(f"{name}/{slot}", initializer=tf.constant(array * 0 + 0.5))
@@ -84,11 +78,9 @@ def write_tf1(folder, weights, inputs, config):
             session.run(v1.global_variables_initializer())
             masked, sentence = session.run(logits)
             v1.train.Saver().save(session, str(folder / "tf1" / "model.ckpt"), global_step=28252)
-            gone = "bert/encoder/layer_1/output/dense/kernel"
-            kept = {name: variable for name, variable in w.items() if name != gone}
-            v1.train.Saver(kept).save(session, str(folder / "incomplete" / "model.ckpt"))
-            other = {"weight": w["bert/pooler/dense/bias"]}
-            v1.train.Saver(other).save(session, str(folder / "foreign" / "model.ckpt"))
+            kept = {name: w[name] for name in w if name != "bert/encoder/layer_1/output/dense/kernel"}
+            for name, stored in (("incomplete", kept), ("foreign", {"weight": w["bert/pooler/dense/bias"]})):
+                v1.train.Saver(stored).save(session, str(folder / name / "model.ckpt"))
     np.savez(folder / "outputs.npz", masked=masked, sentence=sentence)
 
 
@@ -155,10 +147,7 @@ def write_tf2(folder, weights, config):
         return made[-1]
 
     def classifier():
-        return {
-            "kernel": v("cls/seq_relationship/output_weights"),
-            "bias": v("cls/seq_relationship/output_bias"),
-        }
+        return {"kernel": v("cls/seq_relationship/output_weights"), "bias": v("cls/seq_relationship/output_bias")}
 
     pretrainer = {
         "layer_with_weights-0": tf2_encoder(v, config),
@@ -176,15 +165,14 @@ def write_tf2(folder, weights, config):
     encoder = tf2_encoder(v, config)
     untrained = f"layer_with_weights-{config['num_hidden_layers'] + 4}"
     encoder[untrained]["kernel"] = tf.Variable(weights["bert/pooler/dense/kernel"] * 0 + 1)
-    masked_lm = {
-        "dense": tf2_dense(v, "cls/predictions/transform/dense"),
-        "layer_norm": tf2_norm(v, "cls/predictions/transform/LayerNorm"),
-        "output_bias/bias": v("cls/predictions/output_bias"),
-        "embedding_table": encoder["layer_with_weights-0"]["embeddings"],
-    }
     items = {
         "encoder": encoder,
-        "masked_lm": masked_lm,
+        "masked_lm": {
+            "dense": tf2_dense(v, "cls/predictions/transform/dense"),
+            "layer_norm": tf2_norm(v, "cls/predictions/transform/LayerNorm"),
+            "output_bias/bias": v("cls/predictions/output_bias"),
+            "embedding_table": encoder["layer_with_weights-0"]["embeddings"],
+        },
         "next_sentence.pooler_dense": tf2_dense(v, "bert/pooler/dense"),
         "model": {"classification_heads": {"0": {"out_proj": classifier()}}},
     }

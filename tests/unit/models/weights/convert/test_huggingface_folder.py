@@ -13,22 +13,15 @@ from transformers import BertForPreTraining as PeerModel
 
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.models.weights.convert import huggingface_to_torch, torch_to_huggingface
+from same_weights import randomize
 from user_errors import user_error
-
-PEER = PeerConfig(
-    vocab_size=101,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    hidden_act="gelu_pytorch_tanh",
-)
 
 
 @pytest.fixture
 def peer_folder(tmp_path):
-    torch.manual_seed(0)
-    PeerModel(PEER).save_pretrained(tmp_path / "peer")
+    sizes = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    peer = PeerModel(PeerConfig(**sizes, intermediate_size=64, hidden_act="gelu_pytorch_tanh"))
+    randomize(peer).save_pretrained(tmp_path / "peer")
     return tmp_path / "peer"
 
 
@@ -45,7 +38,7 @@ def test_round_trip_is_exact_and_transformers_loads_it(tmp_path, peer_folder):
 
 
 def test_older_folders_give_the_same(tmp_path, peer_folder):
-    """With PyTorch's file in place of safetensors, and without a model_type."""
+    """They have PyTorch's file instead of safetensors, and no model_type."""
     huggingface_to_torch(peer_folder, tmp_path / "ours")
     torch.save(load_file(peer_folder / "model.safetensors"), peer_folder / "pytorch_model.bin")
     (peer_folder / "model.safetensors").unlink()
@@ -90,13 +83,14 @@ def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folde
     assert not (tmp_path / "ours").exists()
 
 
-def without(name):
-    def change(file):
-        state = load_file(file)
-        del state[name]
-        save_file(state, file)
+def remove_a_tensor(file):
+    state = load_file(file)
+    del state["bert.encoder.layer.1.output.dense.weight"]
+    save_file(state, file)
 
-    return change
+
+def widen(file):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "intermediate_size": 128}))
 
 
 @pytest.mark.parametrize(
@@ -105,21 +99,15 @@ def without(name):
         ("model.safetensors", lambda file: file.write_bytes(file.read_bytes()[:1000]), "checkpoint.damaged", None),
         ("config.json", lambda file: file.write_text("{"), "file.json", None),
         ("config.json", lambda file: file.write_text('{"model_type": "roberta"}'), "model.unsupported", None),
-        (
-            "config.json",
-            lambda file: file.write_text(json.dumps({**json.loads(file.read_text()), "intermediate_size": 128})),
-            "checkpoint.shape",
-            "model.safetensors",
-        ),
-        ("model.safetensors", without("bert.encoder.layer.1.output.dense.weight"), "checkpoint.incomplete", None),
+        ("config.json", widen, "checkpoint.shape", "model.safetensors"),
+        ("model.safetensors", remove_a_tensor, "checkpoint.incomplete", None),
         ("config.json", lambda file: shutil.rmtree(file.parent), "file.unreadable", None),
     ],
 )
 def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, name, damage, code, named):
     damage(peer_folder / name)
-    with user_error(
-        code, peer_folder / (named or name), wording=code != "checkpoint.damaged"
-    ):  # safetensors' own words
+    wording = code != "checkpoint.damaged"  # safetensors' own words
+    with user_error(code, peer_folder / (named or name), wording=wording):
         huggingface_to_torch(peer_folder, tmp_path / "ours")
     assert [p.name for p in tmp_path.iterdir() if "ours" in p.name] == []
 

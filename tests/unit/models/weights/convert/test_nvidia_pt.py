@@ -1,7 +1,6 @@
 """NVIDIA's .pt files: plain, segmented and fused names, the padded vocabulary, the tied decoder, damage."""
 
-from __future__ import annotations
-
+import os
 from pathlib import Path
 
 import pytest
@@ -9,28 +8,16 @@ import torch
 from safetensors.torch import load_file
 
 from same_weights import assert_same_tensors
+from unit.models.weights.convert.conftest import Call, fused_attention
 
 NAMES = Path(__file__).parents[4] / "assets" / "checkpoints" / "names.txt"
 STEM = "bert_model_segment.bert.encoder.layer"
 
 
-class _Payload:
-    """Pickled as a call of the shell."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self):
-        import os
-
-        return os.system, (self.command,)
-
-
 @pytest.fixture
 def plain(tmp_path, own_folder, mlbert):
-    """A .pt file that we wrote, with its configuration beside it."""
-    code, out, error = mlbert("torch-to-nvidia", own_folder, tmp_path / "nvidia" / "model.pt")
-    assert code == 0, error
+    """Return a .pt file that we wrote, with its configuration next to it."""
+    out, _ = mlbert("torch-to-nvidia", own_folder, tmp_path / "nvidia" / "model.pt")
     assert "46 taken, 0 dropped, 0 missing" in out
     (tmp_path / "nvidia" / "bert_config.json").write_bytes((own_folder / "bert_config.json").read_bytes())
     return tmp_path / "nvidia" / "model.pt"
@@ -49,23 +36,9 @@ def test_written_form(plain, state):
 
 
 def test_round_trip(tmp_path, plain, mlbert, state):
-    code, out, error = mlbert("nvidia-to-torch", plain, tmp_path / "back")
-    assert code == 0, error
+    out, _ = mlbert("nvidia-to-torch", plain, tmp_path / "back")
     assert "cls.predictions.decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
-
-
-def fuse(state, names, attention):
-    """The state under other names; query, key and value as one tensor a layer where a name for it is given."""
-    content = {}
-    for own, tensor in state.items():
-        if attention is None or ".attention.self." not in own:
-            content[names[own]] = tensor
-    for layer in range(2) if attention else ():
-        for kind, name in zip(("weight", "bias"), attention, strict=True):
-            own = [f"bert.encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
-            content[f"{STEM}.{layer}.{name}"] = torch.cat([state[part] for part in own])
-    return content
 
 
 @pytest.mark.parametrize(
@@ -81,12 +54,13 @@ def fuse(state, names, attention):
 )
 def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attention):
     rows = [line.split() for line in NAMES.read_text().splitlines()]
-    names = {own: theirs for _, of, theirs, own in rows if of == form}
-    content = fuse(state, names or {own: own for own in state}, attention)
+    names = {own: theirs for _, of, theirs, own in rows if of == form} or {own: own for own in state}
+    content = {names[own]: state[own] for own in state if attention is None or ".attention.self." not in own}
+    if attention:
+        content |= fused_attention(state, *(f"{STEM}.{{}}.{name}" for name in attention))
     file = plain.with_name("other.pt")
     torch.save({"model": content}, file)
-    code, out, error = mlbert("nvidia-to-torch", file, tmp_path / "back")
-    assert code == 0, error
+    out, _ = mlbert("nvidia-to-torch", file, tmp_path / "back")
     assert "0 dropped, 0 missing" in out
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
 
@@ -94,53 +68,46 @@ def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attent
 def test_half_precision_becomes_float32(tmp_path, plain, mlbert, state):
     file = plain.with_name("half.pt")
     torch.save({"model": {name: tensor.half() for name, tensor in state.items()}}, file)
-    assert mlbert("nvidia-to-torch", file, tmp_path / "back")[0] == 0
+    mlbert("nvidia-to-torch", file, tmp_path / "back")
     rounded = {name: tensor.half().float() for name, tensor in state.items()}
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), rounded)
 
 
 WORDS, LAST = "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.weight"
-DAMAGES = {
-    "gone": (Path.unlink, "file.unreadable"),
-    "no config": (lambda file: file.with_name("bert_config.json").unlink(), "file.missing"),
-}
-# What is stored in place of a good state.
+# What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
-    "no container": (dict, "checkpoint.format"),
-    "other model": (lambda state: {"model": {"weight": torch.zeros(2)}}, "checkpoint.incomplete"),
-    "missing tensor": (
-        lambda state: {"model": {name: tensor for name, tensor in state.items() if name != LAST}},
-        "checkpoint.incomplete",
+    "payload": (
+        lambda file, good: {"model": good, "more": Call(os.system, f"touch {file.with_name('ran')}")},
+        "checkpoint.unsafe",
     ),
-    **{
-        name: (lambda state, changes=changes: {"model": {**state, **changes(state)}}, code)
-        for name, (changes, code) in {
-            "wrong shape": (lambda state: {"bert.pooler.dense.weight": torch.zeros(3, 3)}, "checkpoint.shape"),
-            "third layer": (lambda state: {LAST.replace("1", "2"): torch.zeros(3, 3)}, "checkpoint.shape"),
-            "untied": (lambda state: {"cls.predictions.decoder.weight": state[WORDS] + 1}, "checkpoint.damaged"),
-            "integers": (lambda state: {"bert.pooler.dense.bias": torch.zeros(32).long()}, "checkpoint.damaged"),
-        }.items()
-    },
+    "no container": (lambda file, good: good, "checkpoint.format"),
+    "other model": (lambda file, good: {"model": {"weight": torch.zeros(2)}}, "checkpoint.incomplete"),
+    "missing tensor": (lambda file, good: {"model": {k: good[k] for k in good if k != LAST}}, "checkpoint.incomplete"),
+}
+# What is changed in a good state.
+CHANGES = {
+    "wrong shape": (lambda good: {"bert.pooler.dense.weight": torch.zeros(3, 3)}, "checkpoint.shape"),
+    "third layer": (lambda good: {LAST.replace("1", "2"): torch.zeros(3, 3)}, "checkpoint.shape"),
+    "untied": (lambda good: {"cls.predictions.decoder.weight": good[WORDS] + 1}, "checkpoint.damaged"),
+    "integers": (lambda good: {"bert.pooler.dense.bias": torch.zeros(32).long()}, "checkpoint.damaged"),
 }
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, *CONTENTS, "payload"])
+@pytest.mark.parametrize("damage", [*CONTENTS, *CHANGES])
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, damage):
-    back, code = tmp_path / "back", "checkpoint.unsafe"
-    if damage in DAMAGES:
-        spoil, code = DAMAGES[damage]
-        spoil(plain)
-    elif damage in CONTENTS:
-        content, code = CONTENTS[damage]
-        torch.save(content(state), plain)
-    else:
-        torch.save({"model": state, "more": _Payload(f"touch {plain.with_name('ran')}")}, plain)
-    subject = plain.with_name("bert_config.json") if damage == "no config" else plain
-    refused("nvidia-to-torch", plain, back, target=back, code=code, subject=subject)
+    content, code = (CONTENTS | CHANGES)[damage]
+    torch.save(content(plain, state) if damage in CONTENTS else {"model": {**state, **content(state)}}, plain)
+    refused("nvidia-to-torch", plain, tmp_path / "back", code=code, subject=plain)
     assert not plain.with_name("ran").exists()
 
 
-def test_existing_file_is_kept(tmp_path, own_folder, plain, refused):
+@pytest.mark.parametrize(("name", "code"), [("model.pt", "file.unreadable"), ("bert_config.json", "file.missing")])
+def test_a_missing_file_is_one_line(tmp_path, plain, refused, name, code):
+    plain.with_name(name).unlink()
+    refused("nvidia-to-torch", plain, tmp_path / "back", code=code, subject=plain.with_name(name))
+
+
+def test_existing_file_is_kept(own_folder, plain, refused):
     before = plain.read_bytes()
-    refused("torch-to-nvidia", own_folder, plain, target=plain, code="file.exists", subject=plain)
+    refused("torch-to-nvidia", own_folder, plain, code="file.exists", subject=plain)
     assert plain.read_bytes() == before

@@ -1,11 +1,8 @@
 """Checkpoints that TensorFlow wrote: the same logits as a TensorFlow graph, every variable's fate, damaged files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.checkpoint_names import tf1_names
 from mlbert.models.weights.huggingface import padded_inputs
 from mlbert.models.weights.load import load_weights
+from programs import run_quietly
 from same_weights import assert_same_tensors
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +35,7 @@ def batch(shape):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, shape, state, batch) -> Path:
-    """What tensorflow_program.py writes from the small BERT."""
+    """Return the folder that tensorflow_program.py wrote from the small BERT."""
     folder = tmp_path_factory.mktemp("tensorflow")
     names = tf1_names(shape.num_hidden_layers)
     arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
@@ -45,22 +43,20 @@ def written(tmp_path_factory, shape, state, batch) -> Path:
     np.savez(folder / "inputs.npz", **{name: value.numpy() for name, value in padded_inputs(batch).items()})
     (folder / "bert_config.json").write_text(shape.to_json())
     program = Path(__file__).with_name("tensorflow_program.py")
-    done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=300, check=False)
+    done = run_quietly(sys.executable, program, folder, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
 @pytest.fixture
 def copied(tmp_path, written):
-    """The TensorFlow 1 checkpoint's prefix in a folder that may be damaged."""
-    shutil.copytree(written / "tf1", tmp_path / "tf1")
-    return tmp_path / "tf1" / "model.ckpt-28252"
+    """Return the TensorFlow 1 checkpoint's prefix in a folder that may be damaged."""
+    return shutil.copytree(written / "tf1", tmp_path / "tf1") / "model.ckpt-28252"
 
 
 @pytest.mark.parametrize("form", list(PREFIX))
 def test_weights_and_logits_equal_those_of_tensorflow(tmp_path, written, mlbert, batch, state, form):
-    code, out, error = mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
-    assert code == 0, error
+    out, error = mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
     assert error == ""
     assert f"{TENSORS} taken" in out
     assert "0 missing" in out
@@ -77,29 +73,27 @@ def test_weights_and_logits_equal_those_of_tensorflow(tmp_path, written, mlbert,
 
 
 def test_slots_and_step_are_dropped_and_reported(tmp_path, written, mlbert):
-    _, out, _ = mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
+    out, _ = mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
     lines = out.splitlines()
     assert "global_step: dropped (optimizer slot or counter)" in lines
     assert "bert/pooler/dense/kernel/LAMB_1: dropped (optimizer slot or counter)" in lines
     assert "cls/predictions/output_bias: taken as cls.predictions.bias" in lines
     assert f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing" in lines
-    _, out, _ = mlbert("tf2-to-torch", written / PREFIX["pretrainer"], tmp_path / "second")
+    out, _ = mlbert("tf2-to-torch", written / PREFIX["pretrainer"], tmp_path / "second")
     assert ".OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE: dropped (optimizer slot or counter)" in out
 
 
 def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
-    code, out, error = mlbert("tf1-to-nvidia", f"{written / PREFIX['tf1']}.index", tmp_path / "at_once.pt")
-    assert code == 0, error
+    out, _ = mlbert("tf1-to-nvidia", f"{written / PREFIX['tf1']}.index", tmp_path / "at_once.pt")
     assert f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing" in out
     mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
     mlbert("torch-to-nvidia", tmp_path / "ours", tmp_path / "in_two.pt")
     assert (tmp_path / "at_once.pt").read_bytes() == (tmp_path / "in_two.pt").read_bytes()
-    assert mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt")[0] == 2
+    mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt", status=2)
 
 
 def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(tmp_path, written, mlbert, state):
-    code, out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
-    assert code == 0
+    out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
     assert "cls.predictions.transform.dense.weight: missing (initialised)" in out
     assert "39 taken" in out
     found = load_file(tmp_path / "ours" / "model.safetensors")
@@ -111,14 +105,9 @@ def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
     config = copied.with_name("bert_config.json").rename(tmp_path / "elsewhere.json")
     copied.with_name("vocab.txt").write_text("[PAD]\n")
     index = copied.with_name(f"{copied.name}.index")
-    code, _, error = mlbert("tf1-to-torch", index, tmp_path / "ours", "--config", config)
-    assert code == 0, error
-    assert {path.name for path in (tmp_path / "ours").iterdir()} == {
-        "bert_config.json",
-        "model.safetensors",
-        "tokenizer_config.json",
-        "vocab.txt",
-    }
+    mlbert("tf1-to-torch", index, tmp_path / "ours", "--config", config)
+    names = {"bert_config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"}
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == names
     assert BertConfig.from_json(tmp_path / "ours" / "bert_config.json") == shape
 
 
@@ -156,9 +145,8 @@ DATA, INDEX, CONFIG = "model.ckpt-28252.data-00000-of-00001", "model.ckpt-28252.
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, name, damage, code, subject):
     damage(copied.with_name(name))
-    ours = tmp_path / "ours"
     wording = code != "checkpoint.damaged"  # TensorFlow's own words
-    refused("tf1-to-torch", copied, ours, target=ours, code=code, subject=copied.with_name(subject), wording=wording)
+    refused("tf1-to-torch", copied, tmp_path / "ours", code=code, subject=copied.with_name(subject), wording=wording)
 
 
 @pytest.mark.parametrize(
@@ -170,21 +158,18 @@ def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, na
     ],
 )
 def test_a_checkpoint_without_the_variables_is_named(tmp_path, written, refused, command, name, code):
-    ours = tmp_path / "ours"
-    refused(command, written / name, ours, target=ours, code=code, subject=written / name)
+    refused(command, written / name, tmp_path / "ours", code=code, subject=written / name)
 
 
 def test_tf2_of_another_shape(tmp_path, written, refused):
     values = json.loads((written / "items/bert_config.json").read_text())
     config = tmp_path / "other.json"
+    prefix = written / PREFIX["items"]
     for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
         config.write_text(json.dumps({**values, **changes}))
-        prefix, ours = written / PREFIX["items"], tmp_path / "ours"
-        words = ("tf2-to-torch", prefix, ours, "--config", config)
-        refused(*words, target=ours, code="checkpoint.shape", subject=prefix)
+        refused("tf2-to-torch", prefix, tmp_path / "ours", "--config", config, code="checkpoint.shape", subject=prefix)
 
 
 def test_without_tensorflow_the_extra_is_named(tmp_path, copied, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    ours = tmp_path / "ours"
-    refused("tf1-to-torch", copied, ours, target=ours, code="package.missing", subject=copied)
+    refused("tf1-to-torch", copied, tmp_path / "ours", code="package.missing", subject=copied)
