@@ -82,11 +82,8 @@ class TensorLamb(Lamb):
         scales = self._scales(self.flat.data, grad, update)
         for piece in self._pieces:
             update[piece.start : piece.stop].mul_(scales[piece.owner])
-        for buffer, new in (
-            (self.exp_avg, m),
-            (self.exp_avg_sq, v),
-            (self.flat.data, self.flat.data - self.lr * update),
-        ):
+        weights = self.flat.data - self.lr * update
+        for buffer, new in ((self.exp_avg, m), (self.exp_avg_sq, v), (self.flat.data, weights)):
             buffer.copy_(torch.where(finite, new, buffer))
 
 

@@ -49,13 +49,10 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
     runs, now = [], 1_700_000_000_000 + chance.randrange(10**9)
     for _ in range(10):
         run = _Writer(now)
-        run.log("submission_benchmark", "bert")
-        run.log("submission_org", "Some")
-        run.log("submission_division", "closed")
-        run.log("seed", chance.randrange(2**31))
-        run.log("global_batch_size", batch)
-        run.log("opt_name", "lamb")
-        run.log("init_start")
+        about = {"submission_benchmark": "bert", "submission_org": "Some", "submission_division": "closed"}
+        about |= {"seed": chance.randrange(2**31), "global_batch_size": batch, "opt_name": "lamb", "init_start": None}
+        for key, value in about.items():
+            run.log(key, value)
         run.log("init_stop", after=chance.randrange(5000, 50_000))
         run.log("run_start")
         run.log("epoch_start", epoch_num=0)
@@ -146,7 +143,6 @@ def configure(name: str, value: Any, which: int = 3) -> Edit:
 
 
 def drop(key: str, index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that removes a line."""
     return lambda runs: runs[which].remove(nth(runs[which], key, index))
 
 
@@ -194,8 +190,6 @@ def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int 
 
 
 def each(*edits: Edit) -> Edit:
-    """Return an edit that applies several edits."""
-
     def edit(runs: list[Run]) -> None:
         for one in edits:
             one(runs)
@@ -204,5 +198,5 @@ def each(*edits: Edit) -> Edit:
 
 
 def accuracies(log: Log) -> list[tuple[float, float]]:
-    """Return samples and accuracy of each evaluation."""
+    """Return (samples, accuracy) of each evaluation."""
     return [(found.samples, found.accuracy) for found in evaluations_of(log)]

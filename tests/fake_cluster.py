@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from programs import write_program
+from programs import run_quietly, write_program
 
 # Records its arguments and the exports that differ between runs, then acts as the test's exports request.
 STAND_IN = """#!{python}
@@ -65,23 +65,23 @@ class FakeCluster:
         self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
         for name in PROGRAMS:
             write_program(self.programs / name, STAND_IN.format(python=sys.executable))
-        self.exports = {
-            "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh",
-            "DGXSYSTEM": "any_2x4x4x1",
-            "DGXNNODES": 2,
-            "DGXNGPU": 4,
-            "RECIPE": "any",
-            "LOGDIR": self.logs,
-            "CLEAR_CACHES": 0,
-            "CHECK_COMPLIANCE": 0,
-        }
+        self.exports = {"DGXSYSTEM": "any_2x4x4x1", "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh"}
+        self.exports |= {"DGXNNODES": 2, "DGXNGPU": 4, "RECIPE": "any", "LOGDIR": self.logs}
+        self.exports |= {"CLEAR_CACHES": 0, "CHECK_COMPLIANCE": 0}
 
-    def start(self, program: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
+    @property
+    def image(self) -> Path:
+        """Create an image file. A job in a container gets a stand-in for the report too."""
+        path = self.logs.with_name("bert.sqsh")
+        path.touch()
+        return path
+
+    def start(self, launcher: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
+        """Start run.sub, which is in the system's folder, or another launcher."""
+        program = launcher if launcher == "run.sub" else self.launch / launcher
         own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "NOTES": self.notes, "VIRTUAL_ENV": "none"}
         environment = {name: str(value) for name, value in {**own, **self.exports, **exports}.items()}
-        return subprocess.run(
-            ["bash", program, *words], env=environment, cwd=self.system, capture_output=True, text=True, check=False
-        )
+        return run_quietly("bash", program, *words, env=environment, cwd=self.system)
 
     def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
         """Run run.sub as Slurm would."""

@@ -53,12 +53,9 @@ def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], m
 
 def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
     """Pad the batch to exactly the static shape, by concatenation."""
-    sizes = {
-        "cu_seqlens": static_shape.sequences + 1,
-        "next_sentence_labels": static_shape.sequences,
-        "labels": static_shape.sequences,
-    }
-    sizes |= {"masked_positions": static_shape.masked, "masked_labels": static_shape.masked}
+    sizes = {"cu_seqlens": static_shape.sequences + 1}
+    sizes |= dict.fromkeys(("next_sentence_labels", "labels"), static_shape.sequences)
+    sizes |= dict.fromkeys(("masked_positions", "masked_labels"), static_shape.masked)
     fillers = {"cu_seqlens": batch.num_tokens, "masked_labels": IGNORED_LABEL, "next_sentence_labels": IGNORED_LABEL}
     filled: dict[str, Any] = {"max_seqlen": static_shape.max_seqlen}
     for field in dataclasses.fields(Batch):
@@ -80,17 +77,13 @@ def same(found: Batch, expected: Batch) -> str:
     """Return the first field that differs in value or type, or "" if all are equal."""
     for field in dataclasses.fields(Batch):
         one, other = getattr(found, field.name), getattr(expected, field.name)
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            equal = one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-        else:
-            equal = one == other
-        if not equal:
+        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if not (one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu()) if tensors else one == other):
             return field.name
     return ""
 
 
 def assert_same(found: Batch, expected: Batch) -> None:
-    """Assert that all fields are bit-equal."""
     assert same(found, expected) == ""
 
 
@@ -113,6 +106,5 @@ def rows_of(host_batch: HostBatch) -> dict[int, tuple[int, ...]]:
 
 
 def tokens_of(batch: HostBatch) -> list[bytes]:
-    """Return the token ids of each sequence."""
     parts = batch.arrays()
     return [piece.tobytes() for piece in np.split(parts["ids"], parts["cu_seqlens"][1:-1])]

@@ -96,9 +96,8 @@ def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -
     """Write the packed format; ``counts`` int64 [packs] are sequences per pack, positions are relative to the pack."""
     columns, first = columns_of(rows), offsets_of(counts)
     masked = np.diff(rows.masked_offsets)
-    packed: dict[str, list[np.ndarray]] = {name: [] for name in columns}
-    for name in ("packed_input_len", "packed_masked_lm_len", "next_sentence_labels"):
-        packed[name] = []
+    lists = ("packed_input_len", "packed_masked_lm_len", "next_sentence_labels")
+    packed: dict[str, list[np.ndarray]] = {name: [] for name in (*columns, *lists)}
     for start, end in itertools.pairwise(first):
         begin = rows.offsets[start]
         columns_here = {name: values[start:end] for name, values in columns.items()}

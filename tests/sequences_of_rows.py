@@ -21,15 +21,8 @@ def sequences_of(rows: Any) -> Ragged:
             assert columns.tolist() == list(range(first, first + len(columns)))
             assert rows.position_ids[b, columns].tolist() == list(range(len(columns)))
             mine = real & (rows.masked_positions[b] >= first) & (rows.masked_positions[b] < first + len(columns))
-            segments = rows.segment_ids[b, columns].tolist()
-            found.append(
-                (
-                    rows.input_ids[b, columns].tolist(),
-                    segments.count(0),
-                    bool(rows.next_sentence_labels[b, s]),
-                    (rows.masked_positions[b, mine] - first).tolist(),
-                    rows.masked_labels[b, mine].tolist(),
-                )
-            )
+            tokens, segments = rows.input_ids[b, columns].tolist(), rows.segment_ids[b, columns].tolist()
+            masked = ((rows.masked_positions[b, mine] - first).tolist(), rows.masked_labels[b, mine].tolist())
+            found.append((tokens, segments.count(0), bool(rows.next_sentence_labels[b, s]), *masked))
         assert not rows.input_ids[b, rows.sequence_ids[b] == 0].any()
     return Ragged.from_rows(found)

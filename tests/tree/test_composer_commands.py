@@ -25,7 +25,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored
-from programs import assert_refused, run_quietly, user_environ, words_as_dict, write_program
+from programs import assert_refused, run_quietly, run_script, user_environ, words_as_dict, write_program
 from same_weights import assert_same_tensors
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths
 from tiny_bert import write_tiny_bert
@@ -100,13 +100,15 @@ def test_configs_have_the_published_values(config: str, tree_root: Path) -> None
 
 
 @pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])
-def test_converted_weights_equal_the_checkpoint(program: str, tree: Tree, inputs: Path) -> None:
-    flags = ("--pt_checkpoint", inputs / "phase1/model.ckpt-28252.pt", "--save_checkpoint", tree.root / "made")
-    done = tree.run(sys.executable, f"scripts/{program}", *flags)
-    assert done.returncode == 0, done.stderr
-    expected, found = (load_file(folder / "model.safetensors") for folder in (inputs / "own", tree.root / "made"))
-    assert_same_tensors(found, expected)
-    assert_refused(tree.run(sys.executable, f"scripts/{program}"), "")
+def test_converted_weights_equal_the_checkpoint(
+    program: str, tree_root: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tree_root / HOME / "composer/scripts" / program
+    flags = ("--pt_checkpoint", inputs / "phase1/model.ckpt-28252.pt", "--save_checkpoint", tmp_path / "made")
+    assert run_script(script, *flags) == 0
+    assert_same_tensors(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "made", inputs / "own")))
+    capsys.readouterr()
+    assert (run_script(script), capsys.readouterr().err.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow

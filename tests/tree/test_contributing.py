@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import copy_files, write_program
+from programs import copy_files, run_checked, run_quietly, user_environ, write_mlbert
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 200
@@ -21,29 +21,22 @@ def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPath
     """Copy the tree without results and records, and apply the page's new files and changes."""
     root = tmp_path_factory.mktemp("contributing") / "tree"
     copy_files(tracked, tree_root, root, without=("results", "records"))
-    write_program(root / ".venv/bin/mlbert", f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
+    write_mlbert(root / ".venv/bin")
     for language, text in BLOCK.findall((root / "CONTRIBUTING.md").read_text(encoding="utf-8")):
         if language == "python":
             place, body = text.removeprefix("# ").split("\n", 1)
             assert not (root / place).exists(), f"{place} is no new file"
             (root / place).write_text(body, encoding="utf-8")
         elif language == "diff":
-            applied = subprocess.run(
-                ["git", "apply", "--recount", "-"], cwd=root, input=text, capture_output=True, text=True, check=False
-            )
-            assert applied.returncode == 0, applied.stderr
+            run_checked("git", "apply", "--recount", "-", cwd=root, input=text)
     return root
 
 
 def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     homes = [str(root / "benchmarks/bert/implementations" / name) for name in ("pytorch", "tensorflow2")]
-    environ = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
-    environ |= {
-        "PYTHONPATH": os.pathsep.join(homes),
-        "PATH": f"{root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    words = ["bash", "-c", f"set -euo pipefail\n{command}"]
-    return subprocess.run(words, cwd=root, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
+    path = f"{root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = user_environ(PYTHONPATH=os.pathsep.join(homes), PATH=path)
+    return run_quietly("bash", "-c", f"set -euo pipefail\n{command}", cwd=root, env=environ, timeout=SECONDS)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from fake_cluster import MISSPELT, FakeCluster
 
 
 def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
+    done = cluster.start("run_multinode.sh", "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
     calls = cluster.calls("ssh", "run_and_time.sh")
     assert sorted(call["words"][2] for call in calls) == ["n1", "n2"], done.stderr
     for call in calls:
@@ -32,7 +32,7 @@ def test_refused_and_lost_ssh_connections_are_reported(
 ) -> None:
     ssh = cluster.programs / "ssh"
     ssh.write_text(f'#!/bin/sh\necho "$*" >>{cluster.notes}\ncase $* in *n2*{word}*) exit 255 ;; esac\n')
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), HOSTS="n1,n2")
+    done = cluster.start("run_multinode.sh", HOSTS="n1,n2")
     assert (done.returncode, "run_and_time" in cluster.notes.read_text()) == (status, status == 3)
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ssh ")
@@ -42,25 +42,24 @@ def test_refused_and_lost_ssh_connections_are_reported(
 @pytest.mark.parametrize("engine", ["ssh", "mpirun"])
 def test_settings_are_checked_before_anything_starts_on_the_hosts(checking_cluster: FakeCluster, engine: str) -> None:
     cluster = checking_cluster
-    program, words = str(cluster.launch / "run_multinode.sh"), ["--mpirun"] * (engine == "mpirun")
+    command = ["run_multinode.sh", *["--mpirun"] * (engine == "mpirun")]
     for flags, exports, name in (((), {"BATCHSIZE": 15}, "BATCHSIZE"), (("--max_steps", "x"), {}, "max_steps")):
-        done = cluster.start(program, *words, *flags, **exports)
+        done = cluster.start(*command, *flags, **exports)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith("mlbert: error: ")
         assert name in line
     assert not cluster.notes.exists(), "something was started"
-    done = cluster.start(program, *words, GRADIENT_CLIPING="x")
+    done = cluster.start(*command, GRADIENT_CLIPING="x")
     assert MISSPELT in done.stderr.splitlines()
     assert cluster.calls(engine, "run_and_time.sh")
 
 
 def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2")
+    done = cluster.start("run_multinode.sh", "--mpirun", HOSTS="n1,n2")
     (call,) = cluster.calls("mpirun")
-    assert call["words"][:8] == ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"], (
-        done
-    )
+    words = ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"]
+    assert call["words"][:8] == words, done
     assert call["words"][-1] == str(cluster.launch / "run_and_time.sh")
     assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
 
@@ -75,6 +74,6 @@ def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
 )
 def test_mpirun_ends_with_the_runs_status(cluster: FakeCluster, mpirun: int, reason: str | None, status: int) -> None:
     exports = {"RUN_STOP": json.dumps({"reason": reason, "status": "aborted"})} if reason else {}
-    done = cluster.start(str(cluster.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
+    done = cluster.start("run_multinode.sh", "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
     assert done.returncode == status, done.stderr
     assert f"run 0 ended with status {status}." in done.stdout

@@ -38,8 +38,7 @@ def lines(process: subprocess.Popen[str]) -> list[str]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT, encoding="utf-8")
+    (path := tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     return path
 
 

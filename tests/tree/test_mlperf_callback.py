@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,15 +20,12 @@ from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Finding, Outcome, failed
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.result_set import ResultSet
+from programs import run_quietly
 from user_errors import user_error
 
 EXAMPLES = Path("docs/examples")
 PACKAGE = Path("benchmarks/bert/implementations/pytorch")
-NUMBERS = dict.fromkeys((*REQUIRED, *REQUIRED_IN_CLOSED), 1) | {
-    "opt_name": "lamb",
-    "seed": 7,
-    "global_batch_size": 10,
-}
+NUMBERS = dict.fromkeys((*REQUIRED, *REQUIRED_IN_CLOSED), 1) | {"opt_name": "lamb", "seed": 7, "global_batch_size": 10}
 KEYS_OF_THE_PUBLISHED_LOGS = (
     "block_start block_stop cache_clear epoch_start eval_accuracy eval_samples eval_start eval_stop global_batch_size "
     "gradient_accumulation_steps init_start init_stop run_start run_stop seed submission_benchmark submission_division "
@@ -43,33 +41,22 @@ def log_of(callback: MLPerfCallback) -> Log:
     return read_log(callback.path)
 
 
-def keys_after_run_start(log: Log) -> list[str]:
-    keys = [event.key for event in log.events]
-    return keys[keys.index("run_start") + 1 :]
-
-
 def passes(findings: list[Finding]) -> bool:
     return not [finding for finding in findings if finding.outcome not in (Outcome.PASS, Outcome.NOTE)]
 
 
 def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> subprocess.CompletedProcess[str]:
-    given = ["-c", text_or_path] if isinstance(text_or_path, str) else [str(text_or_path)]
+    given = ["-c", text_or_path] if isinstance(text_or_path, str) else [text_or_path]
     path = os.pathsep.join([str(tree_root / PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "MLPERF_SUBMISSION_ORG": "Org"}
-    command = [sys.executable, *given, *map(str, words)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    return run_quietly(sys.executable, *given, *words, env=environ)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "system", "needs"),
-    [("plain", "plain", "torch"), pytest.param("trainer", "trainer", "accelerate", marks=pytest.mark.slow)],
-)
-def test_ten_runs_of_an_example_form_a_submission(
-    program: str, system: str, needs: str, tmp_path: Path, tree_root: Path
-) -> None:
+@pytest.mark.parametrize(("system", "needs"), [("plain", "torch"), ("trainer", "accelerate")])
+def test_ten_runs_of_an_example_form_a_submission(system: str, needs: str, tmp_path: Path, tree_root: Path) -> None:
     pytest.importorskip(needs, reason="Hugging Face's Trainer needs it")
-    example = tree_root / EXAMPLES / f"mlperf_{program}.py"
+    example = tree_root / EXAMPLES / f"mlperf_{system}.py"
     assert len(example.read_text().splitlines()) <= 30
     done = run_program(tree_root, example, tmp_path / "Example")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -115,19 +102,15 @@ def test_missing_names_are_a_one_line_error(division: str, tmp_path: Path) -> No
     assert log_of(log).status is None, "a run that has not started must not be logged as aborted"
 
 
-def fail_after_an_evaluation(log: MLPerfCallback) -> None:
-    log.fit_start(NUMBERS)
-    log.eval_start(10)
-    assert not log.eval_end(10, 0.5)
-    raise ZeroDivisionError
-
-
 def test_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), make(tmp_path) as log:
-        fail_after_an_evaluation(log)
-    last = log_of(log).events[-1]
+    with pytest.raises(ZeroDivisionError), make(tmp_path) as log:  # noqa: PT012
+        log.fit_start(NUMBERS)
+        log.eval_start(10)
+        assert not log.eval_end(10, 0.5)
+        raise ZeroDivisionError
+    *events, last = log_of(log).events
     assert (last.key, last.metadata["status"], last.metadata["reason"]) == ("run_stop", "aborted", "ZeroDivisionError")
-    assert keys_after_run_start(log_of(log))[-5:-1] == ["block_stop", "epoch_stop", "train_samples", "eval_samples"]
+    assert [event.key for event in events[-4:]] == ["block_stop", "epoch_stop", "train_samples", "eval_samples"]
     assert passes(official.run(official.compliance_checker(log.path, "log")))
 
 
@@ -140,10 +123,8 @@ def test_missed_target_is_logged_as_aborted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", pytest.param("; raise ValueError", marks=pytest.mark.slow), "; sys.exit(3)"])
 def test_process_exit_closes_the_log(end: str, tmp_path: Path, tree_root: Path) -> None:
-    text = (
-        "import sys, json; from mlbert.mlperf.callback import MLPerfCallback as C; assert 'torch' not in sys.modules;"
-    )
-    text += f"log = C(sys.argv[1], 3, system_name='sys'); log.fit_start(json.loads(sys.argv[2])){end}"
+    text = "import sys, json; from mlbert.mlperf.callback import MLPerfCallback; assert 'torch' not in sys.modules;"
+    text += f"log = MLPerfCallback(sys.argv[1], 3, system_name='sys'); log.fit_start(json.loads(sys.argv[2])){end}"
     done = run_program(tree_root, text, tmp_path, json.dumps(NUMBERS))
     assert (done.returncode != 0) == bool(end), done.stderr
     assert read_log(tmp_path / "results/sys/bert/result_3.txt").status == "aborted"
@@ -169,12 +150,8 @@ def test_only_rank_0_writes_and_all_ranks_see_the_target(tmp_path: Path) -> None
 
 def test_cache_is_cleared_by_a_command_without_a_shell(tmp_path: Path) -> None:
     for index, (command, value) in enumerate([("touch 'a b;c'", True), (["touch", "d"], True), (None, False)]):
-        here = os.getcwd()
-        os.chdir(tmp_path)
-        try:
+        with contextlib.chdir(tmp_path):
             log = make(tmp_path / "out", index, cache_clear_cmd=command)
-        finally:
-            os.chdir(here)
         log.close()
         assert log_of(log).value("cache_clear") is value
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a b;c", "d", "out"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.tokenizer import load_tokenizer
-from programs import run_quietly
+from programs import run_quietly, run_script
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
@@ -26,13 +25,11 @@ COMMON = Path("benchmarks/mosaic_bert/common")
 def run(tree_root: Path, tmp_path: Path):
     """Return a function that runs a program of benchmarks/mosaic_bert/common from a scratch folder, offline."""
 
-    def run(command: str) -> subprocess.CompletedProcess[str]:
-        words = [word.replace("../common", str(tree_root / COMMON)) for word in command.split()]
-        assert words[0] == "python"
-        package = tree_root / "benchmarks" / "bert" / "implementations" / "pytorch"
+    def run(program: str, flags: str) -> subprocess.CompletedProcess[str]:
+        package = tree_root / "benchmarks/bert/implementations/pytorch"
         environment = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
-        words[0] = sys.executable
-        return run_quietly(*words, cwd=tmp_path, env=environment, timeout=120)
+        command = (sys.executable, tree_root / COMMON / program, *flags.split())
+        return run_quietly(*command, cwd=tmp_path, env=environment, timeout=120)
 
     return run
 
@@ -43,10 +40,7 @@ def refused(tree_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.chdir(tmp_path)
 
     def refused(program: str, flags: str) -> str:
-        monkeypatch.setattr(sys, "argv", [program, *flags.split()])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(tree_root / COMMON / program), run_name="__main__")
-        assert end.value.code == 2
+        assert run_script(tree_root / COMMON / program, *flags.split()) == 2
         return capsys.readouterr().err
 
     return refused
@@ -59,16 +53,16 @@ def custom_corpus(tmp_path: Path) -> Path:
     return path
 
 
-CONVERT = "python ../common/convert_dataset.py --dataset text --path texts.jsonl --out_root ./my-copy-c4"
-LOAD = "python ../common/text_data.py --tokenizer bert-base-uncased"
+CONVERT, LOAD = "convert_dataset.py", "text_data.py"
+COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 
 @pytest.mark.slow
 def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus, tmp_path):
-    converted = run(f"{CONVERT} --splits train_small val")
+    converted = run(CONVERT, f"{COPY} train_small val")
     assert converted.returncode == 0, converted.stderr
     assert "truncation to 128 tokens drops 0.0% of the tokens" in converted.stdout
-    loaded = run(f"{LOAD} --local_path ./my-copy-c4")
+    loaded = run(LOAD, "--tokenizer bert-base-uncased --local_path ./my-copy-c4")
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.count("#### batch") == 5
     tokenizer = load_tokenizer("bert-base-uncased")
@@ -81,47 +75,40 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus,
         assert tokenizer.decode(numbers) == text
         assert masked == "none" or re.fullmatch(r"\d+: \S+(, \d+: \S+)*", masked)
     # The README's next example streams to another folder.
-    assert run(f"{LOAD} --local_path cache --remote_path ./my-copy-c4").stdout == loaded.stdout
+    streamed = run(LOAD, "--tokenizer bert-base-uncased --local_path cache --remote_path ./my-copy-c4")
+    assert streamed.stdout == loaded.stdout
     assert sorted(path.name for path in (tmp_path / "cache" / "val").glob("*.mds")) == ["shard.00000.mds"]
-    rejected = run(f"{CONVERT} --splits val train")
+    rejected = run(CONVERT, f"{COPY} val train")
     assert rejected.returncode == 2
     assert_error_line(rejected.stderr, "file.exists", "my-copy-c4/val")
     assert not (tmp_path / "my-copy-c4" / "train").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "subject"),
+    ("program", "flags", "code", "subject"),
     [
-        ("--dataset c4 --data_subset en --splits train_small val", "network.unreachable", "dataset c4"),
-        ("--dataset text", "config.missing", "--path"),
-        ("--dataset python-text --path x", "config.conflict", "--path"),
-        ("--dataset python-text --data_subset en", "config.conflict", "--data_subset"),
-        ("--dataset text --path none", "file.missing", "none"),
-        ("--dataset c4 --concat_tokens 128", "config.missing", "--concat_tokens"),
-        ("--dataset python-text --concat_tokens 0", "config.range", "--concat_tokens"),
-        ("--dataset python-text --no_wrap", "config.conflict", "--eos_text and --no_wrap"),
-        ("--dataset text --path texts.jsonl --compression gz", "config.choice", "compression 'gz'"),
-        ("--dataset text --path texts.jsonl --tokenizer gpt2", "network.unreachable", "tokenizer 'gpt2'"),
+        (CONVERT, "--dataset c4 --data_subset en --splits train_small val", "network.unreachable", "dataset c4"),
+        (CONVERT, "--dataset text", "config.missing", "--path"),
+        (CONVERT, "--dataset python-text --path x", "config.conflict", "--path"),
+        (CONVERT, "--dataset python-text --data_subset en", "config.conflict", "--data_subset"),
+        (CONVERT, "--dataset text --path none", "file.missing", "none"),
+        (CONVERT, "--dataset c4 --concat_tokens 128", "config.missing", "--concat_tokens"),
+        (CONVERT, "--dataset python-text --concat_tokens 0", "config.range", "--concat_tokens"),
+        (CONVERT, "--dataset python-text --no_wrap", "config.conflict", "--eos_text and --no_wrap"),
+        (CONVERT, "--dataset text --path texts.jsonl --compression gz", "config.choice", "compression 'gz'"),
+        (CONVERT, "--dataset text --path texts.jsonl --tokenizer gpt2", "network.unreachable", "tokenizer 'gpt2'"),
+        (LOAD, "--local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        (LOAD, "--local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        (LOAD, "--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
     ],
 )
-def test_invalid_flags_of_a_conversion_are_one_line_errors(refused, custom_corpus, tmp_path, flags, code, subject):
-    assert_error_line(refused("convert_dataset.py", f"--out_root out {flags}"), code, subject)
+def test_invalid_flags_are_one_line_errors(refused, custom_corpus, tmp_path, program, flags, code, subject):
+    out = "--out_root out " if program == CONVERT else ""
+    assert_error_line(refused(program, out + flags), code, subject)
     assert list((tmp_path / "out").glob("*")) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "subject"),
-    [
-        ("--local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
-        ("--local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
-        ("--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
-    ],
-)
-def test_invalid_flags_of_reading_are_one_line_errors(refused, flags, code, subject):
-    assert_error_line(refused("text_data.py", flags), code, subject)
-
-
 def test_unknown_flag_is_a_one_line_error(refused):
-    error = refused("convert_dataset.py", "--dataset text --out_root out --split x")
+    error = refused(CONVERT, "--dataset text --out_root out --split x")
     assert error.count("\n") == 1
     assert "unrecognized arguments" in error

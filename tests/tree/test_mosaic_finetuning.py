@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from programs import run_checked
 
 HOME = "benchmarks/mosaic_bert"
 
@@ -22,10 +23,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_program(tree_root: Path, workdir: Path, program: str, yaml: str, *words: str) -> str:
     home = tree_root / HOME
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
-    command = [sys.executable, str(home / program), str(home / "yamls/test" / yaml), *words]
-    done = subprocess.run(command, cwd=workdir, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    command = (sys.executable, home / program, home / "yamls/test" / yaml, *words)
+    return run_checked(*command, cwd=workdir, env=environ).stdout
 
 
 def metrics(run: Path, kind: str) -> list[dict]:

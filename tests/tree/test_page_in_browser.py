@@ -7,7 +7,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from mlbert.report.page import findings_page, report_page
 from mlbert.report.planner.cost import Prices
 from mlbert.report.results import read_result
 from mlbert.report.runs import read_systems
+from programs import run_quietly
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)
@@ -67,9 +67,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for index in range(10):
         curve = [(1000 * k, 60.0 * k + index, 0.7215 - 0.4 / k**2) for k in range(1, 18 + index)]
         status = "aborted" if index == 7 else "success"
-        write_log(
-            logdir / f"result_{index}.txt", curve, logged={"seed": index, "global_batch_size": 768}, status=status
-        )
+        logged = {"seed": index, "global_batch_size": 768}
+        write_log(logdir / f"result_{index}.txt", curve, logged=logged, status=status)
         steps = (
             {"kind": "step", "step": k, "samples": 100 * k, "seconds": k, "loss": 9 / k, "learning_rate": 1e-3 / k}
             for k in range(1, 100)
@@ -85,14 +84,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             write_log(log, curve, logged={"seed": index, "global_batch_size": 256 * (system + 1)})
     for index in range(40):
         write_log(folder / "many" / f"result_{index}.txt", [(50, 8.0, 0.3), (100 + index, 20.0 + index, 0.73)])
-    sources = {
-        "one": [logdir],
-        "systems": [folder],
-        "many": [folder / "many"],
-    }
     made = {
-        name: report_page([read_result(system) for system in read_systems(paths)], Prices())
-        for name, paths in sources.items()
+        name: report_page([read_result(system) for system in read_systems([path])], Prices())
+        for name, path in {"one": logdir, "systems": folder, "many": folder / "many"}.items()
     }
     plans = {"plan": "--gpu a5000 --gpus 32", "sweep": "--gpu gb200 --sweep --price-per-gpu-hour 3 --budget 10"}
     for name, options in plans.items():
@@ -100,16 +94,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             main(["plan", *options.split(), "--html", str(folder / f"{name}.html")])
         made[name] = (folder / f"{name}.html").read_text()
     words = "a word_without_any_break_that_is_as_long_as_a_path_in_somebody_elses_tree " * 3
-    return {
-        **made,
-        "audit": findings_page([Finding("own: layout", words, outcome, words) for outcome in Outcome], words),
-    }
+    made["audit"] = findings_page([Finding("own: layout", words, outcome, words) for outcome in Outcome], words)
+    return made
 
 
 def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
     """Return the rendered document and the browser's log."""
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *flags]
-    end = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    end = run_quietly(*command, "--dump-dom", page.as_uri(), timeout=120)
     return end.stdout, end.stderr
 
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlbert.data.formats.open import open_store
-from programs import assert_refused, write_program
+from programs import RunMlbert, assert_refused, run_quietly, user_environ, write_mlbert
 from user_errors import assert_error_line
 
 HOME = Path("benchmarks/bert/implementations/pytorch")
 EVAL_SAMPLES = 20
+FEW = ("--eval-samples", EVAL_SAMPLES, "--workers", "1")
+
+
+Prepare = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def environ(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment in which `mlbert` runs this tree with this interpreter."""
-    programs = tmp_path_factory.mktemp("bin")
-    write_program(programs / "mlbert", f'#!/bin/sh\nexec {sys.executable} -m mlbert "$@"\n')
-    kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
-    return kept | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(tree_root / HOME)}
+def prepare(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepare:
+    """Return prepare(*words), which runs prepare_data.sh with an `mlbert` that runs this tree with this Python."""
+    programs = write_mlbert(tmp_path_factory.mktemp("bin")).parent
+    environ = user_environ(PATH=f"{programs}:{os.environ['PATH']}", PYTHONPATH=tree_root / HOME)
+    return functools.partial(run_quietly, tree_root / HOME / "launch/prepare_data.sh", env=environ)
 
 
 @pytest.fixture(scope="module")
@@ -45,64 +49,50 @@ def text(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wiki(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the same documents in WikiExtractor's output format."""
-    folder = tmp_path_factory.mktemp("wiki")
-    (folder / "AA").mkdir()
+    folder = tmp_path_factory.mktemp("wiki") / "AA"
+    folder.mkdir()
     documents = (text / "part-00000-of-00002").read_text().strip().split("\n\n")
     for number in range(3):
         articles = (
             f'<doc id="{i}" url="https://example.org/{i}" title="T{i}">\nT{i}\n\n{number} {document}\n\n</doc>\n'
             for i, document in enumerate(documents)
         )
-        (folder / "AA" / f"wiki_{number:02d}").write_text("".join(articles))
-    return folder
-
-
-def run(environ: dict[str, str], tree_root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [str(tree_root / HOME / "launch/prepare_data.sh"), *map(str, words)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-
-
-def exports(output: str) -> dict[str, Path]:
-    return {name: Path(value) for name, value in re.findall(r'^export (\w+)="(.*)"$', output, re.MULTILINE)}
+        (folder / f"wiki_{number:02d}").write_text("".join(articles))
+    return folder.parent
 
 
 def check(done: subprocess.CompletedProcess[str]) -> Path:
     """Check that both sets open and return the training set's path."""
     assert done.returncode == 0, done.stdout + done.stderr
-    found = exports(done.stdout)
+    found = dict(re.findall(r'^export (\w+)="(.*)"$', done.stdout, re.MULTILINE))
     assert set(found) == {"DATADIR_PHASE2", "EVALDIR"}
     assert len(open_store(found["EVALDIR"], verify=True)) == EVAL_SAMPLES
     assert len(open_store(found["DATADIR_PHASE2"], verify=True)) > 100
-    return found["DATADIR_PHASE2"]
+    return Path(found["DATADIR_PHASE2"])
 
 
 @pytest.mark.slow
-def test_text_parts(environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path) -> None:
-    words = ["--outputdir", tmp_path, "--input", text, "--vocab", vocab, "--packed", "--shards", "2"]
-    words += ["--eval-samples", EVAL_SAMPLES, "--workers", "1"]
-    train = check(run(environ, tree_root, *words))
-    assert train.name == "packed"
+def test_text_parts(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
+    words = ["--outputdir", tmp_path, "--input", text, "--vocab", vocab, "--packed", "--shards", "2", *FEW]
+    assert check(prepare(*words)).name == "packed"
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    check(run(environ, tree_root, *words))
+    check(prepare(*words))
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
 @pytest.mark.slow
-def test_tfrecords(environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path) -> None:
-    mlbert = [sys.executable, "-m", "mlbert", "prepare", "instances", "--format", "tfrecord", "--workers", "1"]
+def test_tfrecords(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
     for given, name in ((text, "train"), (text / "eval.txt", "eval")):
-        command = [*mlbert, "--input", given, "--vocab", vocab, "--out", tmp_path / name]
-        subprocess.run(list(map(str, command)), env=environ, check=True, capture_output=True)
+        words = ("--format", "tfrecord", "--workers", "1", "--input", given, "--vocab", vocab, "--out", tmp_path / name)
+        assert run_mlbert("prepare", "instances", *words)[0] == 0
     words = ["--outputdir", tmp_path / "out", "--input", tmp_path / "train", "--eval", tmp_path / "eval", "--bins"]
-    done = run(environ, tree_root, *words, "--vocab", vocab, "--eval-samples", EVAL_SAMPLES, "--workers", "1")
-    assert check(done).name == "bins"
+    assert check(prepare(*words, "--vocab", vocab, *FEW)).name == "bins"
 
 
-def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, vocab: Path, tmp_path: Path) -> None:
+def test_wikiextractor(prepare: Prepare, wiki: Path, vocab: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencex", reason="the sentence splitter is in the extra `wiki`")
     words = ["--outputdir", tmp_path, "--input", wiki, "--vocab", vocab, "--parts", "2", "--eval-articles", "4"]
-    done = run(environ, tree_root, *words, "--eval-samples", EVAL_SAMPLES, "--workers", "1")
-    assert check(done).name == "instances"
+    assert check(prepare(*words, *FEW)).name == "instances"
     assert len((tmp_path / "text" / "eval.md5").read_text().split()) == 4
 
 
@@ -118,28 +108,23 @@ def test_wikiextractor(environ: dict[str, str], tree_root: Path, wiki: Path, voc
         (["--outputdir", "/proc/nowhere", "--input", "/tmp"], "cannot be created"),
     ],
 )
-def test_wrong_arguments_are_one_line_errors(
-    words: list[str], reason: str, environ: dict[str, str], tree_root: Path
-) -> None:
-    assert_refused(run(environ, tree_root, *words), reason)
+def test_wrong_arguments_are_one_line_errors(words: list[str], reason: str, prepare: Prepare) -> None:
+    assert_refused(prepare(*words), reason)
 
 
 def test_missing_vocabulary_and_unknown_input_format_are_named(
-    environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path
+    prepare: Prepare, text: Path, vocab: Path, tmp_path: Path
 ) -> None:
-    done = run(environ, tree_root, "--outputdir", tmp_path, "--input", text)
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"error: {text}/vocab.txt does not exist. Name the vocabulary with --vocab.\n",
-    )
-    done = run(environ, tree_root, "--outputdir", tmp_path, "--input", tmp_path, "--vocab", vocab)
+    done = prepare("--outputdir", tmp_path, "--input", text)
+    assert_refused(done, f"error: {text}/vocab.txt does not exist. Name the vocabulary with --vocab.\n")
+    done = prepare("--outputdir", tmp_path, "--input", tmp_path, "--vocab", vocab)
     assert done.returncode == 2
     assert_error_line(done.stderr, "data.format", tmp_path)
 
 
-def test_incomplete_mirror_names_the_missing_file(environ: dict[str, str], tree_root: Path, tmp_path: Path) -> None:
+def test_incomplete_mirror_names_the_missing_file(prepare: Prepare, tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
-    done = run(environ, tree_root, "--outputdir", tmp_path / "out", "--download", "--mirror", tmp_path / "mirror")
+    done = prepare("--outputdir", tmp_path / "out", "--download", "--mirror", tmp_path / "mirror")
     assert done.returncode == 2
     assert_error_line(done.stderr, "network.unreachable", tmp_path / "out/download/vocab.txt")
     assert (tmp_path / "out/download/bert_config.json").stat().st_size == 314

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from programs import run_quietly, user_environ
 from training_settings import SHAPE
 
 BERT = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
 SAMSUNG, INVENTEC = BERT / "samsung_dgxa100_n128", BERT / "inventec_p8000_h100_n1"
+WEIGHTS = "{data}/checkpoint"
 PREPARE = "./input_preprocessing/prepare_data.sh --outputdir {data} --packed-data --skip-download --workers 1"
 CONVERT = "python common/convert_dataset.py --dataset text --path articles.jsonl --out_root"
 # Folder, line, and the extra that it needs, if any. Lines of one folder follow each other.
@@ -30,11 +30,7 @@ LINES = [
     ),
     (INVENTEC, PREPARE, "tf"),
     # The weights were converted on another machine.
-    (
-        INVENTEC,
-        f"mkdir {{data}}/checkpoint; touch {{data}}/checkpoint/model.safetensors; {PREPARE} --eval-samples 100",
-        "",
-    ),
+    (INVENTEC, f"mkdir {WEIGHTS}; touch {WEIGHTS}/model.safetensors; {PREPARE} --eval-samples 100", ""),
     (BERT / "tensorflow2", "python run_pretraining.py --num_gpus=1 --train_batch_size=32", "tf"),
     (BERT / "tensorflow2", "python -m tf2_bert.bert_benchmark --benchmark_filter=short_cpu", "tf"),
     (MOSAIC, f"{CONVERT} ./my-copy-c4 --splits train_small val", ""),
@@ -70,10 +66,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
 def test_published_line(
     folder: Path, line: str, extra: str, tree: Path, tree_root: Path, quickstart_python: Path
 ) -> None:
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "XDG_CACHE_HOME") if name in os.environ}
-    environ = {**kept, "PATH": f"{quickstart_python.parent}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    words = ["bash", "-c", line.replace("{data}", "'" + str(tree / "data") + "'")]
-    done = subprocess.run(words, cwd=tree / folder, env=environ, capture_output=True, text=True, check=False)
+    environ = user_environ(PATH=f"{quickstart_python.parent}:/usr/bin:/bin", OMP_NUM_THREADS=1)
+    done = run_quietly("bash", "-c", line.replace("{data}", f"'{tree}/data'"), cwd=tree / folder, env=environ)
     last = (done.stderr.splitlines() or [""])[-1]
     assert done.returncode == (2 if extra else 0), done.stdout[-2000:] + done.stderr[-2000:]
     if extra:

@@ -6,17 +6,15 @@ steps of two packs; everything else is what the reader runs. Its `.venv` forward
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from programs import copy_files, write_program
+from programs import copy_files, run_checked, user_environ, write_program
 from tree.conftest import READMES, ROOT, relative
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,42 +28,23 @@ NOT_EXECUTED = {
     "examples/mlperf_plain.py": "is what test_mlperf_callback.py runs, and checks what comes out",
     "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
 }
-SHORT = {
-    "TARGET_MLM_ACCURACY": "1e-9",
-    "EVAL_ITER_START_SAMPLES": "700",
-    "EVAL_ITER_SAMPLES": "100",
-    "NUM_EVAL_EXAMPLES": "100",
-}
+SHORT = {"TARGET_MLM_ACCURACY": "1e-9", "EVAL_ITER_START_SAMPLES": "700"}
+SHORT |= {"EVAL_ITER_SAMPLES": "100", "NUM_EVAL_EXAMPLES": "100"}
 WITH_TENSORFLOW = {"tensorflow2", "tf2_cpu_demo"}  # folders of which each command takes seconds to import it
 MAX_SECONDS = 600
 PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A copy of the tree in which to run commands."""
-
-    root: Path
-
-    def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a README block in a folder of the copy, as a reader's shell would."""
-        kept = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME")
-        environ = {name: value for name, value in os.environ.items() if name in kept}
-        environ["PYTHONPATH"] = str(self.root / PACKAGE_HOME)
-        return subprocess.run(
-            ["bash", "-c", f"set -eu\n{command}"],
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=MAX_SECONDS,
-        )
+def run(root: Path, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a README block in a folder of a copy of the tree, as a reader's shell would."""
+    environ = user_environ(PYTHONPATH=root / PACKAGE_HOME)
+    options = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "timeout": MAX_SECONDS}
+    return run_checked("bash", "-c", f"set -eu\n{command}", **options)
 
 
 @pytest.fixture(scope="module")
-def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the tree."""
     root = tmp_path_factory.mktemp("stage") / "tree"
     copy_files(tracked, tree_root, root)
     for config in root.glob("benchmarks/bert/implementations/*cpu_demo/config_*.sh"):
@@ -82,7 +61,7 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
     assert times == 1
     quickstart.write_text(text)
     make_venv(root)
-    return Stage(root)
+    return root
 
 
 def make_venv(root: Path) -> None:
@@ -102,28 +81,26 @@ def commands(readme: Path) -> list[str]:
     return [block for block in blocks if not any(words in block for words in NOT_EXECUTED)]
 
 
-def run_blocks(stage: Stage, readme: Path) -> int:
+def run_blocks(stage: Path, readme: Path) -> int:
     """Run the README's blocks in order and return their number."""
-    folder = (stage.root / readme.relative_to(ROOT)).parent
     for command in (found := commands(readme)):
-        done = stage.run(command.replace("bench step ", "bench step --packs 2 "), folder)
-        assert done.returncode == 0, f"{readme}:\n{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        run(stage, command.replace("bench step ", "bench step --packs 2 "), (stage / readme.relative_to(ROOT)).parent)
     return len(found)
 
 
 @pytest.fixture(scope="module")
-def quickstarted(stage: Stage) -> Stage:
+def quickstarted(stage: Path) -> Path:
     """Run the root README, whose quickstart the others use."""
     assert run_blocks(stage, ROOT / "README.md") >= 3
-    out = stage.root / "runs/quickstart"
+    out = stage / "runs/quickstart"
     assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
     return stage
 
 
 @pytest.mark.timeout(2 * MAX_SECONDS)
-def test_the_first_readme_runs_as_written(quickstarted: Stage) -> None:
-    assert (quickstarted.root / "runs/quickstart/report.html").stat().st_size > 10_000
-    log = (quickstarted.root / "runs/quickstart/result_0.txt").read_text(encoding="utf-8")
+def test_the_first_readme_runs_as_written(quickstarted: Path) -> None:
+    assert (quickstarted / "runs/quickstart/report.html").stat().st_size > 10_000
+    log = (quickstarted / "runs/quickstart/result_0.txt").read_text(encoding="utf-8")
     assert '"key": "experiments", "value": 1,' in log, "one run is a whole series here"
 
 
@@ -138,25 +115,22 @@ def test_the_first_readme_runs_as_written(quickstarted: Stage) -> None:
     ],
     ids=relative,
 )
-def test_readmes_run_as_written(quickstarted: Stage, path: Path) -> None:
+def test_readmes_run_as_written(quickstarted: Path, path: Path) -> None:
     assert run_blocks(quickstarted, path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAX_SECONDS)
-def test_ten_runs_produce_a_submission_tree(quickstarted: Stage) -> None:
-    stage = quickstarted
-    out = stage.root / "runs/ten"
-    shutil.copytree(stage.root / "runs/quickstart/data", out / "data")
+def test_ten_runs_produce_a_submission_tree(quickstarted: Path) -> None:
+    out, command = quickstarted / "runs/ten", "./quickstart.sh --out runs/ten --runs 10"
+    shutil.copytree(quickstarted / "runs/quickstart/data", out / "data")
     (out / "CONTENTS.txt").write_text("made by the test\n")
-    done = stage.run("./quickstart.sh --out runs/ten --runs 10", stage.root)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run(quickstarted, command, quickstarted)
     system = next((out / "systems").glob("*.json")).stem
     logs = {path.name for path in (out / "results" / system / "bert").iterdir()}
     assert logs == {f"result_{i}.txt" for i in range(10)}
     assert (out / "benchmarks/bert/implementations/pytorch/mlbert/training/loop.py").is_file()
-    again = stage.run("./quickstart.sh --out runs/ten --runs 10", stage.root)
-    assert again.returncode == 0
+    again = run(quickstarted, command, quickstarted)
     assert len(re.findall(r"^Run \d is finished", again.stdout, re.MULTILINE)) == 10
 
 

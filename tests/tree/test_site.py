@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from programs import run_quietly
+
 REPOSITORY = "https://github.com/example/mlbert"
 FROM_ROOT = {"README": "index", "CONTRIBUTING": "contributing", "CHANGELOG": "changelog", "SECURITY": "security"}
 BLOCKS = {"h1", "h2", "h3", "table", "tr", "td", "ul", "ol", "li", "p", "pre", "em", "strong", "img"}
@@ -47,8 +49,7 @@ def article(page: Path) -> Html:
 
 def build(root: Path, out: Path, repository: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"REPOSITORY_URL": repository, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
-    return subprocess.run(words, cwd=root, env=environ, capture_output=True, text=True, check=False)
+    return run_quietly(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out, cwd=root, env=environ)
 
 
 @pytest.fixture(scope="module")

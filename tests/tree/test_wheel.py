@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from programs import copy_files, run_checked, run_quietly
 from training_settings import SETTINGS
 
 HOME = "benchmarks/bert/implementations/pytorch"
@@ -22,13 +21,10 @@ def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPath
     """Install a wheel of the tracked files and return its site folder."""
     folder = tmp_path_factory.mktemp("wheel")
     source, names = folder / "source", (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
-    for path in tracked:
-        name = path.relative_to(tree_root).as_posix()
-        if name.startswith(names) or name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run(command, cwd=source, check=True)
+    names += ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+    copy_files([p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)], tree_root, source)
+    flags = ("-q", "--no-deps", "--no-build-isolation", "-w", folder)
+    run_checked(sys.executable, "-m", "pip", "wheel", ".", *flags, cwd=source)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder / "site")
     return folder / "site"
@@ -36,15 +32,9 @@ def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPath
 
 def train(site: Path, folder: Path, **variables: str) -> tuple[str, dict]:
     values = {**SETTINGS, "bert_config_file": site / "mlbert/configs/tiny.json", "output_dir": folder, "max_steps": 2}
-    words = [f"{name}={value}" for name, value in values.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "mlbert", "train", *words, "ops=auto"],
-        cwd=site.parent,
-        env={**os.environ, "PYTHONPATH": str(site), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = (*(f"{name}={value}" for name, value in values.items()), "ops=auto")
+    environ = {**os.environ, "PYTHONPATH": str(site), **variables}
+    done = run_quietly(sys.executable, "-m", "mlbert", "train", *words, cwd=site.parent, env=environ)
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]  # two steps cannot reach the target
     return done.stdout, json.loads((folder / "run_0/config.json").read_text())["provenance"]
 
@@ -53,9 +43,8 @@ def test_wheel_contains_configs_and_sources(site: Path, tree_root: Path, tracked
     for name in ("configs", "csrc"):
         expected = {path.relative_to(tree_root / HOME) for path in tracked if tree_root / HOME / name in path.parents}
         assert expected
-        assert {
-            path.relative_to(site / "mlbert") for path in (site / "mlbert" / name).rglob("*") if path.is_file()
-        } == expected
+        files = [path for path in (site / "mlbert" / name).rglob("*") if path.is_file()]
+        assert {path.relative_to(site / "mlbert") for path in files} == expected
 
 
 def test_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 import transformers
 
-from mlbert.cli.main import main
-from training_settings import train_arguments
+from training_settings import train, train_arguments
 from user_errors import assert_error_line
 
 TEXT = "this [MASK] is a sentence ."
@@ -23,31 +22,15 @@ def trained(tmp_path_factory, prepared_data):
     """LOGDIR of a run whose last checkpoint is of its last step, and the words that made it."""
     folder = tmp_path_factory.mktemp("trained")
     entries = len((prepared_data / "vocab.txt").read_text().splitlines())
-    words = train_arguments(
-        folder,
-        synthetic_data=0,
-        input_dir=prepared_data / "train",
-        eval_dir=prepared_data / "eval",
-        num_eval_examples=64,
-        save_checkpoint_steps=4,
-        max_steps=9,
-        shape={"vocab_size": entries, "max_position_embeddings": 32},
-    )
-    with pytest.raises(SystemExit):
-        main(words)
-    return folder / "out", words
-
-
-def run(capsys, *words):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, words)])
-    captured = capsys.readouterr()
-    return end.value.code, captured.out, captured.err
+    data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
+    shape = {"vocab_size": entries, "max_position_embeddings": 32}
+    options = {**data, "num_eval_examples": 64, "save_checkpoint_steps": 4, "max_steps": 9, "shape": shape}
+    train(folder, **options)
+    return folder / "out", train_arguments(folder, **options)
 
 
 def unfinished(trained, folder):
-    """The same run as if it had been killed after its checkpoint."""
+    """Copy the run as if it had been killed after its checkpoint."""
     shutil.copytree(trained, folder)
     for name in ("weights", "huggingface"):
         shutil.rmtree(folder / "run_0" / name)
@@ -55,47 +38,46 @@ def unfinished(trained, folder):
     return folder
 
 
-def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, capsys):
+def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, run_mlbert):
     logdir, words = trained
     killed = unfinished(logdir, tmp_path / "killed")
     step = sorted((killed / "run_0/checkpoints").iterdir())[-1]
-    assert run(capsys, "export", step, "--to", "huggingface", "--out", tmp_path / "hf")[0] == 0
-    assert run(capsys, "export", killed, "--out", tmp_path / "newest")[0] == 0
+    assert run_mlbert("export", step, "--to", "huggingface", "--out", tmp_path / "hf")[0] == 0
+    assert run_mlbert("export", killed, "--out", tmp_path / "newest")[0] == 0
     shape = json.loads((tmp_path / "hf/config.json").read_text())
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf")
     newest = transformers.BertForPreTraining.from_pretrained(tmp_path / "newest").state_dict()
     assert all(torch.equal(value, newest[name]) for name, value in theirs.state_dict().items())
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert (len(tokenizer), tokenizer.model_max_length) == (shape["vocab_size"], 32)
-    guesses = [run(capsys, "fill-mask", path, TEXT) for path in (step, killed, tmp_path / "hf")]
+    starts = (step, killed, tmp_path / "hf")
+    guesses = [run_mlbert("fill-mask", path, TEXT) for path in starts]
     assert guesses[0] == guesses[1] == guesses[2]
     assert len(guesses[0][1].splitlines()) == 5
-    found = [
-        run(capsys, *words, "--init_checkpoint", path, "--evaluate-only") for path in (step, killed, tmp_path / "hf")
-    ]
-    assert len({re.search(r"initial .*, 64 samples", out)[0] for _, out, _ in found}) == 1
+    found = [run_mlbert(*words, "--init_checkpoint", path, "--evaluate-only")[1] for path in starts]
+    assert len({re.search(r"initial .*, 64 samples", out)[0] for out in found}) == 1
 
 
-def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, capsys, monkeypatch):
+def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, run_mlbert, monkeypatch):
     logdir, _ = trained
     monkeypatch.chdir(tmp_path)
     before = sorted(logdir.iterdir())
-    assert run(capsys, "export", logdir / "run_0")[0] == 0
+    assert run_mlbert("export", logdir / "run_0")[0] == 0
     assert sorted(logdir.iterdir()) == before, "nothing is written next to the source"
     Path("run_0-huggingface").rename("hf")
     same = (logdir / "run_0/huggingface/model.safetensors").read_bytes()
     assert (tmp_path / "hf/model.safetensors").read_bytes() == same
-    assert run(capsys, "export", logdir, "--out", tmp_path / "again")[0] == 0
+    assert run_mlbert("export", logdir, "--out", tmp_path / "again")[0] == 0
     assert (tmp_path / "again/model.safetensors").read_bytes() == same
-    guesses = [run(capsys, "fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")]
+    guesses = [run_mlbert("fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")]
     assert guesses[0] == guesses[1] == guesses[2]
-    several = run(capsys, "fill-mask", logdir, TEXT, TEXT)[1].splitlines()
+    several = run_mlbert("fill-mask", logdir, TEXT, TEXT)[1].splitlines()
     assert several[:2] == several[2:]
     assert several[0] == TEXT
     assert several[1].split()[::2] == [line.split()[1] for line in guesses[0][1].splitlines()]
 
 
-def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):
+def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert):
     logdir, _ = trained
     killed = unfinished(logdir, tmp_path / "killed")
     steps = sorted((killed / "run_0/checkpoints").iterdir())
@@ -107,20 +89,16 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):
     for words, code, subject in [
         (("export", steps[0], "--out", tmp_path / "x"), "checkpoint.damaged", steps[0]),
         (("export", steps[1], "--out", tmp_path / "x"), "checkpoint.damaged", steps[1]),
-        (
-            ("export", tmp_path / "empty", "--out", tmp_path / "x"),
-            "file.unreadable",
-            tmp_path / "empty/model.safetensors",
-        ),
+        (("export", tmp_path / "empty", "--out", tmp_path / "x"), "file.unreadable", "empty/model.safetensors"),
         (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "checkpoint.format", tmp_path / "nowhere"),
         (("export", logdir, "--out", tmp_path / "killed"), "file.exists", tmp_path / "killed"),
         (("fill-mask", logdir, "no mask here"), "config.value", "text 'no mask here'"),
         (("fill-mask", tmp_path / "nowhere", TEXT), "file.missing", tmp_path / "nowhere"),
         (("fill-mask", tmp_path / "empty", TEXT), "checkpoint.missing", tmp_path / "empty"),
     ]:
-        status, _, err = run(capsys, *words)
+        status, _, err = run_mlbert(*words)
         assert status == 2, (words, err)
         assert_error_line(err, code, subject)
-    status, _, err = run(capsys, "export", logdir, "--to", "onnx")
+    status, _, err = run_mlbert("export", logdir, "--to", "onnx")
     assert (status, err.count("\n"), "huggingface" in err) == (2, 1, True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

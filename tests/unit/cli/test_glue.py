@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -18,16 +19,10 @@ from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.programs.mosaic import glue_yaml
 from mlbert.programs.mosaic.glue_runner import GlueJob
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from training_settings import read_metrics
 from user_errors import assert_error_line
 
-SHAPE = BertConfig(
-    vocab_size=400,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=64,
-)
+SHAPE = BertConfig(400, 16, 1, 2, 32, max_position_embeddings=64)
 STEPS = "{max_duration: 2ba, eval_interval: 2ba, eval_subset_num_batches: 1}"
 YAML = """
 base_run_name: tiny
@@ -85,12 +80,8 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     found = json.loads((out / "glue_scores.json").read_text())
     values = {}
     for task, seeds in (("mnli", [7]), ("rte", [1, 2]), ("cola", [7])):
-        of_task = []
-        for seed in seeds:
-            lines = (out / f"task={task}/seed={seed}/run_0/metrics.jsonl").read_text().splitlines()
-            last = [line for line in map(json.loads, lines) if line["kind"] == "evaluation"][-1]
-            of_task.append(sum(last[f"eval_{name}"] for name in TASKS[task].metrics) / len(TASKS[task].metrics))
-        values[task] = 100 * sum(of_task) / len(of_task)
+        last = [read_metrics(out / f"task={task}/seed={seed}", "evaluation")[-1] for seed in seeds]
+        values[task] = 100 * fmean(line[f"eval_{name}"] for line in last for name in TASKS[task].metrics)
     assert found["tasks"] == pytest.approx(values)
     assert found["glue"] == pytest.approx(sum(values.values()) / 3)
     assert (out / "glue_scores.png").stat().st_size > 1000
@@ -131,20 +122,12 @@ def test_the_published_yaml_is_25_jobs_of_published_numbers(name: str, tree_root
     assert [job for job in given.jobs if given.keeps_weights(job)] == [given.jobs[0]]
     content = yaml.safe_load(glue_yaml.as_text(given.of_job(GlueJob("stsb", 717, waits=True), "start")))
     assert content["run_name"] == f"{name}-base-uncased-glue-finetuning_task=stsb_seed=717"
-    assert content["optimizer"] == {
-        "name": "decoupled_adamw",
-        "lr": 3e-5,
-        "betas": [0.9, 0.98],
-        "eps": 1e-6,
-        "weight_decay": 3e-6,
-    }
+    numbers = {"lr": 3e-5, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 3e-6}
+    assert content["optimizer"] == {"name": "decoupled_adamw", **numbers}
     assert content["scheduler"] == {"name": "linear_decay_with_warmup", "t_warmup": "0.06dur", "alpha_f": 0.0}
-    assert (content["global_train_batch_size"], content["max_duration"], content["eval_interval"]) == (
-        32,
-        "10ep",
-        "200ba",
-    )
-    assert (content["max_seq_len"], content["seed"], content["load_path"]) == (256, 717, "start")
+    expected = {"global_train_batch_size": 32, "max_duration": "10ep", "eval_interval": "200ba"}
+    expected |= {"max_seq_len": 256, "seed": 717, "load_path": "start"}
+    assert {name: content[name] for name in expected} == expected
     assert content["train_loader"] == {"shuffle": True, "drop_last": False}
     published = glue_yaml.GlueYaml(Leaves(path, read_nested(path, ["published_order=true"], glue_yaml.KNOWN)))
     assert published.of_job(given.jobs[0], None)["train_loader.shuffle"] is False

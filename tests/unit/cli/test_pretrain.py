@@ -9,27 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import transformers
 
-from mlbert.cli.main import main
+from programs import RunMlbert
 from user_errors import assert_error_line
 
 WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]
 WORDS += [["the"], ["house", "letter", "garden", "market"], ["slowly.", "twice today.", "again and again."]]
+Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(1)
     path = tmp_path_factory.mktemp("text") / "my text.txt"
-    lines = [
-        " ".join([*(draw.choice(w) for w in WORDS), f"Number {draw.randrange(10**6)} follows."]) for _ in range(2500)
-    ]
-    path.write_text("\n\n".join("\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)))
+    words = [[*map(draw.choice, WORDS), f"Number {draw.randrange(10**6)} follows."] for _ in range(2500)]
+    path.write_text("".join(" ".join(line) + ("\n\n" if n % 5 == 4 else "\n") for n, line in enumerate(words)))
     return path
 
 
@@ -41,24 +40,24 @@ def one_cpu() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["pretrain", *map(str, words)])
-    output = capsys.readouterr()
-    return int(end.value.code or 0), output.out + output.err
+@pytest.fixture
+def run(run_mlbert: RunMlbert) -> Run:
+    """Return run(*words), which returns the status and the output of `mlbert pretrain`."""
+
+    def run(*words: object) -> tuple[int, str]:
+        status, out, err = run_mlbert("pretrain", *words)
+        return status, out + err
+
+    return run
 
 
 def test_interrupted_continued_and_made_longer(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     words = [text, "--out", out, "--size", "tiny"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = out / "run_0/metrics.jsonl"
     limit = time.monotonic() + 120
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < limit:
@@ -69,7 +68,7 @@ def test_interrupted_continued_and_made_longer(
     assert "a checkpoint is saved. Run the same command to resume." in output
     assert not (out / "model").exists()
 
-    status, output = run(capsys, *words, "--minutes", "0.05")
+    status, output = run(*words, "--minutes", "0.05")
     assert status == 0, output
     assert "was interrupted; resuming" in output
     assert "resumed at step" in output
@@ -87,15 +86,13 @@ def test_interrupted_continued_and_made_longer(
     assert "held-out text are predicted" in (out / "report.html").read_text()
     trained = json.loads((out / "run_0/summary.json").read_text())
 
-    status, output = run(capsys, *words, "--minutes", "0.05")
+    status, output = run(*words, "--minutes", "0.05")
     assert (status, "is finished" in output) == (0, True)
     monkeypatch.chdir(tmp_path)
-    status, output = run(capsys, text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
-    assert status == 2
-    assert "[run.other-settings]" in output
-    status, output = run(
-        capsys, text, "--out", "out", "--size", "tiny", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf"
-    )
+    longer = (text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
+    status, output = run(*longer)
+    assert (status, "[run.other-settings]" in output) == (2, True)
+    status, output = run(*longer, "--size", "tiny")
     assert status == 0, output
     assert "is finished and will be extended" in output
     longer = json.loads((out / "run_0/summary.json").read_text())
@@ -103,19 +100,19 @@ def test_interrupted_continued_and_made_longer(
     assert longer["seconds_to_train"] > 1.5 * trained["seconds_to_train"]
     assert "run_stop" in (out / "result_0.txt").read_text()
 
-    go_on_with_more_text(text, out, tmp_path, capsys)
+    go_on_with_more_text(text, out, tmp_path, run)
 
 
-def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, run: Run) -> None:
     """Train on another file, from the model that was made, with its vocabulary, as transformers saves it."""
     (tmp_path / "new.txt").write_text("More text.")
     more = [text, tmp_path / "new.txt"]
-    status, output = run(capsys, *more, "--out", out, "--size", "tiny", "--minutes", "0.05")
+    status, output = run(*more, "--out", out, "--size", "tiny", "--minutes", "0.05")
     assert status == 2
     assert f"1 added (new.txt). To go on from its weights, give --from {out}/model" in output
     transformers.AutoModelForMaskedLM.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
     transformers.AutoTokenizer.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
-    status, output = run(capsys, *more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05")
+    status, output = run(*more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05")
     assert status == 0, output
     assert "starting from a model: 2 layers x 128" in output
     before = float(output.split("before training: held-out accuracy ")[1].split()[0])
@@ -123,22 +120,20 @@ def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
 
 
-def test_mended_text_starts_again_where_nothing_was_trained(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mended_text_starts_again_where_nothing_was_trained(text: Path, tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "good.txt").write_text(text.read_text())
     (folder / "bad.txt").write_bytes(b"\xff")
     words = [folder, "--out", tmp_path / "out", "--size", "tiny", "--minutes", "0.05"]
-    status, output = run(capsys, *words)
+    status, output = run(*words)
     assert status == 2
     assert f"{folder / 'bad.txt'}: line 1 is not UTF-8. Convert" in output
     (folder / "rows.csv").write_text('id,body\n1,"some,\nmore"\n')
-    status, output = run(capsys, folder, "--skip-bad", "--dry-run", "--text", "body")
+    status, output = run(folder, "--skip-bad", "--dry-run", "--text", "body")
     assert (status, "files: 2 read (1 .txt, 1 .csv, column body); skipped:" in output) == (0, True)
     (folder / "bad.txt").write_text("mended")
-    status, output = run(capsys, *words)
+    status, output = run(*words)
     assert status == 0, output
     assert "nothing was trained yet; starting again" in output
 
@@ -167,17 +162,17 @@ def test_mended_text_starts_again_where_nothing_was_trained(
     ],
 )
 def test_mistakes_are_one_line(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: str | None, subject: str
+    text: Path, tmp_path: Path, run: Run, words: list[str], code: str | None, subject: str
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.doc").write_text("mine")
-    places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(tmp_path / "folder")}
+    (folder := tmp_path / "folder").mkdir()
+    (folder / "thesis.doc").write_text("mine")
+    places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}
     for name, place in places.items():
         words, subject = [word.replace(name, place) for word in words], subject.replace(name, place)
-    status, found = run(capsys, *words)
+    status, found = run(*words)
     assert status == 2, found
     if code:
         assert_error_line(found, code, subject)
     else:  # wrong usage
         assert (found.count("\n"), subject in found) == (1, True)
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["thesis.doc"]
+    assert [path.name for path in folder.iterdir()] == ["thesis.doc"]

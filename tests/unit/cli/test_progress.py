@@ -12,13 +12,7 @@ from mlbert.programs import console
 from mlbert.runs import monitor
 from simple_logs import write_log
 from stored_sets import make_rows, random_lengths, write_set
-from training_settings import train_arguments
-
-
-def run(*words: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    return end.value.code or 0
+from training_settings import train, train_arguments
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +21,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     write_set(folder / "set", make_rows(random_lengths(2000)))
     write_log(folder / "result_0.txt", logged={"recipe": "packed_lamb"})
-    run(*train_arguments(folder, "trained"))
+    train(folder, "trained")
     return folder
 
 
@@ -43,14 +37,13 @@ LINES = {
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_a_pipe_gets_lines_of_progress(command, made, tmp_path, capsys, monkeypatch):
+def test_a_pipe_gets_lines_of_progress(command, made, tmp_path, run_mlbert, monkeypatch):
     monkeypatch.setattr(console, "LINE_SECONDS", 0.002)
     monkeypatch.setattr(monitor, "PLAIN_LINE_SECONDS", 0.0)
     places = {"made": made, "new": tmp_path / "new"}
     words = [word.format(**places) for word in command.split()]
-    run(*(train_arguments(tmp_path) if command == "train" else words))
-    captured = capsys.readouterr()
-    lines = (captured.out + captured.err).splitlines()
+    _, out, err = run_mlbert(*(train_arguments(tmp_path) if command == "train" else words))
+    lines = (out + err).splitlines()
     assert any(re.match(LINES[command].format(**places), line) for line in lines), lines
 
 
@@ -75,7 +68,9 @@ def test_the_end_is_predicted_in_the_second_half(tmp_path, monkeypatch):
     output = TimedLines()
     monkeypatch.setattr(sys, "stdout", output)
     started = time.monotonic()
-    assert run("prepare", "verify", tmp_path / "set", "--workers", 1) == 0
+    with pytest.raises(SystemExit) as end:
+        main(["prepare", "verify", str(tmp_path / "set"), "--workers", "1"])
+    assert not end.value.code
     lines = [(at, text) for at, text in output.written if text.startswith("verifying: ")]
     end = lines[-1][0]
     assert " in " in lines[-1][1], "the line of the end"

@@ -18,7 +18,6 @@ import pytest
 import torch
 import transformers
 
-from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
@@ -26,6 +25,7 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task
 from mlbert.programs.custom_task import draw_held_out, find_form, joined_texts
+from programs import RunMlbert
 from user_errors import assert_error_line, user_error
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -62,30 +62,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.initialize(1)
     write_weights(model, made, {}, made / "vocab.txt")
     (made / "huggingface").rename(made / "model")
-    bert = transformers.BertForMaskedLM(
-        transformers.BertConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
-    )
-    bert.save_pretrained(made / "bert")
+    config = transformers.BertConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
+    transformers.BertForMaskedLM(config).save_pretrained(made / "bert")
     transformers.BertTokenizer(vocab=str(made / "vocab.txt")).save_pretrained(made / "bert")
     (made / "bert" / "vocab.txt").unlink(missing_ok=True)
     return made
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["finetune", *map(str, words)])
-    captured = capsys.readouterr()
-    return int(end.value.code or 0), captured.out, captured.err
-
-
 @pytest.mark.slow
 def test_classes_from_one_file(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])  # these 200 rows are learnt in few steps
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
-    code, said, _ = run(capsys, *words)
+    code, said, _ = run_mlbert("finetune", *words)
     assert code == 0, said
     assert "columns: text note; label kind (3 classes: cold, warm, wet)" in said
     run_folder = out / "run_0"
@@ -96,11 +87,9 @@ def test_classes_from_one_file(
     assert [row["note"] for row in rows] == parts[1].texts[0]
     report = (run_folder / "report.txt").read_text()
     accuracy = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
-    most = max(Counter(parts[0].classes[int(label)] for label in parts[0].labels).items(), key=lambda pair: pair[1])[0]
+    ((most, _),) = Counter(parts[0].classes[int(label)] for label in parts[0].labels).most_common(1)
     majority = sum(row["label"] == most for row in rows) / len(rows)
-    lines = {
-        name.strip(): value for name, value in re.findall(r"^(.+?) +(\d\.\d{4}) +\d\.\d{4} $", report, re.MULTILINE)
-    }
+    lines = dict(re.findall(r"^ *(.+?) +(\d\.\d{4}) +\d\.\d{4} $", report, re.MULTILINE))
     assert lines["this model"] == f"{accuracy:.4f}"
     assert lines[f"always {most}"] == f"{majority:.4f}"
     assert float(lines["TF-IDF + logistic regression"]) > 0.9
@@ -115,42 +104,39 @@ def test_classes_from_one_file(
     assert [peer.config.id2label[number] for number in found.tolist()] == [row["prediction"] for row in rows]
 
 
-def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
     rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
     train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:40])
     held_out = write_csv(tmp_path / "eval.csv", ["text", "degree"], *rows[38:])
     words = ["--from", folder / "bert", "--train", train, "--eval", held_out, "--minutes", "0.05"]
     for number in (0, 1):  # the second call keeps the first one's run
-        code, said, _ = run(capsys, *words, "--out", tmp_path / "out")
+        code, said, _ = run_mlbert("finetune", *words, "--out", tmp_path / "out")
         assert code == 0, said
         assert "label degree (numbers)" in said
         assert "warning: 2 texts to evaluate on are also trained on" in said
-        assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= {
-            line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()
-        }
+        lines = {line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()}
+        assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= lines
         exported = tmp_path / f"out/run_{number}/huggingface"
         assert transformers.AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
+
+
+NO_WORDS = (None, None, None)
 
 
 @pytest.mark.parametrize(
     ("header", "row", "words", "expected"),
     [
-        ("id,body,label", "{n},some longer text {n},{c}", (None, None, None), (("body",), "label", None)),
-        ("sentence,Category", "some text {n},{c}", (None, None, None), (("sentence",), "Category", None)),
-        (
-            "question,sentence,label",
-            "why {n},so {n},{c}",
-            (None, None, None),
-            (("question", "sentence"), "label", None),
-        ),
-        ("a,b,c", "short {n},some longer text {n},{c}", (None, None, None), (("b",), "c", None)),
+        ("id,body,label", "{n},some longer text {n},{c}", NO_WORDS, (("body",), "label", None)),
+        ("sentence,Category", "some text {n},{c}", NO_WORDS, (("sentence",), "Category", None)),
+        ("question,sentence,label", "why {n},so {n},{c}", NO_WORDS, (("question", "sentence"), "label", None)),
+        ("a,b,c", "short {n},some longer text {n},{c}", NO_WORDS, (("b",), "c", None)),
         ("a,b,c", "short {n},some longer text {n},{c}", ("a", None, None), (("a",), "c", None)),
         ("a,b,c", "short {n},some longer text {n},{c}", ("a, b", "c", None), (("a", "b"), "c", None)),
-        ("text,score", "some text {n},{n}", (None, None, None), (("text",), "score", 1)),
-        ("text,score", "some text {n},0.{c}", (None, None, None), (("text",), "score", 1)),
-        ("text,stars", "some text {n},{c}", (None, None, None), (("text",), "stars", None)),
-        ("split,text,Label", "train,some text {n},-{c}", (None, None, None), (("text",), "Label", None)),
-        ("split,text,kind", "train,some text {n},{c}", (None, None, None), (("text",), "kind", None)),
+        ("text,score", "some text {n},{n}", NO_WORDS, (("text",), "score", 1)),
+        ("text,score", "some text {n},0.{c}", NO_WORDS, (("text",), "score", 1)),
+        ("text,stars", "some text {n},{c}", NO_WORDS, (("text",), "stars", None)),
+        ("split,text,Label", "train,some text {n},-{c}", NO_WORDS, (("text",), "Label", None)),
+        ("split,text,kind", "train,some text {n},{c}", NO_WORDS, (("text",), "kind", None)),
         ("text,stars", "some text {n},{c}", (None, None, True), (("text",), "stars", 1)),
         ("text,score", "some text {n},0.{c}", (None, None, False), (("text",), "score", None)),
     ],
@@ -168,9 +154,8 @@ def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> Non
     rows = TaskRows(Path("rows.csv"), (texts,), labels, ("a", "b", "c"), "")
     held_out = draw_held_out(rows)
     assert [int(held_out[labels == label].sum()) for label in range(3)] == [10, 10, 0]
-    assert not {t for t, held in zip(joined_texts(rows), held_out, strict=True) if held} & {
-        t for t, held in zip(joined_texts(rows), held_out, strict=True) if not held
-    }
+    sides = set(zip(joined_texts(rows), held_out.tolist(), strict=True))
+    assert len(sides) == len(set(joined_texts(rows)))
     with user_error("data.too-small", "rows.csv"):
         draw_held_out(rows.first(6))
 
@@ -209,7 +194,7 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
     ],
 )
 def test_bad_input_is_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], train, held_out, words, code, subject
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, train, held_out, words, code, subject
 ) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(train if isinstance(train, bytes) else train.encode())
@@ -217,7 +202,7 @@ def test_bad_input_is_one_line(
     if held_out is not None:
         (tmp_path / "eval.csv").write_text(held_out)
         given += ["--eval", tmp_path / "eval.csv"]
-    status, _, err = run(capsys, *given, *(word.format(folder=tmp_path) for word in words))
+    status, _, err = run_mlbert("finetune", *given, *(word.format(folder=tmp_path) for word in words))
     assert status == 2
     assert_error_line(err, code, subject.format(folder=tmp_path.name))
     assert not (tmp_path / "out").exists()

@@ -11,27 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from audit import errors
-from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
+from programs import RunMlbert
+from training_settings import read_metrics
 
 pytestmark = pytest.mark.slow
 
 WARM = ["sun", "fire", "summer", "desert", "oven", "toast"]
 COLD = ["snow", "ice", "winter", "glacier", "fridge", "frost"]
 OTHER = ["the", "a", "was", "near", "it", "again", "today", "seen", "there", "house", "old", "new"]
-SHAPE = BertConfig(
-    vocab_size=300,
-    hidden_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=64,
-)
+SHAPE = BertConfig(300, 32, 1, 2, 64, max_position_embeddings=64)
 YAML = """
 run_name: test
 max_seq_len: 32
@@ -84,15 +79,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(folder: Path, out: str, *words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["finetune", str(folder / "task.yaml"), f"save_folder={folder / out}", *words])
-    return int(end.value.code or 0)
-
-
-def lines(folder: Path, out: str, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (folder / out / "run_0/metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
+@pytest.fixture
+def run(folder: Path, run_mlbert: RunMlbert) -> RunMlbert:
+    """Return run(out, *words), which runs the task into this folder."""
+    return lambda out, *words: run_mlbert("finetune", folder / "task.yaml", f"save_folder={folder / out}", *words)
 
 
 def predictions(path: Path) -> list[dict[str, str]]:
@@ -102,13 +92,12 @@ def predictions(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_a_task_is_learnt_exported_and_predicted(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    folder: Path, tmp_path: Path, run: RunMlbert, run_mlbert: RunMlbert, name: str
 ) -> None:
     plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
-    assert run(folder, name, f"model.name={name}", plain) == 0
-    output = capsys.readouterr().out
-    assert "matthews correlation" in output
-    steps, evaluations = lines(folder, name, "step"), lines(folder, name, "evaluation")
+    status, output, _ = run(name, f"model.name={name}", plain)
+    assert (status, "matthews correlation" in output) == (0, True)
+    steps, evaluations = read_metrics(folder / name, "step"), read_metrics(folder / name, "evaluation")
     assert len(steps) == 3 * 16
     assert [line["samples"] for line in evaluations] == [250, 500, 750]
     assert evaluations[-1]["eval_accuracy"] > 0.9
@@ -121,16 +110,12 @@ def test_a_task_is_learnt_exported_and_predicted(
     assert (made / "confusion_matrix.png").stat().st_size > 1000
     assert errors(folder / name / "result_0.txt") <= {"accuracies"}, "only one of 1, which masked tokens never reach"
 
-    out = tmp_path / "again.jsonl"
-    with pytest.raises(SystemExit) as end:
-        main(["finetune", "--predict", str(folder / "dev.csv"), "--model", str(made), "--out", str(out)])
-    assert end.value.code == 0
-    assert f"predicting: {len(rows)} rows" in capsys.readouterr().err
+    out, probabilities = tmp_path / "again.jsonl", [float(row["probability"]) for row in rows]
+    status, _, err = run_mlbert("finetune", "--predict", folder / "dev.csv", "--model", made, "--out", out)
+    assert (status, f"predicting: {len(rows)} rows" in err) == (0, True)
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
-    assert [line["probability"] for line in again] == pytest.approx(
-        [float(row["probability"]) for row in rows], abs=1e-4
-    )
+    assert [line["probability"] for line in again] == pytest.approx(probabilities, abs=1e-4)
 
     peer = transformers.BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
     tokenizer = transformers.BertTokenizer.from_pretrained(made / "huggingface")
@@ -139,13 +124,13 @@ def test_a_task_is_learnt_exported_and_predicted(
         inputs = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
         found = peer(**inputs).logits.softmax(1).max(1)
     assert [peer.config.id2label[i] for i in found.indices.tolist()] == [row["prediction"] for row in rows]
-    assert found.values.tolist() == pytest.approx([float(row["probability"]) for row in rows], abs=1e-4)
+    assert found.values.tolist() == pytest.approx(probabilities, abs=1e-4)
 
 
-def test_a_number_of_a_pair(folder: Path) -> None:
+def test_a_number_of_a_pair(folder: Path, run: RunMlbert) -> None:
     data = f"data={{train: '{folder}/train.jsonl', eval: '{folder}/dev.jsonl', text_columns: [first, second]}}"
-    assert run(folder, "number", data, "model.num_labels=1", "max_duration=6ep") == 0
-    evaluations = lines(folder, "number", "evaluation")
+    assert run("number", data, "model.num_labels=1", "max_duration=6ep")[0] == 0
+    evaluations = read_metrics(folder / "number", "evaluation")
     assert evaluations[-1]["eval_spearman"] > 0.8
     assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
     rows = predictions(folder / "number/run_0/predictions.csv")
@@ -153,20 +138,20 @@ def test_a_number_of_a_pair(folder: Path) -> None:
     assert "probability" not in rows[0]
 
 
-def test_a_run_resumes_where_it_stopped(folder: Path) -> None:
+def test_a_run_resumes_where_it_stopped(folder: Path, run: RunMlbert) -> None:
     words = ("scheduler.name=constant_with_warmup", "save_num_checkpoints_to_keep=1", "save_interval=10ba")
     words = (*words, "scheduler.t_warmup=2ba", "autoresume=true")
-    assert run(folder, "whole", *words, "max_duration=24ba") == 0
-    assert run(folder, "parts", *words, "max_duration=10ba") == 0
+    assert run("whole", *words, "max_duration=24ba")[0] == 0
+    assert run("parts", *words, "max_duration=10ba")[0] == 0
     (folder / "parts/run_0/summary.json").unlink()
-    assert run(folder, "parts", *words, "max_duration=24ba") == 0
-    losses = [[line["loss"] for line in lines(folder, name, "step")] for name in ("whole", "parts")]
+    assert run("parts", *words, "max_duration=24ba")[0] == 0
+    losses = [[line["loss"] for line in read_metrics(folder / name, "step")] for name in ("whole", "parts")]
     assert len(losses[0]) == 24
     assert losses[0] == losses[1]
 
 
 def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, run: RunMlbert
 ) -> None:
     vocab_size = len((folder / "vocab.txt").read_text().splitlines())
     other = {"position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16, "vocab_size": vocab_size}
@@ -175,19 +160,14 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
     model.initialize(1)
     write_weights(model, tmp_path, {}, folder / "vocab.txt")
     words = (f"load_path={tmp_path}", "max_duration=1ba", "optimizer.lr=1.0e-9", "optimizer.weight_decay=0.0")
-    assert run(folder, "started", *words, "tokenizer_name=bert-base-uncased") == 0
-    assert "has no pooler: it is initialized randomly" in " ".join(capsys.readouterr().out.split())
-    from safetensors.torch import load_file
-
+    status, output, _ = run("started", *words, "tokenizer_name=bert-base-uncased")
+    assert status == 0
+    assert "has no pooler: it is initialized randomly" in " ".join(output.split())
     found = load_file(folder / "started/run_0/weights/model.safetensors")
     given = load_file(tmp_path / "weights/model.safetensors")
     trunk = {name for name in given if name.startswith(("bert.embeddings", "bert.encoder"))}
-    assert found.keys() - given.keys() == {
-        "bert.pooler.dense.weight",
-        "bert.pooler.dense.bias",
-        "classifier.weight",
-        "classifier.bias",
-    }
+    new = {f"{name}.{part}" for name in ("bert.pooler.dense", "classifier") for part in ("weight", "bias")}
+    assert found.keys() - given.keys() == new
     assert all(torch.allclose(found[name], given[name], atol=1e-6) for name in trunk)
 
 
@@ -202,16 +182,12 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
         (["eval_loader.drop_last=true"], "every row is evaluated"),
         (["global_train_batch_size=300", "train_loader.drop_last=true"], "250 rows are fewer than a step's 300"),
         (["load_path=nowhere"], "nowhere: does not exist"),
-        (
-            ["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"],
-            "has 30522 entries, the model 300",
-        ),
+        (["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"], "30522 entries, the model 300"),
         (["tokenizer_name=FOLDER/vocab.txt", "model.model_config={vocab_size: 30522}"], "entries, the model 30522"),
         (["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"], "MAX_SEQ_LENGTH=100"),
     ],
 )
-def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
-    assert run(folder, "refused", *(word.replace("FOLDER", str(folder)) for word in words)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert reason in line
+def test_mistakes_are_one_line(folder: Path, run: RunMlbert, words: list[str], reason: str) -> None:
+    status, _, err = run("refused", *(word.replace("FOLDER", str(folder)) for word in words))
+    assert (status, err.count("\n"), reason in err) == (2, 1, True), err
     assert not (folder / "refused/run_0/weights").exists()

@@ -9,21 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlbert.cli.main import main
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.trace import Tracer
+from programs import RunMlbert
 from training_settings import train, train_arguments
 
-METHOD = {
-    "recipe": "masked_lm",
-    "average_packing_rate": 1,
-    "gradient_accumulation_steps": 1,
-    "lr_milestones": "4,5",
-    "lr_gamma": 0.5,
-    "warmup_steps": 2,
-    "max_steps": 8,
-    "model_options": "hidden_dropout_prob=0 attention_probs_dropout_prob=0",
-}
+METHOD = {"recipe": "masked_lm", "average_packing_rate": 1, "gradient_accumulation_steps": 1}
+METHOD |= {"lr_milestones": "4,5", "lr_gamma": 0.5, "warmup_steps": 2, "max_steps": 8}
+METHOD["model_options"] = "hidden_dropout_prob=0 attention_probs_dropout_prob=0"
 
 
 def run(folder: Path, name: str, **changes: object) -> list[dict]:
@@ -33,9 +26,8 @@ def run(folder: Path, name: str, **changes: object) -> list[dict]:
 @pytest.mark.slow
 def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(tmp_path: Path, tree_root: Path) -> None:
     metrics = run(tmp_path, "own", learning_rate=0.01)
-    assert [m["learning_rate"] for m in metrics] == pytest.approx(
-        [0.01 * x for x in (0, 0, 0.5, 1, 1, 0.5, 0.25, 0.25)]
-    )
+    rates = [0.01 * x for x in (0, 0, 0.5, 1, 1, 0.5, 0.25, 0.25)]
+    assert [m["learning_rate"] for m in metrics] == pytest.approx(rates)
     state = load_file(tmp_path / "own/run_0/weights/model.safetensors")
     assert not [name for name in state if "pooler" in name or "seq_relationship" in name]
     log = read_log(tmp_path / "own/result_0.txt")
@@ -81,14 +73,9 @@ def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlbert", "huggingface"])
-def test_evaluating_a_runs_weights_gives_its_last_accuracy(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluating_a_runs_weights_gives_its_last_accuracy(tmp_path: Path, name: str, run_mlbert: RunMlbert) -> None:
     run(tmp_path, "run", model_implementation=name)
     summary = json.loads((tmp_path / "run/run_0/summary.json").read_text())
     weights = {"init_checkpoint": tmp_path / "run/run_0/weights", "model_implementation": name}
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main([*train_arguments(tmp_path, "other", **{**METHOD, **weights}), "--evaluate-only"])
-    assert not end.value.code
-    assert f"initial mlm_accuracy {summary['accuracy']:.5f}" in capsys.readouterr().out
+    status, out, _ = run_mlbert(*train_arguments(tmp_path, "other", **{**METHOD, **weights}), "--evaluate-only")
+    assert (status, f"initial mlm_accuracy {summary['accuracy']:.5f}" in out) == (0, True)

@@ -12,16 +12,8 @@ from mlbert.programs.bench import expert
 from mlbert.programs.bench import step_time as step
 from user_errors import user_error
 
-SHAPE = BertConfig(
-    vocab_size=1200,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=64,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SHAPE = BertConfig(1200, 32, 2, 2, 64, max_position_embeddings=64, **NO_DROPOUT)
 
 
 def test_all_sides_compute_the_same_losses():
