@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mlbert.config.recipe import Recipe
+from mlbert.ops import api as ops
 from mlbert.ops import precision
 from random_set import random_rows
 from simple_recipe import FOLDERS, simple_recipe
@@ -76,6 +77,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def restore_selection() -> Iterator[None]:
+    """Select the default implementations of the ops again after the test."""
+    yield
+    ops.select("auto")
 
 
 @pytest.fixture

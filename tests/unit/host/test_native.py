@@ -33,14 +33,13 @@ DAMAGES = {
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sources(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one source, an empty cache, and no library loaded yet."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "tiny.c").write_text(SOURCE)
     for name, value in (("SOURCE_FOLDER", folder), ("_loaded", {}), ("_messages", {})):
         monkeypatch.setattr(native, name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 

@@ -102,8 +102,7 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def _no_faults_left(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _no_faults_left(proxy: Proxy, own_cache: Path) -> Iterator[None]:
     local_copy.cache_clear()
     proxy.reads = proxy.sent = 0
     yield

@@ -1,7 +1,5 @@
 """All models of these tests are small."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from mlbert.ops import api as ops
@@ -13,8 +11,6 @@ def _one_thread(one_thread: None) -> None:
 
 
 @pytest.fixture(params=["plain", "auto"])
-def chosen_ops(request: pytest.FixtureRequest) -> Iterator[None]:
+def chosen_ops(request: pytest.FixtureRequest, restore_selection: None) -> None:
     """Run the test with the plain ops and with those of this machine."""
     ops.select(request.param)
-    yield
-    ops.select("auto")

@@ -23,25 +23,9 @@ Check = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: with small tensors, several threads mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def reseed() -> None:
-    """Make the inputs of a test independent of the tests that ran before it."""
+def reseed(one_thread: None, restore_selection: None) -> None:
+    """Make the inputs, threads and ops of a test independent of the tests that ran before it."""
     op_inputs.GENERATOR.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def restore_selection() -> Iterator[None]:
-    """Select the default implementations again after each test."""
-    yield
-    ops.select("auto")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
-from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluation, Evaluator, evaluate
@@ -25,10 +24,8 @@ OBJECTIVE = PreTraining(scope="step")
 
 
 @pytest.fixture(autouse=True)
-def same_ops():
+def same_ops(restore_selection):
     select_capturable()
-    yield
-    ops.select("auto")
 
 
 @pytest.fixture

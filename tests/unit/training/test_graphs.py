@@ -1,6 +1,6 @@
 """Runs whose steps are graphs: the same numbers as without, refusals, and batches that are too large."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,12 +23,7 @@ from user_errors import user_error
 CUDA = torch.device("cuda")
 BUDGET = StaticShape(128, 3, 16, 64, has_labels=False)
 MODES = ("segmented", "full_iteration")
-
-
-@pytest.fixture(autouse=True)
-def choose_ops_anew() -> Iterator[None]:
-    yield
-    ops.select("auto")
+pytestmark = pytest.mark.usefixtures("restore_selection")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """One step, called and replayed, gives the same bits; a number left on the host is found."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -29,10 +28,8 @@ LARGE = StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
 @pytest.fixture(autouse=True)
-def static_ops(one_thread: None) -> Iterator[None]:
+def static_ops(one_thread: None, restore_selection: None) -> None:
     select_capturable()
-    yield
-    ops.select("auto")
 
 
 def steps(accumulation: int) -> list[list[HostBatch]]:

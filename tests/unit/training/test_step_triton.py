@@ -1,6 +1,5 @@
 """A whole FP8 step of Triton's kernels, LAMB among them, repeated with every number baked in: the same bits."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,10 +32,8 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 @pytest.fixture(autouse=True)
-def triton_ops(use_triton: None, one_thread: None) -> Iterator[None]:
+def triton_ops(use_triton: None, one_thread: None, restore_selection: None) -> None:
     ops.select("triton")
-    yield
-    ops.select("auto")
 
 
 def history(capture: Capture) -> list[list[Tensor]]:

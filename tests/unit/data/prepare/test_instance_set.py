@@ -236,7 +236,7 @@ def test_a_damaged_mark(job, content):
 
 @pytest.fixture
 def vocabulary(job, tmp_path) -> Path:
-    """Return a copy of the vocabulary in a folder of its own."""
+    """Return a copy of the vocabulary in a separate folder."""
     (tmp_path / "data").mkdir()
     return Path(shutil.copy(job.vocab_file, tmp_path / "data"))
 

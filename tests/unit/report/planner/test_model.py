@@ -46,7 +46,7 @@ def test_network():
 
 
 def test_known_results_are_near():
-    """The score of eight H100, the record, and the FLOPs less the last layer's rows that nobody reads."""
+    """The score of eight H100, the record, and the FLOPs without the unused rows of the last layer."""
     assert LARGE.flops == pytest.approx(0.4986e12, rel=0.04)
     assert ask(TrainingJob("h100-sxm", 8, 1, 768)).seconds / 60 == pytest.approx(5.4, rel=0.1)
     assert ask(TrainingJob("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)
