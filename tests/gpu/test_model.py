@@ -38,7 +38,7 @@ def gradients(
     model = model.to(batch.input_ids.device)
     loss = loss_of(model, batch, (1, 0))
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters()}
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize(

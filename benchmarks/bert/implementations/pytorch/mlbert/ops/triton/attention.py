@@ -11,7 +11,8 @@ queries or keys of one sequence and head::
 Scores are in units of log2, to use the hardware's exponential. Q, K and V are read directly from [T, 3, N, H], and
 their gradients are written in the same layout. Longer sequences are scheduled first (`attention_order_kernel`), blocks
 past a sequence's end return at once, and tokens after the last sequence form a dummy sequence with zero results. There
-is no host synchronization, and results are bitwise reproducible: no two programs add to the same result.
+is no host synchronization, and results are bitwise reproducible: no two programs add to the same result. A single
+backward kernel for all three gradients took 1.5 times as long (records/2026-11-27_gpu-check_h200).
 
 Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
 """
