@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ settings.register_profile(
     "tree", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("tree")
+# The models are small, and tests run side by side: more threads would mostly wait. OpenMP reads it with torch's import.
+os.environ["OMP_NUM_THREADS"] = "1"
 # A background job of a shell ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

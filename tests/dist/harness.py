@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -53,11 +52,6 @@ class Rank:
         self._output = output
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(preloaded))
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP reads it when the server imports torch
-        multiprocessing.forkserver.ensure_running()
-        del os.environ["OMP_NUM_THREADS"]
-        os.environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
         self._process = context.Process(target=_be_rank, args=(function, arguments, environment, str(output)))
         self._process.start()
 
@@ -126,13 +120,13 @@ def free_port() -> int:
 
 
 def rank_environment(rank: int, world_size: int, port: int, node_size: int | None = None) -> dict[str, str]:
-    """Return the environment of one rank, with one thread; nodes have `node_size` ranks (None: all)."""
+    """Return the environment of one rank; nodes have `node_size` ranks (None: all)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
     path = [str(HERE), str(Path(mlbert.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     node_size = node_size or world_size
     identity = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % node_size, "LOCAL_WORLD_SIZE": node_size}
     kept |= {key: str(value) for key, value in identity.items()}
-    kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     kept |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, path))}
     return kept
 

@@ -53,7 +53,6 @@ def rehearse(folder: Path, tree_root: Path, *words: str, **variables: str) -> Re
         "GPU_CHECK_STAND_INS": "gpu_stand_ins",
         "EMULATED": str(emulated),
         "XDG_CACHE_HOME": str(folder / "cache"),
-        "OMP_NUM_THREADS": "1",
     }
     command = [str(tree_root / "tools" / "gpu_check.sh"), "--cpu-rehearsal", "--out", str(folder / "out")]
     command += ["--work", str(folder / "work"), *words]

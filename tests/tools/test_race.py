@@ -47,7 +47,6 @@ def test_rows_are_full_and_masks_change_in_each_epoch(text: RaceText) -> None:
 
 def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     """The next word is certain, so a good model is much better than predicting the most frequent one."""
-    torch.set_num_threads(1)
     choice = choose(10**5, 1.5, "tiny", 6.5e10)
     ends = {}
     for name, side in (

@@ -71,10 +71,9 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: with small tensors, several threads mostly wait."""
+def restore_threads() -> Iterator[None]:
+    """Compute with the number of threads from before the test after it."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -1,13 +1,8 @@
-"""All models of these tests are small."""
+"""Fixtures for tests of models."""
 
 import pytest
 
 from mlbert.ops import api as ops
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread: None) -> None:
-    pass
 
 
 @pytest.fixture(params=["plain", "auto"])

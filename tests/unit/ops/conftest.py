@@ -23,8 +23,8 @@ Check = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def reseed(one_thread: None, restore_selection: None) -> None:
-    """Make the inputs, threads and ops of a test independent of the tests that ran before it."""
+def reseed(restore_selection: None) -> None:
+    """Make the inputs and ops of a test independent of the tests that ran before it."""
     op_inputs.GENERATOR.manual_seed(0)
 
 

@@ -167,17 +167,13 @@ def test_madgrad_restores_its_initial_weights(make_flat, implementation):
 
 
 @each_method
-def test_native_is_independent_of_the_number_of_threads(make_flat, method):
-    before = torch.get_num_threads()
+def test_native_is_independent_of_the_number_of_threads(make_flat, method, restore_threads):
     results: list[Tensor] = []
-    try:
-        for threads in (1, 2, 3, 2):
-            torch.set_num_threads(threads)
-            flat = make_flat()
-            optimizer = run(flat, make_one(method, flat, "auto"), 3)
-            results.append(flat.data)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3, 2):
+        torch.set_num_threads(threads)
+        flat = make_flat()
+        optimizer = run(flat, make_one(method, flat, "auto"), 3)
+        results.append(flat.data)
     assert torch.equal(results[1], results[3]), "runs with the same number of threads must be bit-equal"
     if optimizer.implementation == "native":
         assert all(torch.equal(results[0], result) for result in results)

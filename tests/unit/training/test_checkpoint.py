@@ -180,9 +180,7 @@ def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-import torch
 from test_checkpoint import folder, snapshots
-torch.set_num_threads(1)  # a forked process has lost OpenMP's threads
 dice, target = random.Random(5), folder(Path(sys.argv[1]))
 run, state, weights = snapshots(target, 500_000)
 state.step = 1

@@ -22,7 +22,6 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.training.experiment import build_fitting
 
-torch.set_num_threads(1)
 SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
                    intermediate_size=128, max_position_embeddings=128)
 

@@ -28,7 +28,7 @@ LARGE = StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
 @pytest.fixture(autouse=True)
-def static_ops(one_thread: None, restore_selection: None) -> None:
+def static_ops(restore_selection: None) -> None:
     select_capturable()
 
 

@@ -32,7 +32,7 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 @pytest.fixture(autouse=True)
-def triton_ops(use_triton: None, one_thread: None, restore_selection: None) -> None:
+def triton_ops(use_triton: None, restore_selection: None) -> None:
     ops.select("triton")
 
 
