@@ -46,6 +46,7 @@ else
     # busy machine such a process may not get enough time, so only a second failure in a row counts. TensorFlow's tests
     # run in the workers of the ranks' tests, so that the other workers need not import TensorFlow.
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
+    declare -A ran=([dist]="tests/dist tests/unit/tensorflow2" [slurm]=tests/slurm)
     "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
     slurm=$!
     "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist tests/unit/tensorflow2 \
@@ -55,8 +56,8 @@ else
     check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm \
         --ignore=tests/unit/tensorflow2 "$@"
     for name in dist slurm; do
-        echo "== ${of_processes[*]} tests/${name}"
-        wait "${!name}" || failed+=("tests/${name}")
+        wait "${!name}" || failed+=("${ran[${name}]}")
+        echo "== ${of_processes[*]} ${ran[${name}]}"
         cat "${outputs}/${name}"
     done
 fi
