@@ -89,14 +89,19 @@ class _Writer:
         self.lines.append({"time_ms": self.now, "key": key, "value": value, "metadata": about})
 
 
-def report(runs: list[Run], folder: Path, **about: Any) -> Report:
-    """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
+def write(runs: list[Run], folder: Path) -> list[Log]:
+    """Write runs as result_0.txt, ...; return their logs."""
     logs = []
     for index, run in enumerate(runs):
         path = folder / f"result_{index}.txt"
         path.write_text("".join(f"{_TOKEN}{json.dumps(line)}\n" for line in run))
         logs.append(read_log(path))
-    results = ResultSet(logs, **about)
+    return logs
+
+
+def report(runs: list[Run], folder: Path, **about: Any) -> Report:
+    """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
+    results = ResultSet(write(runs, folder), **about)
     findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
 

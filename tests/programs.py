@@ -64,6 +64,18 @@ def run_checked(*words: object, **options: object) -> subprocess.CompletedProces
     return done
 
 
+def run_git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
+    return run_checked("git", "-C", folder, *identity, *words).stdout.strip()
+
+
+def commit_all(folder: Path) -> str:
+    """Commit everything below the folder, which becomes a repository if it is none; return the commit."""
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "a commit")):
+        run_git(folder, *words)
+    return run_git(folder, "rev-parse", "HEAD")
+
+
 def run_script(path: Path, *words: object) -> int:
     """Run a Python program in this process and return its exit status."""
     with mock.patch.object(sys, "argv", [str(path), *map(str, words)]):

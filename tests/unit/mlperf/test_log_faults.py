@@ -4,32 +4,25 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from edited_logs import Edit, Run, committed, nth, stamp, write
 from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.result_set import ResultSet
 
-Events = list[dict[str, Any]]
-Runs = list[Events]
 
-
-def _all(runs: Runs, *keys: str) -> Events:
+def _all(runs: list[Run], *keys: str) -> Run:
     return [event for events in runs for event in events if event["key"] in keys]
 
 
-def _of_each(runs: Runs, key: str) -> list[Events]:
-    return [[event for event in events if event["key"] == key] for events in runs]
-
-
-def _set(key: str, value: object) -> Callable[[Runs], None]:
+def _set(key: str, value: object) -> Edit:
     """Give the first line with a key another value in every log; insert the line if there is none."""
 
-    def change(runs: Runs) -> None:
+    def change(runs: list[Run]) -> None:
         for events in runs:
             found = [event for event in events if event["key"] == key]
             if not found:
@@ -40,55 +33,47 @@ def _set(key: str, value: object) -> Callable[[Runs], None]:
     return change
 
 
-def _set_metadata(key: str, name: str, value: Callable[[int], object]) -> Callable[[Runs], None]:
-    def change(runs: Runs) -> None:
-        for events in _of_each(runs, key):
-            for number, event in enumerate(events):
+def _set_metadata(key: str, name: str, value: Callable[[int], object]) -> Edit:
+    def change(runs: list[Run]) -> None:
+        for events in runs:
+            for number, event in enumerate(_all([events], key)):
                 event["metadata"][name] = value(number)
 
     return change
 
 
-def _accuracies(new: Callable[[int, int, float], float]) -> Callable[[Runs], None]:
+def _accuracies(new: Callable[[int, int, float], float]) -> Edit:
     """Change each accuracy by run, number from the end, and value."""
 
-    def change(runs: Runs) -> None:
-        for run, events in enumerate(_of_each(runs, "eval_accuracy")):
-            for number, event in enumerate(reversed(events)):
+    def change(runs: list[Run]) -> None:
+        for run, events in enumerate(runs):
+            for number, event in enumerate(reversed(_all([events], "eval_accuracy"))):
                 event["value"] = new(run, number, event["value"])
 
     return change
 
 
-def _stamps(new: Callable[[int], int]) -> Callable[[Runs], None]:
-    def change(runs: Runs) -> None:
-        for event in runs[4]:
-            event["time_ms"] = new(event["time_ms"])
-
-    return change
-
-
-def _seeds(runs: Runs) -> None:
+def _seeds(runs: list[Run]) -> None:
     for number, event in enumerate(_all(runs, "seed")):
         event["value"] = 1 + number
 
 
-def _two_seeds(runs: Runs) -> None:
+def _two_seeds(runs: list[Run]) -> None:
     seed = _all(runs[:1], "seed")[0]
     runs[0].insert(runs[0].index(seed) + 1, {**seed, "value": 5, "metadata": {**seed["metadata"], "lineno": 1}})
 
 
-def _sort_by_time(runs: Runs) -> None:
+def _sort_by_time(runs: list[Run]) -> None:
     runs.sort(key=lambda events: events[-1]["time_ms"] - _all([events], "run_start")[0]["time_ms"])
 
 
-def _after_the_end(runs: Runs) -> None:
+def _after_the_end(runs: list[Run]) -> None:
     for event in _all(runs[:1], "epoch_stop", "train_samples"):
         runs[0].remove(event)
         runs[0].append(event | {"time_ms": runs[0][-1]["time_ms"] + 60_000})
 
 
-def _blocks(runs: Runs) -> None:
+def _blocks(runs: list[Run]) -> None:
     start, *others = _all(runs[:1], "epoch_start", "eval_start")
     for number, event in enumerate((start, others[3])):
         metadata = {**event["metadata"], "first_epoch_num": number}
@@ -96,24 +81,25 @@ def _blocks(runs: Runs) -> None:
         runs[0].insert(runs[0].index(event), block)
 
 
-def _evenly(runs: Runs) -> None:
+def _evenly(runs: list[Run]) -> None:
     for number, event in enumerate(_all(runs[:1], "eval_start", "eval_stop", "eval_accuracy")):
         event["time_ms"] = _all(runs[:1], "run_start")[0]["time_ms"] + 60_000 * (number // 3 + 1)
 
 
-def _no_starts(runs: Runs) -> None:
+def _no_starts(runs: list[Run]) -> None:
     runs[0][:] = [event for event in runs[0] if event["key"] not in ("eval_start", "eval_stop")]
 
 
-def _layers(runs: Runs) -> None:
+def _layers(runs: list[Run]) -> None:
     for events in runs:
         line = {**events[2], "key": "weights_initialization"}
         events[3:3] = [line | {"metadata": {**line["metadata"], "tensor": f"tensor {n}"}} for n in range(206)]
 
 
+DEMO = Path(__file__).resolve().parents[3] / "results/cpu_demo"  # the published runs of this code
 RULES, ACCURACIES, CLOCK, ORDER = "rules", "accuracies", "clock", "order of events"
 # name: (change of ten logs of another program, the check that reports it, how badly, what it says)
-FAULTS: dict[str, tuple[Callable[[Runs], None], str, Outcome, str]] = {
+FAULTS: dict[str, tuple[Edit, str, Outcome, str]] = {
     "two accuracies on a line": (
         *(_set_metadata("eval_accuracy", "masked_lm_accuracy", lambda number: 0.715), ACCURACIES, Outcome.ERROR),
         "its masked_lm_accuracy 0.715",
@@ -126,9 +112,7 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], str, Outcome, str]] = {
         *(_accuracies(lambda run, number, value: value if number else 0.8 + run / 999), ACCURACIES, Outcome.WARN),
         "the last accuracy is 0.8",
     ),
-    "four digits": (
-        _accuracies(lambda run, number, value: round(value, 4)), ACCURACIES, Outcome.WARN, "more than 4 digits"
-    ),
+    "four digits": (_accuracies(lambda run, n, value: round(value, 4)), ACCURACIES, Outcome.WARN, "more than 4 digits"),
     "no dropout": (_set("hidden_dropout_prob", 0.0), RULES, Outcome.ERROR, "closed requires 0.1"),
     "12 layers": (_set("num_hidden_layers", 12), RULES, Outcome.ERROR, "closed requires 24"),
     "tensors of 12 layers": (_layers, RULES, Outcome.ERROR, "names 206 tensors, not 398"),
@@ -146,9 +130,9 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], str, Outcome, str]] = {
     "no eval_start in one": (_no_starts, ORDER, Outcome.WARN, "has no eval_start, as the other logs have"),
     "after the end": (_after_the_end, ORDER, Outcome.ERROR, "epoch_stop is later than run_stop"),
     "overlapping blocks": (_blocks, ORDER, Outcome.WARN, "block_start within the block that starts in line"),
-    "whole seconds": (_stamps(lambda ms: ms // 1000 * 1000), CLOCK, Outcome.WARN, "every time_ms is a whole second"),
+    "whole seconds": (stamp(lambda ms: ms // 1000 * 1000, which=4), CLOCK, Outcome.WARN, "every time_ms is a whole"),
     "equal intervals": (_evenly, CLOCK, Outcome.WARN, "60000 ms apart, to the millisecond"),
-    "years older": (_stamps(lambda ms: ms - 3 * 365 * 86_400_000), CLOCK, Outcome.WARN, "1095 days from most other"),
+    "years older": (stamp(lambda ms: ms - 3 * 365 * 86_400_000, which=4), CLOCK, Outcome.WARN, "1095 days from most"),
 }  # fmt: skip
 
 
@@ -160,41 +144,25 @@ def ten_logs(new_log: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def _read(path: Path) -> Events:
-    return [json.loads(line.partition("MLLOG ")[2]) for line in path.read_text().splitlines()]
-
-
-def _write(path: Path, events: Events) -> None:
-    path.write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
-
-
-def _complaints(folder: Path) -> dict[str, list[tuple[Outcome, str]]]:
-    results = ResultSet([read_log(path) for path in sorted(folder.glob("result_*.txt"))], division="closed")
+def _complaints(runs: list[Run], folder: Path) -> dict[str, list[tuple[Outcome, str]]]:
+    results = ResultSet(write(runs, folder), division="closed")
     return {
         row.check.removeprefix("own: "): [(one.outcome, one.text) for one in row.complaints]
         for row in run_checks(results, "here")
     }
 
 
-def test_honest_logs_have_none_of_the_faults(ten_logs: Path) -> None:
-    found = _complaints(ten_logs)
+def test_honest_logs_have_none_of_the_faults(ten_logs: Path, tmp_path: Path) -> None:
+    found = _complaints(committed(ten_logs), tmp_path)
     assert [found[check] for check in (RULES, ACCURACIES, CLOCK, ORDER, "seeds", "series", "values")] == [[]] * 7
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_whole_logs_is_reported(name: str, ten_logs: Path, tmp_path: Path) -> None:
     change, check, outcome, words = FAULTS[name]
-    runs = [_read(ten_logs / f"result_{index}.txt") for index in range(10)]
+    runs = committed(ten_logs)
     change(runs)
-    for index, events in enumerate(runs):
-        _write(tmp_path / f"result_{index}.txt", events)
-    assert [grade for grade, text in _complaints(tmp_path)[check] if words in text][:1] == [outcome]
-
-
-@pytest.fixture
-def demo(tree_root: Path, tmp_path: Path) -> Path:
-    """Copy the published demo's runs of this code."""
-    return Path(shutil.copytree(tree_root / "results/cpu_demo", tmp_path / "results/cpu_demo"))
+    assert [grade for grade, text in _complaints(runs, tmp_path)[check] if words in text][:1] == [outcome]
 
 
 @pytest.mark.parametrize(
@@ -204,12 +172,10 @@ def demo(tree_root: Path, tmp_path: Path) -> Path:
         ("skipped_steps", 5000, "skipped_steps is 5000, of"),
     ],
 )
-def test_own_logs_contradict_themselves(key: str, value: object, words: str, demo: Path) -> None:
-    for path in (demo / "bert").glob("result_*.txt"):
-        events = _read(path)
-        _set(key, value or _all([events], "train_data")[0]["value"])([events])
-        _write(path, events)
-    found = _complaints(demo / "bert")["configuration"]
+def test_own_logs_contradict_themselves(key: str, value: object, words: str, tmp_path: Path) -> None:
+    runs = committed(DEMO / "bert")
+    _set(key, value or nth(runs[0], "train_data")["value"])(runs)
+    found = _complaints(runs, tmp_path)["configuration"]
     assert [grade for grade, text in found if words in text] == [Outcome.ERROR] * 10
 
 
@@ -221,7 +187,8 @@ def test_own_logs_contradict_themselves(key: str, value: object, words: str, dem
         ("summary.json", "samples_per_second", 2, "by the time stamps"),
     ],
 )
-def test_files_of_a_run_contradict_its_log(name: str, field: str, factor: float, words: str, demo: Path) -> None:
+def test_files_of_a_run_contradict_its_log(name: str, field: str, factor: float, words: str, tmp_path: Path) -> None:
+    demo = Path(shutil.copytree(DEMO, tmp_path / "cpu_demo"))
     results = ResultSet([read_log(demo / "bert/result_0.txt")])
     assert list(check_metrics(results)) == []
     path = demo / f"run_0.{name}"

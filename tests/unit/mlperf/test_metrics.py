@@ -1,6 +1,7 @@
 """A log against the files of its run: what was raised or shortened in the log alone shows."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,39 +9,25 @@ from typing import Any
 import pytest
 
 from mlbert.config.sections import settings_by_key
-from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.findings import Complaint, Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.result_set import NAMES, ResultSet, run_file
+from programs import write_files
+from simple_logs import write_log
 
-START_MS = 1_700_000_000_000
 POINTS = ((100, 60.0, 0.1), (200, 120.5, 0.2), (300, 190.0, 0.3))  # samples, seconds, accuracy
 SETTINGS = {"max_steps": 7, "learning_rate": 0.5, "recipe": "packed_lamb"}
-Texts = dict[str, Any]
+Change = Callable[[Path], None]
 
 
-def _event(key: str, value: object, seconds: float = 0.0, **metadata: object) -> str:
-    line = {"time_ms": START_MS + round(seconds * 1000), "key": key, "value": value, "metadata": metadata}
-    return f":::MLLOG {json.dumps(line)}\n"
-
-
-def _log() -> str:
-    envs = {settings_by_key()[name].env: value for name, value in SETTINGS.items()}
-    events = [
-        _event("recipe", "packed_lamb", -2),
-        _event("ranks", 1, -2),
-        _event("seed", 5, -2),
-        _event("configuration", {env: {"value": value, "origin": "flag"} for env, value in envs.items()}, -1),
-        _event("run_start", None),
-        *(_event("eval_accuracy", accuracy, s + 0.3, epoch_num=samples) for samples, s, accuracy in POINTS),
-        _event("train_samples", 300, 190.4),
-        _event("run_stop", None, 190.5, status="success"),
-    ]
-    return "".join(events)
-
-
-def _texts() -> Texts:
-    """Return the four files of a good run, the JSON ones as objects."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a LOGDIR with a good run's log and its three files."""
+    settings = {settings_by_key()[name].env: {"value": value, "origin": "flag"} for name, value in SETTINGS.items()}
+    logged = {"recipe": "packed_lamb", "ranks": 1, "seed": 5, "configuration": settings, "train_samples": 300}
+    evaluations = [(samples, seconds + 0.3, accuracy) for samples, seconds, accuracy in POINTS]
+    write_log(tmp_path / "result_0.txt", evaluations, eval_seconds=None, seconds=190.5, logged=logged)
     points: list[dict[str, object]] = []
     for step, (samples, seconds, accuracy) in enumerate(POINTS, start=1):
         point = {"step": step, "samples": samples, "seconds": seconds}
@@ -49,44 +36,43 @@ def _texts() -> Texts:
         points.append({"kind": "evaluation", **point, "eval_accuracy": accuracy})
     summary = {"status": "success", "seconds_to_train": 190.2, "accuracy": 0.3, "samples": 300, "steps": 3, "seed": 5}
     provenance, origin = {"recipe": "packed_lamb", "ranks": 1}, dict.fromkeys(SETTINGS, "flag")
-    config = {"config": dict(SETTINGS), "origin": origin, "seed": 5, "provenance": provenance}
-    return {"log": _log(), "metrics.jsonl": points, "summary.json": summary, "config.json": config}
+    config = {"config": SETTINGS, "origin": origin, "seed": 5, "provenance": provenance}
+    files = {"metrics.jsonl": points, "summary.json": [summary], "config.json": [config]}
+    texts = {name: "".join(json.dumps(line) + "\n" for line in lines) for name, lines in files.items()}
+    write_files(tmp_path / "run_0", texts)
+    return tmp_path
 
 
-def _write(folder: Path, texts: Texts) -> ResultSet:
-    """Write the run into a LOGDIR."""
-    run = folder / "run_0"
-    run.mkdir(parents=True)
-    (folder / "result_0.txt").write_text(texts["log"])
-    (run / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in texts["metrics.jsonl"]))
-    for name in ("summary.json", "config.json"):
-        (run / name).write_text(json.dumps(texts[name]))
-    return ResultSet([read_log(folder / "result_0.txt")])
+def _complaints(folder: Path) -> list[Complaint]:
+    return list(check_metrics(ResultSet([read_log(folder / "result_0.txt")])))
 
 
-def _complaints(results: ResultSet) -> list[str]:
-    return [complaint.text for complaint in check_metrics(results) if complaint.outcome is Outcome.ERROR]
+def _errors(folder: Path) -> list[str]:
+    return [complaint.text for complaint in _complaints(folder) if complaint.outcome is Outcome.ERROR]
 
 
-def test_a_run_agrees_with_itself(tmp_path: Path) -> None:
-    assert list(check_metrics(_write(tmp_path, _texts()))) == []
+def test_a_run_agrees_with_itself(folder: Path) -> None:
+    assert _complaints(folder) == []
 
 
-def _set(file: str, *path: Any, to: object) -> Callable[[Texts], None]:
-    def change(texts: Texts) -> None:
+def _set(file: str, *path: Any, to: object) -> Change:
+    def change(folder: Path) -> None:
+        lines = [json.loads(line) for line in (folder / "run_0" / file).read_text().splitlines()]
         *parents, last = path
-        place = texts[file]
+        place = lines if file == "metrics.jsonl" else lines[0]
         for parent in parents:
             place = place[parent]
         place[last] = to
+        (folder / "run_0" / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     return change
 
 
-def _relog(old: str, new: str) -> Callable[[Texts], None]:
-    def change(texts: Texts) -> None:
-        assert old in texts["log"]
-        texts["log"] = texts["log"].replace(old, new)
+def _relog(old: str, new: str) -> Change:
+    def change(folder: Path) -> None:
+        log = folder / "result_0.txt"
+        assert old in log.read_text()
+        log.write_text(log.read_text().replace(old, new))
 
     return change
 
@@ -94,14 +80,14 @@ def _relog(old: str, new: str) -> Callable[[Texts], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_relog('"value": 0.2', '"value": 0.25'), "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:7 0.25"),
+        (_relog('"value": 0.2', '"value": 0.25'), "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:13 0.25"),
+        (_relog("1120800.0", "1100800.0"), "metrics.jsonl:6: evaluated 120.5 s after the start"),
         (
-            _relog(str(START_MS + 120_800), str(START_MS + 100_800)),
-            "metrics.jsonl:6: evaluated 120.5 s after the start",
+            _relog('"epoch_num": 200', '"epoch_num": 150'),
+            "has no evaluation at 150 samples, which result_0.txt:13 logs",
         ),
-        (_relog('"epoch_num": 200', '"epoch_num": 150'), "has no evaluation at 150 samples, which result_0.txt:7 logs"),
         (_relog('"epoch_num": 200', '"epoch_num": 150'), "metrics.jsonl:6: result_0.txt has no evaluation at 200"),
-        (_relog(str(START_MS + 190_500), str(START_MS + 150_500)), "summary.json: seconds_to_train is 190.2"),
+        (_relog("1190500.0", "1150500.0"), "summary.json: seconds_to_train is 190.2"),
         (_relog('"success"', '"aborted"'), "summary.json: status is 'success', in result_0.txt 'aborted'"),
         (_relog('"seed", "value": 5', '"seed", "value": 6'), "config.json: seed is 5, in result_0.txt 6"),
         (_relog('"value": 0.5, "origin"', '"value": 0.4, "origin"'), "learning_rate has value 0.5"),
@@ -116,28 +102,22 @@ def _relog(old: str, new: str) -> Callable[[Texts], None]:
         (_set("config.json", "config", to=1), "config.json: config is missing"),
     ],
 )
-def test_a_deviation_is_reported_with_its_place(change: Callable[[Texts], None], words: str, tmp_path: Path) -> None:
-    texts = _texts()
-    change(texts)
-    found = _complaints(_write(tmp_path, texts))
+def test_a_deviation_is_reported_with_its_place(change: Change, words: str, folder: Path) -> None:
+    change(folder)
+    found = _errors(folder)
     assert any(f"run_0/{words}" in text or words in text for text in found), found
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 5000, b""])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "config.json"])
-def test_a_damaged_file_is_reported(name: str, content: bytes, tmp_path: Path) -> None:
-    results = _write(tmp_path, _texts())
-    (tmp_path / "run_0" / name).write_bytes(content)
-    assert any(f"run_0/{name}" in text for text in _complaints(results))
+def test_a_damaged_file_is_reported(name: str, content: bytes, folder: Path) -> None:
+    (folder / "run_0" / name).write_bytes(content)
+    assert any(f"run_0/{name}" in text for text in _errors(folder))
 
 
-def test_a_log_without_run_files_is_not_compared(tmp_path: Path) -> None:
-    (tmp_path / "result_0.txt").write_text(_log())
-    complaints = list(check_metrics(ResultSet([read_log(tmp_path / "result_0.txt")])))
-    assert [complaint.outcome for complaint in complaints] == [Outcome.SKIP]
-
-
-# Where the files of a run are.
+def test_a_log_without_run_files_is_not_compared(folder: Path) -> None:
+    shutil.rmtree(folder / "run_0")
+    assert [complaint.outcome for complaint in _complaints(folder)] == [Outcome.SKIP]
 
 
 @pytest.mark.parametrize("place", ["bert/run_3/{}", "run_3.{}"])

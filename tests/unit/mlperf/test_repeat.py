@@ -7,27 +7,38 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edited_logs import accuracies
+from mlbert.cli.main import main
 from mlbert.mlperf.compare import alike
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.repeat import code_of, judge, make_plan, other_settings, read_repeatable, remarks
 from mosaic_texts import BASE, make_texts
+from programs import RunMlbert, commit_all, run_git
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
-from training_settings import train_arguments
+from training_settings import train
 from user_errors import assert_error_line, user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
-MLBERT = [sys.executable, "-c", "from mlbert.cli.main import main; main()"]
 
 
-def mlbert(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def repeat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunMlbert:
+    """Return repeat(*words), which returns the status and outputs of `mlbert submission repeat`."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def repeat(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["submission", "repeat", *map(str, words)])
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return repeat
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_set(folder / "data" / name, make_rows(random_lengths(64), number))
     data = {"synthetic_data": 0, "input_dir": folder / "data/train", "eval_dir": folder / "data/eval"}
     evaluation = {"num_eval_examples": 64, "eval_iter_start_samples": 20, "eval_iter_samples": 20}
-    words = train_arguments(folder, **data, **evaluation, shape={"vocab_size": VOCAB_SIZE})
-    done = mlbert(*words)
-    assert done.returncode == 1, done.stderr  # twelve steps do not reach the target
+    train(folder, **data, **evaluation, shape={"vocab_size": VOCAB_SIZE})
     return folder / "out/result_0.txt"
 
 
@@ -56,11 +65,11 @@ def tampered(log: Path, folder: Path, change: float) -> Path:
     return folder / log.name
 
 
-def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path) -> None:
-    done = mlbert("submission", "repeat", run, "--out", tmp_path / "again")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    words = " ".join(done.stdout.split())
+def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, repeat: RunMlbert) -> None:
+    status, out, err = repeat(run, "--out", tmp_path / "again")
+    assert status == 0, out + err
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
     for wanted in ("3 of 3 accuracies are equal", "Losses of all 12 logged steps agree", "The repeated run agrees."):
         assert wanted in words, wanted
     new = read_log(tmp_path / "again/result_0.txt")
@@ -75,7 +84,7 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_text(tmp_path: Path) -> None:
+def test_a_run_on_text(tmp_path: Path, repeat: RunMlbert) -> None:
     """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
     make_texts(tmp_path, ROOT)
     words = (*BASE, "model.name=mosaic_bert", "max_duration=6ba", "eval_interval=3ba", "save_folder=out")
@@ -84,39 +93,37 @@ def test_a_run_on_text(tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     for name in ("vocab.txt", "data/train_small", "data/val"):
         (tmp_path / name).rename(tmp_path / "moved" / Path(name).name)
-    repeat = ("submission", "repeat", tmp_path / "out/result_0.txt", "--data")
-    done = mlbert(*repeat, tmp_path / "moved")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = " ".join(done.stdout.split())
+    words = (tmp_path / "out/result_0.txt", "--data", tmp_path / "moved")
+    status, out, err = repeat(*words)
+    assert status == 0, out + err
+    found = " ".join(out.split())
     assert "2 of 2 accuracies are equal to the last digit. Losses of all 6 logged steps agree" in found
     assert "Settings that differ" not in found
     with (tmp_path / "moved/vocab.txt").open("a") as vocabulary:
         vocabulary.write("eleven\n")
-    done = mlbert(*repeat, tmp_path / "moved")
-    assert done.returncode == 2
-    assert_error_line(done.stderr, "data.checksum", tmp_path / "moved/train_small")
+    status, _, err = repeat(*words)
+    assert status == 2
+    assert_error_line(err, "data.checksum", tmp_path / "moved/train_small")
 
 
 @pytest.mark.slow
-def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path) -> None:
-    done = mlbert("submission", "repeat", tampered(run, tmp_path / "logs", 0.01))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 of 4 rows do NOT agree" in " ".join(done.stdout.split())
+def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path, repeat: RunMlbert) -> None:
+    status, out, err = repeat(tampered(run, tmp_path / "logs", 0.01))
+    assert status == 1, out + err
+    assert "1 of 4 rows do NOT agree" in " ".join(out.split())
 
 
-def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused(run: Path, tmp_path: Path, assert_fails: Callable[..., str]) -> None:
     write_set(tmp_path / "data/train", make_rows(random_lengths(64), 7))
     shutil.copytree(run.parents[1] / "data/eval", tmp_path / "data/eval")
-    done = mlbert("submission", "repeat", run, "--data", tmp_path / "data", "--out", tmp_path / "again")
-    assert done.returncode == 2
-    assert_error_line(done.stderr, "data.checksum", tmp_path / "data/train")
+    words = ["submission", "repeat", run, "--data", tmp_path / "data", "--out", tmp_path / "again"]
+    assert_fails(words, "data.checksum", tmp_path / "data/train")
     assert not (tmp_path / "again").exists()
 
 
 def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    words = ("submission", "repeat", run, "--out", tmp_path / "again")
-    # A suite that a shell runs in the background has Ctrl-C ignored, and its children too.
-    process = subprocess.Popen([*MLBERT, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    words = [sys.executable, "-m", "mlbert", "submission", "repeat", run, "--out", tmp_path / "again"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     give_up = time.monotonic() + 120
     while not (tmp_path / "again/result_0.txt").exists():  # the child trains
         assert time.monotonic() < give_up
@@ -167,17 +174,10 @@ def test_every_committed_run_agrees_with_its_siblings_and_a_worse_one_does_not(t
 
 
 def test_the_code_of_the_commit(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    git("init", "-q")
     (tmp_path / "code.py").write_text("old\n")
-    git("add", "-A")
-    git("commit", "-qm", "old")
-    commit = git("rev-parse", "HEAD")
+    commit = commit_all(tmp_path)
     (tmp_path / "code.py").write_text("new\n")
-    git("commit", "-qam", "new")
+    commit_all(tmp_path)
     text = (DEMO / "result_0.txt").read_text()
     used = json.loads(next(line for line in text.splitlines() if '"commit"' in line).partition("MLLOG ")[2])["value"]
     path = tmp_path / "result_0.txt"
@@ -187,7 +187,7 @@ def test_the_code_of_the_commit(tmp_path: Path) -> None:
         assert (tree / "code.py").read_text() == "old\n"
         assert commit[:12] in note
     assert not tree.exists()
-    assert len(git("worktree", "list").splitlines()) == 1
+    assert len(run_git(tmp_path, "worktree", "list").splitlines()) == 1
     with code_of(log, tmp_path, exact=False) as (tree, note):
         assert (tree, "1 commits after" in note) == (tmp_path, True)
     path.write_text(text.replace(used, hashlib.sha1(b"").hexdigest()))

@@ -40,7 +40,11 @@ def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]
 
 
 def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None:
-    for logs in (ours, published):
+    newer = copy_of_ours(ours[0].parents[3] / "newer")
+    add_line(newer[0], "ranks", "cpu", '"Intel(R) Xeon(R)  Processor @ 2.50GHz (Skylake-SP)"')
+    add_line(newer[0], "ranks", "gpus", "{}")
+    add_line(newer[0], "precision", "nodes", "1")
+    for logs in (ours, newer, published):
         assert describe(logs).keys().isdisjoint(("submitter", "filed under", "system description", "machine"))
 
 
@@ -62,6 +66,7 @@ MUTATIONS = {
     "list": ({"framework": ["PyTorch 2.13.0"]}, "system description", "not text"),
     "words for a count": ({"accelerators_per_node": "none"}, "submitter", "'none', not a number"),
     "division": ({"division": "closed"}, "division", "says 'open', not 'closed'"),
+    "no division": ({"division": "Closed"}, "division", "division 'Closed' is neither open nor closed"),
     "submitter": ({"submitter": "Other"}, "submitter", "submission_org is 'mlbert', systems/cpu_demo.json: line 2: "),
     "too few threads": ({"host_processor_vcpu_count": "1"}, "system description", "is 1, fewer than 1 x 2 of host"),
     "to do": ({"host_storage_type": "TODO"}, "system description", "is 'TODO', still to be written"),
@@ -76,11 +81,7 @@ MUTATIONS = {
     "CPU build": ({"accelerators_per_node": "1"}, "machine", "the logs ran PyTorch 2.13.0+cpu"),
     "framework": ({"framework": "PyTorch 2.1.0"}, "machine", "is 'PyTorch 2.1.0', the logs ran PyTorch 2.13.0+cpu"),
     "other framework": ({"framework": "TensorFlow 2.21.0"}, "machine", "the logs ran PyTorch"),
-    "Python": (
-        {"other_software_stack": "Python: 3.9, numpy: 2.4.6"},
-        "machine",
-        "says Python: 3.9, the logs ran 3.11.7",
-    ),
+    "Python": ({"other_software_stack": "Python: 3.9"}, "machine", "says Python: 3.9, the logs ran 3.11.7"),
     "package": ({"other_software_stack": "Python 3.11.7, numpy 1.26.0"}, "machine", "says numpy 1.26.0"),
     "kernel of the stack": ({"other_software_stack": "kernel: Linux 5.4.0"}, "machine", "the logs ran on Linux-6"),
     "kernel": ({"sw_notes": "Linux kernel 5.4.0"}, "machine", "says Linux kernel 5.4.0, the logs ran on Linux-6"),
@@ -97,15 +98,12 @@ def test_a_mutation_is_found_and_its_file_named(mutation: tuple[dict[str, Any], 
     assert words in text
 
 
-def test_a_field_that_is_there_twice(ours: list[Path]) -> None:
+def test_a_field_that_is_there_twice_or_nobodys(ours: list[Path]) -> None:
+    words = "systems/cpu_demo.json: line 35: colour is not a field of a system description"
+    assert describe(ours, colour="grey")["system description"] == (Outcome.NOTE, words)
     path = system_of(ours)
     path.write_text(path.read_text().replace('"cooling"', '"number_of_nodes": "2",\n  "cooling"'))
     expect(report(ours, ROOT), "system description", Outcome.ERROR, "number_of_nodes occurs 2 times: ['1', '2']")
-
-
-def test_a_field_of_nobodys_is_a_note(ours: list[Path]) -> None:
-    words = "systems/cpu_demo.json: line 35: colour is not a field of a system description"
-    assert describe(ours, colour="grey")["system description"] == (Outcome.NOTE, words)
 
 
 def test_others_fill_in_as_they_like(published: list[Path]) -> None:
@@ -117,6 +115,7 @@ def test_others_fill_in_as_they_like(published: list[Path]) -> None:
         *({"cooling": "TODO"}, {"host_processor_vcpu_count": "71"}),
     ):
         assert describe(published, **changes)["system description"][0] is Outcome.WARN, changes
+    assert "values" not in describe(published, number_of_nodes="9" * 400)
     for changes in ({"framework": ""}, {"number_of_nodes": "0"}, {"accelerators_per_node": 8}, {"submitter": None}):
         assert describe(published, **changes)["system description"][0] is Outcome.ERROR, changes
 
@@ -132,10 +131,6 @@ def test_others_fill_in_as_they_like(published: list[Path]) -> None:
 )
 def test_a_description_of_another_size_or_submitter(changes, check, words, published) -> None:
     expect(describe(published, **changes), check, Outcome.WARN, "result_0.txt: line ", words)
-
-
-def test_counts_of_any_length_are_read(published: list[Path]) -> None:
-    assert "values" not in describe(published, number_of_nodes="9" * 400)
 
 
 def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
@@ -160,10 +155,3 @@ def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:
 def test_the_machine_named_by_newer_logs(key: str, value: str, changes: dict, words: str, ours: list[Path]) -> None:
     add_line(ours[0], "ranks", key, value)
     expect(describe(ours, **changes), "machine", Outcome.ERROR, words)
-
-
-def test_the_machine_is_the_one_described(ours: list[Path]) -> None:
-    add_line(ours[0], "ranks", "cpu", '"Intel(R) Xeon(R)  Processor @ 2.50GHz (Skylake-SP)"')
-    add_line(ours[0], "ranks", "gpus", "{}")
-    add_line(ours[0], "precision", "nodes", "1")
-    assert "machine" not in describe(ours)

@@ -159,10 +159,7 @@ OURS = by_name(
             "epoch without start": (drop("epoch_start"), "epoch_stop without epoch_start"),
             "no eval_start": (drop("eval_start", 2), "eval_stop where eval_start should come"),
             "no eval_stop": (drop("eval_stop", 2), "eval_accuracy where eval_stop should come"),
-            "eval_stop off": (
-                mark("eval_stop", "epoch_num", 31_000, 2),
-                "eval_stop at 31000 samples, its eval_start 3",
-            ),
+            "eval_stop off": (mark("eval_stop", "epoch_num", 31_000, 2), "eval_stop at 31000 samples, its eval_start"),
             "epoch_stop off": (mark("epoch_stop", "epoch_num", 5), "epoch_stop has epoch_num 5, train_samples is"),
             "another block": (mark("block_stop", "first_epoch_num", 2), "block_stop of block 2, started was 1"),
             "no last accuracy": (drop("eval_accuracy", -1), "the last eval_stop has no eval_accuracy"),
@@ -192,11 +189,7 @@ def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
 
 OTHERS = by_name(
     {
-        ("clock", ERROR): {
-            "seconds": (stamp(lambda ms: ms // 1000), "looks like seconds, not milliseconds"),
-            "future": (stamp(lambda ms: ms + 10**12), "is in the future"),
-            "half an hour of nothing": (shift("run_start", 2_000_000), "run_start comes 2000 s after"),
-        },
+        ("clock", ERROR): {"half an hour": (shift("run_start", 2_000_000), "run_start comes 2000 s after")},
         ("runs apart", WARN): {"two runs at once": (beside(7), "several machines side by side?")},
         ("runs apart", NOTE): {
             "many runs at once": (
@@ -220,17 +213,12 @@ OTHERS = by_name(
             "two runs in one log": (repeat("run_stop", after=600_000), "run_stop comes again"),
             "stopped twice": (repeat("run_stop", after=3), "run_stop comes again"),
             "stopped early": (stamp(lambda ms: ms - 10_000, "run_stop"), "eval_accuracy is later than run_stop"),
-            "eval_start off": (
-                mark("eval_start", "epoch_num", 31_000, 2),
-                "eval_start at 31000 samples, its eval_accuracy at",
-            ),
+            "eval_start off": (mark("eval_start", "epoch_num", 31_000, 2), "at 31000 samples, its eval_accuracy at"),
             "no eval_start": (drop("eval_start", 2), "eval_accuracy without eval_start"),
             "no eval_stop": (drop("eval_stop", 2), "eval_accuracy without eval_stop"),
             "two eval_starts": (repeat("eval_start", 2), "eval_start comes again before"),
         },
-        ("evaluation time", WARN): {
-            "evaluations of no time": (cut_evaluations(0), "no evaluation took more than 1 ms")
-        },
+        ("evaluation time", WARN): {"no time": (cut_evaluations(0), "no evaluation took more than 1 ms")},
         ("evaluation time", ERROR): {"short evaluations": (cut_evaluations(20), "an evaluation took 20 ms")},
         ("clock", WARN): {"compiling before the clock": (shift("run_start", 300_000), "run_start comes 300 s after")},
         ("order of events", WARN): {

@@ -2,8 +2,6 @@
 
 import ast
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,14 +16,25 @@ from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.mlperf.logs import Log, read_log
-from mlbert.mlperf.trace import CodeSearch, Tracer
-from programs import write_files
-from training_settings import SHAPE
+from mlbert.mlperf.trace import CodeSearch, Trace, Tracer
+from programs import run_quietly, write_files
+from text_sets import random_texts, write_texts
+from training_settings import SHAPE, train_arguments
 from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
 COMMITTED = [path for path in sorted(ROOT.glob("results/*/bert/result_0.txt")) if '"configuration"' in path.read_text()]
+
+# Prints the files of the package that a run has loaded, in its last line.
+PROGRAM = """
+import json, sys
+from mlbert.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(json.dumps([str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("mlbert.")]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +43,89 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eval_accuracy_global_batch_size")
     (folder / "shape.json").write_text(json.dumps(SHAPE))
     (folder / "more.yaml").write_text("# one line\npoly_power: 2\n")
+    (folder / "program.py").write_text(PROGRAM)
     (folder / "run.sh").write_text(
         f"source {ROOT / CONFIG}\n"
         f"export SYNTH_DATA=1 BATCHSIZE=4 SEED=5 LOGDIR={folder} BERT_CONFIG={folder}/shape.json\n"
-        f"exec {sys.executable} -c 'from mlbert.cli.main import main; main()' train --config {folder}/more.yaml "
+        f"exec {sys.executable} {folder}/program.py train --config {folder}/more.yaml "
         "--max_steps 3 --cpu_threads 1 --num_eval_examples 8 --eval_iter_start_samples 1000000\n"
     )
-    done = subprocess.run(["bash", folder / "run.sh"], capture_output=True, text=True)
+    done = run_quietly("bash", folder / "run.sh")
     assert done.returncode == 1, done.stderr  # three steps do not reach the target
+    (folder / "loaded.json").write_text(done.stdout.splitlines()[-1])
     return folder / "result_0.txt"
+
+
+@pytest.fixture(scope="module")
+def chains(run: Path) -> dict[str, Trace]:
+    return chains_of(run)
+
+
+def chains_of(log: Path) -> dict[str, Trace]:
+    tracer = Tracer(read_log(log), ROOT)
+    return {key: tracer.chain(key) for key in tracer.keys}
 
 
 def places(tracer: Tracer, key: str, step: str) -> list[tuple[str, str]]:
     return [(link.place, link.text) for link in tracer.chain(key).links if link.step == step]
 
 
-def test_every_key_is_followed(run: Path) -> None:
-    tracer = Tracer(read_log(run), ROOT)
-    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "opt_lamb_beta_1"} <= set(tracer.keys)
-    chains = {key: tracer.chain(key) for key in tracer.keys}
+def test_every_key_is_followed(chains: dict[str, Trace]) -> None:
+    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "opt_lamb_beta_1"} <= set(chains)
     assert {key: chain.broken for key, chain in chains.items() if chain.broken} == {}
     assert [key for key, chain in chains.items() if not chain.meaning] == ["run_stop"]  # its docstring is the command's
+
+
+def assert_traces_name_only_loaded_files(recipe: str, chains: dict[str, Trace], loaded: str) -> None:
+    recipes = {path.name for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")}
+    others = recipes - {f"{recipe}.py", f"{recipe}_build.py", "assembly.py"}
+    names = {Path(name).relative_to(ROOT).as_posix() for name in json.loads(loaded)}
+    found = {link.place.rpartition(":")[0] for chain in chains.values() for link in (*chain.links, *chain.meaning)}
+    named = {name for name in found if name.startswith(PACKAGE_HOME)}
+    assert len(named) > 10
+    assert named - names == set()
+    assert {Path(name).name for name in named if "/recipes/" in name} & others == set()
+
+
+def test_traces_name_only_files_that_the_run_loaded(run: Path, chains: dict[str, Trace]) -> None:
+    assert_traces_name_only_loaded_files("packed_lamb", chains, (run.parent / "loaded.json").read_text())
+
+
+OTHER_RECIPES = ("ddp_adam", "masked_lm_stored", "masked_lm_text", "classification")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def settings_of(recipe: str, folder: Path) -> dict[str, object]:
+    """Return settings of a run of three steps, and write its data."""
+    values: dict[str, object] = {"average_packing_rate": 1, "gradient_accumulation_steps": 1, "max_steps": 3}
+    if recipe.startswith("masked_lm"):
+        values |= {"lr_milestones": "2", "lr_gamma": 0.5}
+    unused = [f"[unused{number}]" for number in range(300)]
+    if recipe == "masked_lm_text":
+        (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", *unused][:300]) + "\n")
+        sets = {name: write_texts(folder / name, random_texts(40, seed)) for seed, name in enumerate(("train", "eval"))}
+        values |= {"input_dir": sets["train"], "eval_dir": sets["eval"], "tokenizer": folder / "vocab.txt"}
+        values |= {"synthetic_data": 0, "num_eval_examples": 8, "max_seq_length": 16, "masking_rate": 0.3}
+    if recipe == "classification":
+        (folder / "vocab.txt").write_text("\n".join([*SPECIAL, "cold", "warm", "sun", "snow", *unused][:300]) + "\n")
+        rows = "text,label\n" + "warm sun,1\ncold snow,0\n" * 8
+        for name in ("train", "dev"):
+            (folder / f"{name}.csv").write_text(rows)
+        values |= {"input_dir": folder / "train.csv", "eval_dir": folder / "dev.csv", "tokenizer": folder / "vocab.txt"}
+        values |= {"text_columns": "text", "label_column": "label", "num_labels": 2}
+        values |= {"synthetic_data": 0, "max_seq_length": 16}
+    name = "masked_lm" if recipe.startswith("masked_lm") else recipe
+    return {**values, "recipe": name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", OTHER_RECIPES)
+def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(recipe: str, tmp_path: Path) -> None:
+    words = train_arguments(tmp_path, **settings_of(recipe, tmp_path))
+    done = run_quietly(sys.executable, "-c", PROGRAM, *words)
+    log = tmp_path / "out/result_0.txt"
+    assert log.exists(), done.stderr
+    assert_traces_name_only_loaded_files(recipe, chains_of(log), done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parts[-3])
@@ -91,21 +162,12 @@ def test_where_values_come_from(run: Path) -> None:
     assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
 
 
-def test_the_meaning_of_values(run: Path) -> None:
-    tracer = Tracer(read_log(run), ROOT)
-    meaning = {key: [(link.step, link.text) for link in tracer.chain(key).meaning] for key in tracer.keys}
+def test_the_meaning_of_values(chains: dict[str, Trace]) -> None:
+    meaning = {key: [(link.step, link.text) for link in chain.meaning] for key, chain in chains.items()}
     assert ("setting", f"MAX_STEPS: {settings_by_key()['max_steps'].meaning}") in meaning["max_steps"]
     assert ("field", 'compiler: str  # that built the native libraries; "none" if none was used') in meaning["compiler"]
     assert any(step == "function" and text.startswith("metrics: ") for step, text in meaning["eval_accuracy"])
     assert meaning["run_start"] == [("logged in", "start: Log run_start.")]
-
-
-def test_the_command_prints_both_answers(run: Path) -> None:
-    done = CliRunner().invoke(app, ["trace", str(run), "opt_lamb_beta_1", "--tree", str(ROOT)])
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    means, produced = lines.index("what the value means:"), lines.index("what produced it:")
-    assert lines.index("opt_lamb_beta_1 = 0.9") + 1 == means < produced
 
 
 def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:
@@ -141,37 +203,32 @@ def test_a_broken_link_is_named(key: str, old: str, new: str, broken: str, run: 
     assert broken in done.stdout.partition("BROKEN: ")[2]
 
 
-def test_the_command_prints_a_line_for_each_key(run: Path) -> None:
+def test_the_command_prints_both_answers_or_a_line_for_each_key(run: Path, chains: dict[str, Trace]) -> None:
+    done = CliRunner().invoke(app, ["trace", str(run), "opt_lamb_beta_1", "--tree", str(ROOT)])
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    means, produced = lines.index("what the value means:"), lines.index("what produced it:")
+    assert lines.index("opt_lamb_beta_1 = 0.9") + 1 == means < produced
     done = CliRunner().invoke(app, ["trace", str(run), "--tree", str(ROOT)])
     assert done.exit_code == 0
     lines = [line for line in done.stdout.splitlines() if " <- " in line]
-    assert len(lines) == len(Tracer(read_log(run), ROOT).keys)
+    assert len(lines) == len(chains)
     assert any(line.startswith("seed = 5   <- training/") and line.endswith("environment SEED") for line in lines)
 
 
-def test_a_key_that_is_not_there(run: Path) -> None:
+def test_a_key_a_log_and_a_tree_that_cannot_be_traced(run: Path, tmp_path: Path) -> None:
     with user_error("config.unknown-name", "opt_lamb_beta1"):
         Tracer(read_log(run), ROOT).chain("opt_lamb_beta1")
-
-
-def test_a_log_in_another_encoding(run: Path, tmp_path: Path) -> None:
+    chain = Tracer(read_log(run), tmp_path).chain("seed")
+    assert [link.broken for link in chain.broken] == ["is not in the tree"]
     path = tmp_path / "result_0.txt"
     path.write_text(run.read_text(), "utf-16")
     with user_error("log.incomplete", path):
         CliRunner().invoke(app, ["trace", str(path)], catch_exceptions=False, standalone_mode=False)
 
 
-def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
-    shutil.copy(run, tmp_path / "result_0.txt")
-    chain = Tracer(read_log(tmp_path / "result_0.txt"), tmp_path).chain("seed")
-    assert [link.broken for link in chain.broken] == ["is not in the tree"]
-
-
 def test_the_tables_name_settings_that_exist() -> None:
     assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(settings_by_key())
-
-
-# Looking up who reads a setting, what sets a name, and where a function is.
 
 
 RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
@@ -280,11 +337,8 @@ def test_origins_of_a_value_end_at_a_section(search: CodeSearch) -> None:
     assert search.origins(build, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
 
 
-def test_setters(search: CodeSearch) -> None:
+def test_setters_and_definitions_that_do_something(search: CodeSearch) -> None:
     assert located(search.setters("accuracy")) == ["training/loop.py:5"]
-
-
-def test_definitions_that_do_something(search: CodeSearch) -> None:
     assert located(search.definitions("measure")) == ["models/m.py:6"]
     assert located(search.definitions("LIMIT")) == ["models/m.py:2"]
     assert search.definitions("unused") == []  # not reached
