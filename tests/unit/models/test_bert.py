@@ -30,11 +30,6 @@ def micro_batches(accumulation=1, packs=8, seed=3):
     return [batch.to("cpu") for batch in made_up_batches(packs, seed, 163, 64, accumulation=accumulation)]
 
 
-def peer_model(shape):
-    values = {k: v for k, v in huggingface_config(shape).items() if k not in ("model_type", "architectures")}
-    return randomize(PeerModel(PeerConfig(**values)), 0.1).eval()
-
-
 def step_loss(model, batches, dropout=None):
     """The loss of one optimizer step and its gradients, however the step is split."""
     model.zero_grad()
@@ -51,7 +46,8 @@ def step_loss(model, batches, dropout=None):
 @pytest.mark.parametrize("sparse", [True, False])
 def test_equals_hugging_face(activation, sparse):
     shape = dataclasses.replace(NO_DROPOUT, hidden_act=activation)
-    peer = peer_model(shape)
+    values = {k: v for k, v in huggingface_config(shape).items() if k not in ("model_type", "architectures")}
+    peer = randomize(PeerModel(PeerConfig(**values)), 0.1).eval()
     model = made(shape, sparse_last_layer=sparse)
     report = load_state(model, peer.state_dict(), "peer")
     assert report.missing == {}

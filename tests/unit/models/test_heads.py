@@ -89,9 +89,7 @@ def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse):
     torch.testing.assert_close(model.bert(batch, None, None), hidden[used], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", [{"gated_mlp": True}, {"norm_position": "pre"}, {"position_embedding_type": "alibi"}]
-)
-def test_shapes_that_hugging_face_lacks_are_refused(change):
+@pytest.mark.parametrize("option", ["gated_mlp=true", "norm_position=pre", "position_embedding_type=alibi"])
+def test_shapes_that_hugging_face_lacks_are_refused(option):
     with user_error("model.unsupported", "Hugging Face"):
-        huggingface_config(dataclasses.replace(SHAPE, **change))
+        huggingface_config(SHAPE.with_options(option))

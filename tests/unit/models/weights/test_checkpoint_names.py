@@ -61,9 +61,8 @@ def test_nvidia_names_lead_back(form):
 @pytest.mark.parametrize("mosaic_bert", [False, True])
 def test_composer_names_lead_back(layers, mosaic_bert):
     """Query, key and value of a MosaicBERT share a name, which names all three."""
-    table = {
-        own: checkpoint_names.composer_name(own, mosaic_bert) for own in [*parameter_names(layers), "classifier.weight"]
-    }
+    names = [*parameter_names(layers), "classifier.weight"]
+    table = {own: checkpoint_names.composer_name(own, mosaic_bert) for own in names}
     assert len(set(table.values())) == len(table) - (4 * layers if mosaic_bert else 0)
     for own, key in table.items():
         assert own in {TIED.get(part, part) for part in own_torch_names(key)}

@@ -18,6 +18,7 @@ from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import padded, write_composer
 from mlbert.recipes.assembly import start_weights
 from same_weights import assert_same_parameters
+from stored_sets import flip
 from user_errors import user_error
 
 SHAPE = BertConfig(101, 16, 2, 2, 24, max_position_embeddings=32)
@@ -226,9 +227,7 @@ def test_weights_without_a_checksum_are_reported_and_a_flipped_bit_is_found(tmp_
     path = written(drawn(BertForPreTraining, SHAPE), tmp_path, "weights")
     assert load_weights(model(2), path).warnings(path) == []
     file = path / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(file, file.stat().st_size - 1)
     with user_error("checkpoint.checksum", file):
         load_weights(model(2), path)
     save_file(load_file(file), file)

@@ -13,6 +13,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.programs import console
+from same_weights import randomize
 from user_errors import assert_error_line
 
 # 197 is no multiple of 8: the vocabulary is padded in memory.
@@ -47,13 +48,7 @@ def shape() -> BertConfig:
 @pytest.fixture(scope="session")
 def state() -> dict[str, torch.Tensor]:
     """Our parameters by name, vocabulary unpadded; no bias is zero and no gain is one."""
-    generator = torch.Generator().manual_seed(3)
-    model = BertForPreTraining(SHAPE)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            centre = 1.0 if name.endswith("LayerNorm.weight") else 0.0
-            parameter.copy_(centre + 0.2 * torch.randn(parameter.shape, generator=generator))
-    return to_huggingface(model)
+    return to_huggingface(randomize(BertForPreTraining(SHAPE), 0.4))
 
 
 @pytest.fixture

@@ -40,13 +40,10 @@ def test_incomplete_source(tmp_path, own_folder, refused, command, lacking):
     refused(command, own_folder, tmp_path / "out", code="file.unreadable", subject=own_folder / lacking)
 
 
-def test_vocabulary_and_configuration_travel(tmp_path, own_folder, mlbert):
+def test_vocabulary_and_configuration_travel_and_must_agree(tmp_path, own_folder, mlbert, refused):
     mlbert("torch-to-hf", own_folder, tmp_path / "hf")
     assert (tmp_path / "hf" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
-
-
-def test_a_vocabulary_that_was_cut_is_refused(tmp_path, own_folder, refused):
-    (own_folder / "vocab.txt").write_text("".join(f"entry{number}\n" for number in range(198)))
     file = own_folder / "vocab.txt"
+    file.write_text("".join(f"entry{number}\n" for number in range(198)))
     refused("torch-to-hf", own_folder, tmp_path / "out", code="vocabulary.mismatch", subject=file)
